@@ -298,6 +298,11 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
         """Return the content of the file."""
         return super().as_dict() | {"machines": [machine.as_dict() for machine in self.machines]}
 
+    @property
+    def best(self) -> MachineReport | None:
+        """The `cheapest` machine that passed; None if none did."""
+        return cheapest(self.machines)
+
     def footprint(self, machine: MachineReport) -> Footprint | None:
         """Return the footprint of the training on a machine of the report; None if the training does not fit."""
         if machine.verdict != FITS or machine.step is None:

@@ -1,5 +1,6 @@
 """Presents a preflight as text for the terminal, a JSON file, and an HTML page without network access or scripts."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from tpu_components.core.pages import blocks as page_blocks
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Block, Cell, Fields, Figure, Section, Sentences, Table, cut
 from tpu_components.preflight_training.compiling.compiler import FITS, MAY_FIT
-from tpu_components.preflight_training.data import DataFacts, HostRate
+from tpu_components.preflight_training.data import DataFacts
 from tpu_components.preflight_training.estimate import INTERVALS, EpochTime, LayerTime, StepTime
-from tpu_components.preflight_training.findings import LEFT_OUT, PASSING, MachineReport, PreflightReport, cheapest
+from tpu_components.preflight_training.findings import LEFT_OUT, PASSING, MachineReport, PreflightReport
 from tpu_components.preflight_training.largest_batch import LargestBatch
 
 _UNKNOWN = "?"
@@ -75,10 +76,11 @@ def as_text(report: PreflightReport) -> str:
     """Return the report as text of at most 110 columns: all of one machine, or a comparison of several with advice."""
     machines = report.machines
     if len(machines) == 1:
-        verdict, on, blocks = _verdict(machines[0]), f" on {machines[0].machine}", _describe(report, machines[0], True)
+        text = _MachineText(report, machines[0])
+        verdict, on, blocks = text.verdict, f" on {machines[0].machine}", text.describe(is_short=True)
     else:
-        verdict, on = _tally(machines), ""
-        blocks = [*_compare(machines), Sentences(_reasons(machines)), Sentences(report.advice), _advice(machines)]
+        verdict, on = _tally(report), ""
+        blocks = [*_compare(report), Sentences(_reasons(report)), Sentences(report.advice), _advice(report)]
     headline = f"{report.model}{on} ({report.backend}, {report.precision}): {verdict}"
     return page_blocks.as_text([headline, *blocks, Fields(_origins(report))], _WIDTH)
 
@@ -86,7 +88,7 @@ def as_text(report: PreflightReport) -> str:
 def _render(report: PreflightReport) -> str:
     """Return the report as an HTML page: the text of the terminal, and a folding section for each machine."""
     machines = report.machines
-    shown = cheapest(machines) or machines[0]
+    shown = _MachineText(report, report.best or machines[0])
     title = f"Preflight: {report.model} on {', '.join(machine.machine for machine in machines)}"
     batches = dict.fromkeys(f"{machine.batch_size_per_replica:,}" for machine in machines)
     subtitle = [
@@ -94,29 +96,31 @@ def _render(report: PreflightReport) -> str:
         f"learning rate {report.learning_rate:g}" if report.learning_rate else "",
         f"batch {' and '.join(batches)} per replica",
     ]
-    blocks: list[Block] = [] if len(machines) == 1 else [_advice(machines), Section("Machines", _compare(machines))]
+    blocks: list[Block] = [] if len(machines) == 1 else [_advice(report), Section("Machines", _compare(report))]
     return page.render(
         f"{report.run}: {title}" if report.run else title,
         [
             *blocks,
-            *(Section(each.label, _describe(report, each), is_folded=each is not shown) for each in machines),
+            *(
+                Section(each.label, _MachineText(report, each).describe(), is_folded=each is not shown.machine)
+                for each in machines
+            ),
             Section("Data", [Fields(_data(report.data))]),
             Section("How these figures were made", [Fields(_origins(report))]),
         ],
-        head=[_decision(report), *_figures_of(shown), Fields(_model(report, shown))],
+        head=[_decision(report), *shown.figures(), shown.model()],
         subtitle=", ".join(filter(None, subtitle)),
     )
 
 
 def _decision(report: PreflightReport) -> Sentences:
     """Return the verdict about all machines, its reasons, and the advice on which machine to take."""
-    best, (first, *others) = cheapest(report.machines), report.machines
-    texts = _reasons(report.machines)
+    best, (first, *others), texts = report.best, report.machines, _reasons(report)
     if others:
-        title = _tally(report.machines) + (f": take {best.label}" if best and best.epoch else "")
+        title = _tally(report) + (f": take {best.label}" if best and best.epoch else "")
         texts = [*(report.advice if best else ()), *texts]
     else:
-        title = _verdict(first)
+        title = _MachineText(report, first).verdict
         compiled = f"The training step compiles for {first.machine}, fits its memory and keeps every budget."
         texts = texts or [compiled if first.verdict == FITS else f"It {first.summary}."]
     if best and not best.worth_it:
@@ -124,39 +128,165 @@ def _decision(report: PreflightReport) -> Sentences:
     return Sentences(texts, title[0].upper() + title[1:], best is not None)
 
 
-def _reasons(machines: Sequence[MachineReport]) -> list[str]:
-    return [reason for machine in machines for reason in machine.reasons]
+def _reasons(report: PreflightReport) -> list[str]:
+    return [reason for machine in report.machines for reason in machine.reasons]
 
 
-def _figures_of(machine: MachineReport) -> list[Block]:
-    """Return step time, epoch time, price, memory, waiting and utilization of a machine; [] if no time is known."""
-    step, epoch, cost = machine.step, machine.epoch, machine.cost
-    if step is None or epoch is None:
-        return []
-    price = ["no trustworthy price is known"]
-    if cost:
-        price = [f"{machine.epochs:,} epochs expected, plus start-up{cost.at_most}", billed_by(cost.target)]
-    size = f"{byte_size(machine.peak_bytes)} of {byte_size(machine.capacity_bytes)} a device"
-    waiting = "doubtful" if epoch.host_wait > 0.5 else ""
-    figures = [
-        Figure("Step", step.text, [_parts(step)]),
-        Figure("Epoch", epoch.text, [f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device"]),
-        Figure("Price of a run", cost.text if cost else _UNKNOWN, price),
-        Figure("Memory", percent(machine.peak_bytes / machine.capacity_bytes), [size]),
-        Figure("Device waits", percent(epoch.host_wait), ["of an epoch, for data"], waiting),
-        Figure("Matrix units", percent(step.mxu_utilization), ["used while it computes"]),
-    ]
-    return [figures]
+@dataclasses.dataclass(frozen=True)
+class _MachineText:
+    """Text about one machine of a report."""
 
+    report: PreflightReport
+    machine: MachineReport
 
-def _model(report: PreflightReport, machine: MachineReport) -> list[tuple[str, str]]:
-    chips, devices, hosts = machine.chips, machine.devices, machine.hosts
-    return [
-        ("model", ", ".join([report.model, *(f"{name} {value}" for name, value in report.model_parameters.items())])),
-        ("trainable values", f"{machine.parameters:,}" if machine.parameters else ""),
-        ("backend, precision", f"{report.backend}, {report.precision}"),
-        ("compiled for", f"{machine.label}: chips {chips}, replicas {devices}, hosts {hosts}"),
-    ]
+    @property
+    def verdict(self) -> str:
+        """The verdict in words; `refused` if a budget is exceeded."""
+        machine = self.machine
+        return "refused" if machine.verdict in PASSING and machine.broken else machine.verdict.replace("_", " ")
+
+    def figures(self) -> list[Block]:
+        """Return step time, epoch time, price, memory, waiting and utilization; [] if no time is known."""
+        machine, step, epoch, cost = self.machine, self.machine.step, self.machine.epoch, self.machine.cost
+        if step is None or epoch is None:
+            return []
+        price = ["no trustworthy price is known"]
+        if cost:
+            price = [f"{machine.epochs:,} epochs expected, plus start-up{cost.at_most}", billed_by(cost.target)]
+        size = f"{byte_size(machine.peak_bytes)} of {byte_size(machine.capacity_bytes)} a device"
+        waiting = "doubtful" if epoch.host_wait > 0.5 else ""
+        figures = [
+            Figure("Step", step.text, [_parts(step)]),
+            Figure("Epoch", epoch.text, [f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device"]),
+            Figure("Price of a run", cost.text if cost else _UNKNOWN, price),
+            Figure("Memory", percent(machine.peak_bytes / machine.capacity_bytes), [size]),
+            Figure("Device waits", percent(epoch.host_wait), ["of an epoch, for data"], waiting),
+            Figure("Matrix units", percent(step.mxu_utilization), ["used while it computes"]),
+        ]
+        return [figures]
+
+    def model(self) -> Fields:
+        """Return the model, and the machine that it was compiled for."""
+        report, machine = self.report, self.machine
+        chips, devices, hosts = machine.chips, machine.devices, machine.hosts
+        parameters = [f"{name} {value}" for name, value in report.model_parameters.items()]
+        rows = [
+            ("model", ", ".join([report.model, *parameters])),
+            ("trainable values", f"{machine.parameters:,}" if machine.parameters else ""),
+            ("backend, precision", f"{report.backend}, {report.precision}"),
+            ("compiled for", f"{machine.label}: chips {chips}, replicas {devices}, hosts {hosts}"),
+        ]
+        return Fields(rows)
+
+    def describe(self, is_short: bool = False) -> list[Block]:
+        """Return all findings; the short form lists only the eight longest layers."""
+        machine = self.machine
+        return [
+            *([machine.reason] if machine.reason else []),
+            Sentences(machine.broken),
+            Fields(self._fields()),
+            *([self._step_parts(machine.step)] if machine.step and not is_short else []),
+            *_layers(machine.layers, is_short),
+            Sentences(machine.advice),
+        ]
+
+    def _fields(self) -> list[tuple[str, str]]:
+        machine, step, epoch = self.machine, self.machine.step, self.machine.epoch
+        size = f"{byte_size(machine.capacity_bytes)} a device"
+        if machine.peak_bytes:
+            bound = "at least " * (machine.verdict == MAY_FIT)
+            share = percent(machine.peak_bytes / machine.capacity_bytes)
+            size = f"{bound}{byte_size(machine.peak_bytes)} of {size} ({share})"
+        batch = f"{machine.batch_size_per_replica:,} per replica, {machine.global_batch:,} in all"
+        return [
+            ("layer", machine.layer),
+            ("source", machine.source),
+            ("stage", f"{machine.stage}, {_LARGEST_STAGE}" if machine.stage else ""),
+            ("memory", size),
+            ("batch", f"{batch}; the most that fit: {_largest(machine.largest_batch)} per replica"),
+            *(self._times(step, epoch) if step and epoch else self._untimed()),
+            ("guessed", percent(step.guessed_share) + _NO_ESTIMATE if step else ""),
+            ("host calls", ", ".join(machine.host_calls)),
+            ("loops", f"{machine.unknown_loops} of unknown length, counted once" if machine.unknown_loops else ""),
+            ("compilation", f"{machine.compile_seconds:,.1f} s{' when it was done; cached' if machine.cached else ''}"),
+        ]
+
+    def _untimed(self) -> list[tuple[str, str]]:
+        """Return the price if the step time is unknown, as on a GPU; [] if the price is unknown too."""
+        cost = self.machine.cost
+        return [("price", f"{cost.run}; in {cost.region} ({cost.date})")] if cost else []
+
+    def _times(self, step: StepTime, epoch: EpochTime) -> list[tuple[str, str]]:
+        machine, cost, price = self.machine, self.machine.cost, _UNKNOWN
+        fed, hours = machine.fed_by(self.report.data.host), machine.timeout_seconds / 3600
+        if cost:
+            price = (
+                f"{cost.run}; {dollars(cost.usd_per_hour)} an hour in {cost.region} ({cost.date}), "
+                f"{dollars(cost.usd_per_epoch or 0)} an epoch, {machine.epochs:,} epochs"
+            )
+        return [
+            ("step", f"{step.text} = {_parts(step)}"),
+            ("matrix units", f"{percent(step.mxu_utilization)} used while the device computes"),
+            ("epoch", f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device, {epoch.text} with waiting"),
+            (
+                "data",
+                f"{epoch.needed_per_second:,.0f} examples/s needed, fed {fed}: {percent(epoch.host_wait)} waiting",
+            ),
+            ("timeout", f"training is to be stopped after {hours:g} h" if hours else ""),
+            ("price", price),
+        ]
+
+    def _step_parts(self, step: StepTime) -> Table:
+        """Return a table of a step's time by part: matrix products, their padding, the rest and communication."""
+        layers = self.machine.layers
+        padding = sum(layer.padding_ms for layer in layers)
+        products = sum(layer.ms for layer in layers if layer.mxu_utilization is not None) - padding
+        parts = {
+            "layers with matrix products": products,
+            "padding of their tiles": padding,
+            "everything else": sum(layer.ms for layer in layers) - products - padding,
+            "communication, at most": step.communication_ms,
+        }
+        whole = step.total_ms or 1
+        rows = [
+            (name, _milliseconds(ms), _UNKNOWN if ms is None else Cell(percent(ms / whole), share=ms / whole))
+            for name, ms in parts.items()
+        ]
+        return Table({"part of a step": "<", "time": ">", "share": ">"}, rows)
+
+    def row(self, fastest: float, longest: float) -> tuple[str | Cell, ...]:
+        """Return a row of the table of machines.
+
+        Args:
+            fastest: Shortest time of an epoch on a machine that passed, in seconds.
+            longest: Longest time of an epoch on any machine, in seconds.
+        """
+        machine, step, epoch, cost = self.machine, self.machine.step, self.machine.epoch, self.machine.cost
+        peak = f"{machine.peak_bytes / 2**30:.2f}" if machine.peak_bytes else _UNKNOWN
+        peak = f"≥{peak}" if machine.verdict == MAY_FIT else peak
+        row = (
+            machine.label,
+            Cell(self.verdict, "good" if machine.passed else "bad"),
+            Cell(f"{peak}/{machine.capacity_bytes / 2**30:.2f}", share=machine.peak_bytes / machine.capacity_bytes),
+            _largest(machine.largest_batch),
+        )
+        prices = (cost.usd_per_hour, cost.usd_per_run, cost.most_usd_per_run) if cost else (None,) * 3
+        unknown = _UNKNOWN if step else _NOTHING
+        hourly, run, most = (unknown if usd is None else dollars(usd, sign="") for usd in prices)
+        if step is None or epoch is None:
+            return (*row, *(_NOTHING,) * (len(_COMPARISON) - len(row) - len(prices)), hourly, run, most)
+        is_fastest = machine.passed and epoch.seconds == fastest
+        return (
+            *row,
+            number(step.total_ms),
+            _UNKNOWN if step.communication_ms is None else number(step.communication_ms),
+            percent(step.mxu_utilization),
+            Cell(number(epoch.seconds), "best" if is_fastest else "", epoch.seconds / (longest or 1)),
+            percent(epoch.host_wait),
+            hourly,
+            Cell(run, "best" if cost and machine is self.report.best else ""),
+            most,
+        )
 
 
 def _data(data: DataFacts) -> list[tuple[str, str]]:
@@ -177,26 +307,22 @@ def _milliseconds(ms: float | None) -> str:
     return _UNKNOWN if ms is None else time(ms / 1e3)
 
 
-def _verdict(machine: MachineReport) -> str:
-    return "refused" if machine.verdict in PASSING and machine.broken else machine.verdict.replace("_", " ")
-
-
 def _largest(batch: LargestBatch | None) -> str:
     if batch is None:
         return _UNKNOWN
     return f"{batch.size:,}" if batch.is_exact else f"≈{batch.size:,}"
 
 
-def _tally(machines: Sequence[MachineReport]) -> str:
-    passed = sum(machine.passed for machine in machines)
-    return f"{passed or 'none'} of {len(machines)} machines {'pass' if passed > 1 else 'passes'}"
+def _tally(report: PreflightReport) -> str:
+    passed = sum(machine.passed for machine in report.machines)
+    return f"{passed or 'none'} of {len(report.machines)} machines {'pass' if passed > 1 else 'passes'}"
 
 
-def _advice(machines: Sequence[MachineReport]) -> Sentences:
+def _advice(report: PreflightReport) -> Sentences:
     """Return the advice about the best machine, or about all of them if none passed."""
-    if best := cheapest(machines):
+    if best := report.best:
         return Sentences(best.advice, f"On {best.label}:")
-    return Sentences(tuple(dict.fromkeys(words for machine in machines for words in machine.advice)))
+    return Sentences(tuple(dict.fromkeys(words for machine in report.machines for words in machine.advice)))
 
 
 def _origins(report: PreflightReport) -> list[tuple[str, str]]:
@@ -224,85 +350,8 @@ def _origins(report: PreflightReport) -> list[tuple[str, str]]:
     ]
 
 
-def _describe(report: PreflightReport, machine: MachineReport, is_short: bool = False) -> list[Block]:
-    """Return the findings about a machine; the short form lists only the eight longest layers."""
-    return [
-        *([machine.reason] if machine.reason else []),
-        Sentences(machine.broken),
-        Fields(_figures(machine, report.data.host)),
-        *([_step_parts(machine, machine.step)] if machine.step and not is_short else []),
-        *_layers(machine.layers, is_short),
-        Sentences(machine.advice),
-    ]
-
-
-def _figures(machine: MachineReport, host: HostRate) -> list[tuple[str, str]]:
-    step, epoch, largest = machine.step, machine.epoch, _largest(machine.largest_batch)
-    size = f"{byte_size(machine.capacity_bytes)} a device"
-    if machine.peak_bytes:
-        bound, share = "at least " * (machine.verdict == MAY_FIT), percent(machine.peak_bytes / machine.capacity_bytes)
-        size = f"{bound}{byte_size(machine.peak_bytes)} of {size} ({share})"
-    batch = f"{machine.batch_size_per_replica:,} per replica, {machine.global_batch:,} in all"
-    return [
-        ("layer", machine.layer),
-        ("source", machine.source),
-        ("stage", f"{machine.stage}, {_LARGEST_STAGE}" if machine.stage else ""),
-        ("memory", size),
-        ("batch", f"{batch}; the most that fit: {largest} per replica"),
-        *(_times(machine, step, epoch, host) if step and epoch else _untimed(machine)),
-        ("guessed", percent(step.guessed_share) + _NO_ESTIMATE if step else ""),
-        ("host calls", ", ".join(machine.host_calls)),
-        ("loops", f"{machine.unknown_loops} of unknown length, counted once" if machine.unknown_loops else ""),
-        ("compilation", f"{machine.compile_seconds:,.1f} s{' when it was done; cached' if machine.cached else ''}"),
-    ]
-
-
-def _untimed(machine: MachineReport) -> list[tuple[str, str]]:
-    """Return the price of a machine whose step time is unknown, such as a GPU; [] if the price is unknown too."""
-    cost = machine.cost
-    return [("price", f"{cost.run}; in {cost.region} ({cost.date})")] if cost else []
-
-
-def _times(machine: MachineReport, step: StepTime, epoch: EpochTime, host: HostRate) -> list[tuple[str, str]]:
-    fed, hours, cost, price = machine.fed_by(host), machine.timeout_seconds / 3600, machine.cost, _UNKNOWN
-    if cost:
-        price = (
-            f"{cost.run}; {dollars(cost.usd_per_hour)} an hour in {cost.region} ({cost.date}), "
-            f"{dollars(cost.usd_per_epoch or 0)} an epoch, {machine.epochs:,} epochs"
-        )
-    return [
-        ("step", f"{step.text} = {_parts(step)}"),
-        ("matrix units", f"{percent(step.mxu_utilization)} used while the device computes"),
-        ("epoch", f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device, {epoch.text} with waiting"),
-        (
-            "data",
-            f"{epoch.needed_per_second:,.0f} examples/s needed, fed {fed}: {percent(epoch.host_wait)} waiting",
-        ),
-        ("timeout", f"training is to be stopped after {hours:g} h" if hours else ""),
-        ("price", price),
-    ]
-
-
 def _parts(step: StepTime) -> str:
     return f"{_milliseconds(step.compute_ms)} compute + {_milliseconds(step.communication_ms)} communication"
-
-
-def _step_parts(machine: MachineReport, step: StepTime) -> Table:
-    """Return a table of a step's time by part: matrix products, their padding, the rest and communication."""
-    padding = sum(layer.padding_ms for layer in machine.layers)
-    products = sum(layer.ms for layer in machine.layers if layer.mxu_utilization is not None) - padding
-    parts = {
-        "layers with matrix products": products,
-        "padding of their tiles": padding,
-        "everything else": sum(layer.ms for layer in machine.layers) - products - padding,
-        "communication, at most": step.communication_ms,
-    }
-    whole = step.total_ms or 1
-    rows = [
-        (name, _milliseconds(ms), _UNKNOWN if ms is None else Cell(percent(ms / whole), share=ms / whole))
-        for name, ms in parts.items()
-    ]
-    return Table({"part of a step": "<", "time": ">", "share": ">"}, rows)
 
 
 def _layers(layers: Sequence[LayerTime], is_short: bool) -> list[Block]:
@@ -326,39 +375,10 @@ def _layers(layers: Sequence[LayerTime], is_short: bool) -> list[Block]:
     return [Table(_LAYERS, rows), *more]
 
 
-def _compare(machines: Sequence[MachineReport]) -> list[Block]:
+def _compare(report: PreflightReport) -> list[Block]:
     """Return a table of machines, and the meaning of its columns."""
-    best = cheapest(machines)
+    machines = report.machines
     fastest = min((machine.epoch_seconds for machine in machines if machine.passed), default=0.0)
     longest = max((machine.epoch.seconds for machine in machines if machine.epoch), default=0.0)
-    rows = [_comparison_row(machine, machine is best, fastest, longest) for machine in machines]
+    rows = [_MachineText(report, machine).row(fastest, longest) for machine in machines]
     return [Table(_COMPARISON, rows), Fields(_COMPARISON_NOTES)]
-
-
-def _comparison_row(machine: MachineReport, is_best: bool, fastest: float, longest: float) -> tuple[str | Cell, ...]:
-    step, epoch, cost = machine.step, machine.epoch, machine.cost
-    peak = f"{machine.peak_bytes / 2**30:.2f}" if machine.peak_bytes else _UNKNOWN
-    peak = f"≥{peak}" if machine.verdict == MAY_FIT else peak
-    row = (
-        machine.label,
-        Cell(_verdict(machine), "good" if machine.passed else "bad"),
-        Cell(f"{peak}/{machine.capacity_bytes / 2**30:.2f}", share=machine.peak_bytes / machine.capacity_bytes),
-        _largest(machine.largest_batch),
-    )
-    prices = (cost.usd_per_hour, cost.usd_per_run, cost.most_usd_per_run) if cost else (None,) * 3
-    unknown = _UNKNOWN if step else _NOTHING
-    hourly, run, most = (unknown if usd is None else dollars(usd, sign="") for usd in prices)
-    if step is None or epoch is None:
-        return (*row, *(_NOTHING,) * (len(_COMPARISON) - len(row) - len(prices)), hourly, run, most)
-    is_fastest = machine.passed and epoch.seconds == fastest
-    return (
-        *row,
-        number(step.total_ms),
-        _UNKNOWN if step.communication_ms is None else number(step.communication_ms),
-        percent(step.mxu_utilization),
-        Cell(number(epoch.seconds), "best" if is_fastest else "", epoch.seconds / (longest or 1)),
-        percent(epoch.host_wait),
-        hourly,
-        Cell(run, "best" if is_best and cost else ""),
-        most,
-    )
