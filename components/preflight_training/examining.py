@@ -115,7 +115,9 @@ class Examination:
 
     def __init__(self, params: PreflightParams, machines: Sequence[PaidMachine], cache_dir: Path | None = None) -> None:
         sandbox.require_compiler(paid.slice for paid in machines)
-        self.params, self.machines, self._cache_dir = params, machines, cache_dir or sandbox.default_cache_dir()
+        self.params, self.machines = params, machines
+        limits = params.compile_timeout_seconds, params.compile_memory_mib
+        self._sandbox = sandbox.Sandbox(*limits, cache_dir or sandbox.default_cache_dir())
         training = params.training.program
         backend = "jax" if training.backend == "auto" else training.backend
         accelerator = machines[0].slice.generation.accelerator
@@ -127,7 +129,7 @@ class Examination:
     def measurement(self) -> Measurement:
         """Measurement of the training's data, with the compilation meanwhile."""
         training = self.params.training
-        return Measurement(training.in_memory_mib, training.shuffle_buffer, self._cache_dir, self.compile)
+        return Measurement(training.in_memory_mib, training.shuffle_buffer, self._sandbox.cache_dir, self.compile)
 
     def compile(self, interface: Interface, num_examples: int, num_validation: int) -> None:
         """Compile for every machine, with the data in the devices' memory if they may lie there and fit.
@@ -154,12 +156,13 @@ class Examination:
         ]
         outcomes = self.compile_all(compilations)
         if may_be_resident and residency != DEVICE:
-            too_large = [i for i, outcome in enumerate(outcomes) if outcome.verdict == DOES_NOT_FIT]
-            for i in too_large:
-                compilations[i] = dataclasses.replace(compilations[i], is_resident=False)
-            again = self.compile_all([compilations[i] for i in too_large])
-            for i, outcome in zip(too_large, again, strict=True):
-                outcomes[i] = outcome
+            host_fed = {
+                i: dataclasses.replace(compilations[i], is_resident=False)
+                for i, outcome in enumerate(outcomes)
+                if outcome.verdict == DOES_NOT_FIT
+            }
+            for i, outcome in zip(host_fed, self.compile_all([*host_fed.values()]), strict=True):
+                compilations[i], outcomes[i] = host_fed[i], outcome
         self._compiled = list(zip(self.machines, compilations, outcomes, strict=True))
 
     def report(self, data: DataFacts) -> PreflightReport:
@@ -188,9 +191,7 @@ class Examination:
 
     def compile_all(self, compilations: Sequence[Compilation]) -> list[Outcome]:
         """Compile programs, and check that all data fit beside each of them."""
-        params = self.params
-        box = sandbox.Sandbox(params.compile_timeout_seconds, params.compile_memory_mib, self._cache_dir)
-        outcomes = box.compile_all(compilations)
+        outcomes = self._sandbox.compile_all(compilations)
         return [self._within(*each) for each in zip(outcomes, compilations, strict=True)]
 
     def _within(self, outcome: Outcome, compilation: Compilation) -> Outcome:
@@ -287,12 +288,9 @@ class MachineExamination:
 
     @functools.cached_property
     def _step(self) -> StepTime | None:
-        program = self.outcome.cost
-        if program is None:
-            return None
-        is_summed_apart = self.compilation.training.backend == "tensorflow"
+        program, is_summed_apart = self.outcome.cost, self.compilation.training.backend == "tensorflow"
         summed = gradient_bytes(self.outcome.parameters) if is_summed_apart else 0
-        return time_step(program, self.compilation.machine, summed)
+        return time_step(program, self.compilation.machine, summed) if program else None
 
     def _epoch_at(self, step: StepTime, host_rate: float) -> EpochTime:
         return time_epoch(step, self.data.num_examples, self.compilation.batch_size, host_rate)
