@@ -14,7 +14,9 @@ from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples import feeding, records
 from tpu_components.core.examples.artifacts import LABEL_FEATURE, TRAIN, VALIDATION, Manifest
-from tpu_components.core.examples.interface import Interface
+from tpu_components.core.examples.decoding import MOST_PER_SECOND, MOST_RESIZED_PER_SECOND
+from tpu_components.core.examples.interface import ImageInput, Interface
+from tpu_components.core.machines.machine_spec import Host
 from tpu_components.preflight_training.compiling import compile_cache
 
 _MEASURED_SECONDS = 0.5
@@ -80,6 +82,19 @@ class DataFacts:
     host: HostRate
     num_validation: int = 0
     assumed: str = ""
+
+    def estimate_feed(self, host: Host | None) -> float:
+        """Estimate the examples per second that a host feeds, such as a TPU's; None is a host of unknown CPUs.
+
+        The rate is assumed to grow with the number of CPUs, up to the highest rate at which one process decodes. A host
+        of unknown CPUs feeds as many as this machine.
+        """
+        if host is None:
+            return self.host.feed_per_second
+        rate, inputs = self.host.feed_per_second * host.vcpus / self.host.cpus, self.interface.input
+        if not isinstance(inputs, ImageInput) or inputs.encoding == records.RAW or self.host.in_memory:
+            return rate
+        return min(rate, MOST_RESIZED_PER_SECOND if inputs.encoding == records.ENCODED else MOST_PER_SECOND)
 
 
 @dataclasses.dataclass(frozen=True)

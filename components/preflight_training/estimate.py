@@ -8,12 +8,11 @@ time with its source. A test compares the table below with the derived factors.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from tpu_components.core.base.formatting import time_within
 from tpu_components.core.examples.feeding import steps_per_epoch
-from tpu_components.core.machines.machine_spec import Generation, Host, Slice
+from tpu_components.core.machines.machine_spec import Generation, Slice
 from tpu_components.preflight_training.compiling.hlo import SUBLANES, LayerCost, ProgramCost
 
 # A hop from chip to chip takes about a microsecond (https://jax-ml.github.io/scaling-book/tpus/).
@@ -263,19 +262,6 @@ def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
                 if size % whole:
                     notes.append(f"{size} {what} fill {size / (-(-size // whole) * whole):.0%} of {whole}-wide tiles")
     return tuple(dict.fromkeys(notes))
-
-
-def host_feed(measured_per_second: float, cpus: int, host: Host | None, most: float = math.inf) -> float:
-    """Estimate the examples per second that a TPU host reads, from the rate of a measured machine with `cpus` CPUs.
-
-    The rate is assumed to grow with the number of CPUs, up to `most`. It is the measured rate if the host's CPUs are
-    not published.
-
-    Example:
-        >>> host_feed(1000.0, 4, Host(112, 192 * 10**9, "", "")), host_feed(1000.0, 4, None)
-        (28000.0, 1000.0)
-    """
-    return min(measured_per_second * host.vcpus / cpus, most) if host else measured_per_second
 
 
 def time_epoch(step: StepTime, num_examples: int, global_batch: int, host_rate: float) -> EpochTime:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import time as clock
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,10 +9,9 @@ from pathlib import Path
 from tpu_components.core.base import progress
 from tpu_components.core.base.formatting import dollars, percent, time
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
-from tpu_components.core.examples.decoding import MOST_PER_SECOND, MOST_RESIZED_PER_SECOND
 from tpu_components.core.examples.feeding import DEVICE, Cut, is_held_in_memory, is_resident
-from tpu_components.core.examples.interface import ImageInput, Interface
-from tpu_components.core.examples.records import ENCODED, RAW, input_bytes
+from tpu_components.core.examples.interface import Interface
+from tpu_components.core.examples.records import input_bytes
 from tpu_components.core.files import storage
 from tpu_components.core.machines.device import choose_precision
 from tpu_components.core.machines.machine_spec import PaidMachine, billed_by
@@ -35,7 +33,6 @@ from tpu_components.preflight_training.estimate import (
     StepTime,
     accuracy_of,
     gradient_bytes,
-    host_feed,
     time_epoch,
     time_layers,
     time_step,
@@ -281,10 +278,10 @@ class MachineExamination:
     @functools.cached_property
     def _fed(self) -> float:
         """Examples per second that the hosts feed, or whose order they draw if the data are in the devices' memory."""
-        host, machine = self.data.host, self.compilation.machine
+        machine = self.compilation.machine
         if self.compilation.is_resident:
             return order_rate(self.data.num_examples, self.compilation.batch_size)
-        return host_feed(host.feed_per_second, host.cpus, machine.host, _most_fed(self.data)) * machine.hosts
+        return self.data.estimate_feed(machine.host) * machine.hosts
 
     @functools.cached_property
     def _step(self) -> StepTime | None:
@@ -402,11 +399,3 @@ class MachineExamination:
         if outcome.verdict != FITS or training.sharding == FULLY_SHARDED:
             return None  # A fully sharded step gathers all weights, whatever the batch.
         return estimate_largest_batch(attempt, asked, outcome.peak_bytes, capacity)
-
-
-def _most_fed(data: DataFacts) -> float:
-    """Return the highest rate at which a host decodes, in examples per second, with any number of CPUs."""
-    inputs = data.interface.input
-    if not isinstance(inputs, ImageInput) or inputs.encoding == RAW or data.host.in_memory:
-        return math.inf
-    return MOST_RESIZED_PER_SECOND if inputs.encoding == ENCODED else MOST_PER_SECOND
