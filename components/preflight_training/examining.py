@@ -232,8 +232,8 @@ class MachineExamination:
 
     def report(self) -> MachineReport:
         """Return the findings."""
-        params, paid, machine, outcome = self.whole.params, self.paid, self.compilation.machine, self.outcome
-        program, stages = outcome.cost, len(params.training.stages)
+        training, machine, paid, outcome = self.compilation.training, self.compilation.machine, self.paid, self.outcome
+        program = outcome.cost
         places = [(each.machine, each.target) for each in self.whole.machines]
         report = MachineReport(
             machine=machine.name,
@@ -249,19 +249,19 @@ class MachineExamination:
             source=outcome.source,
             compile_seconds=outcome.compile_seconds,
             cached=outcome.is_cached,
-            batch_size_per_replica=params.training.batch_size_per_replica,
+            batch_size_per_replica=training.batch_size_per_replica,
             global_batch=self.compilation.batch_size,
             parameters=outcome.parameters,
             peak_bytes=outcome.peak_bytes,
             capacity_bytes=machine.generation.hbm_usable_bytes,
             largest_batch=self._largest_batch(),
-            epochs=params.run_epochs,
+            epochs=training.epochs,
             accuracy=accuracy_of(machine.generation),
             has_namesakes=places.count((paid.machine, paid.target)) > 1,
             target=paid.target if len({target for _, target in places}) > 1 else "",
             host_cpus=machine.host.vcpus if machine.host else 0,
             feed_per_second=self._fed,
-            stage=f"{outcome.stage} of {stages}" if outcome.stage else "",
+            stage=f"{outcome.stage} of {len(training.stages)}" if outcome.stage else "",
             is_resident=self.compilation.is_resident,
             step=self._step,
             epoch=self._epoch,
@@ -313,14 +313,14 @@ class MachineExamination:
         # It follows from the slower rate: what is assumed of a host must not stop a training early.
         measured = self.data.host.feed_per_second * self.compilation.machine.hosts  # Each host reads its share.
         slower = self._fed if self.compilation.is_resident else min(self._fed, measured)
-        return timeout_seconds(self.whole.params.run_epochs * self._epoch_at(self._step, slower).seconds)
+        return timeout_seconds(self.compilation.training.epochs * self._epoch_at(self._step, slower).seconds)
 
     def _cost(self) -> Cost | None:
         """Return the prices; without the time of an epoch, only those of an hour and of the time limit."""
         price, epoch, timeout = self.paid.price, self._epoch, self._timeout_seconds
         if price is None or self.outcome.verdict not in PASSING:
             return None
-        usd_per_second, epochs = price.usd_per_hour / 3600, self.whole.params.run_epochs
+        usd_per_second, epochs = price.usd_per_hour / 3600, self.compilation.training.epochs
         return Cost(
             usd_per_hour=price.usd_per_hour,
             usd_per_epoch=usd_per_second * epoch.seconds if epoch else None,
@@ -380,7 +380,7 @@ class MachineExamination:
             )
         elif cost.usd_per_run and cost.usd_per_run > most_usd:
             yield (
-                f"a run of {params.run_epochs} epochs on {label} is expected to cost {dollars(cost.usd_per_run)} at "
+                f"a run of {report.epochs} epochs on {label} is expected to cost {dollars(cost.usd_per_run)} at "
                 f"{billed_by(cost.target)}, max_price_usd={most_usd:g}"
             )
 
