@@ -1,6 +1,7 @@
 """The list of all checks of a run, from the content of files to requests to the platform."""
 
 import contextlib
+import functools
 import io
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -146,7 +147,7 @@ class ConfigChecks:
             said = f"training.initial_model={place} has no version yet: the training starts with new weights"
             yield Finding("deploy", Status.HINT, said)
 
-    @property
+    @functools.cached_property
     def _config_here(self) -> Config:
         return with_registry(self._config, self._workspace.absolute()) if self._workspace else self._config
 
