@@ -16,7 +16,6 @@ from tpu_components.core.examples import feeding, records
 from tpu_components.core.examples.artifacts import LABEL_FEATURE, TRAIN, VALIDATION, Manifest
 from tpu_components.core.examples.decoding import MOST_PER_SECOND, MOST_RESIZED_PER_SECOND
 from tpu_components.core.examples.interface import ImageInput, Interface
-from tpu_components.core.machines.machine_spec import Host
 from tpu_components.preflight_training.compiling import compile_cache
 
 _MEASURED_SECONDS = 0.5
@@ -83,15 +82,15 @@ class DataFacts:
     num_validation: int = 0
     assumed: str = ""
 
-    def estimate_feed(self, host: Host | None) -> float:
-        """Estimate the examples per second that a host feeds, such as a TPU's; None is a host of unknown CPUs.
+    def estimate_feed(self, cpus: int) -> float:
+        """Estimate the examples per second that a host with `cpus` CPUs feeds; 0 CPUs are unknown.
 
         The rate is assumed to grow with the number of CPUs, up to the highest rate at which one process decodes. A host
         of unknown CPUs feeds as many as this machine.
         """
-        if host is None:
+        if not cpus:
             return self.host.feed_per_second
-        rate, inputs = self.host.feed_per_second * host.vcpus / self.host.cpus, self.interface.input
+        rate, inputs = self.host.feed_per_second * cpus / self.host.cpus, self.interface.input
         if not isinstance(inputs, ImageInput) or inputs.encoding == records.RAW or self.host.in_memory:
             return rate
         return min(rate, MOST_RESIZED_PER_SECOND if inputs.encoding == records.ENCODED else MOST_PER_SECOND)

@@ -259,7 +259,7 @@ class MachineExamination:
             accuracy=accuracy_of(machine.generation),
             has_namesakes=places.count((paid.machine, paid.target)) > 1,
             target=paid.target if len({target for _, target in places}) > 1 else "",
-            host_cpus=machine.host.vcpus if machine.host else 0,
+            host_cpus=machine.host_cpus,
             feed_per_second=self._fed,
             stage=f"{outcome.stage} of {len(training.stages)}" if outcome.stage else "",
             is_resident=self.compilation.is_resident,
@@ -281,7 +281,7 @@ class MachineExamination:
         machine = self.compilation.machine
         if self.compilation.is_resident:
             return order_rate(self.data.num_examples, self.compilation.batch_size)
-        return self.data.estimate_feed(machine.host) * machine.hosts
+        return self.data.estimate_feed(machine.host_cpus) * machine.hosts
 
     @functools.cached_property
     def _step(self) -> StepTime | None:

@@ -221,6 +221,11 @@ class Slice:
         return self.generation.pod_regions if self.hosts > 1 else self.generation.regions
 
     @property
+    def host_cpus(self) -> int:
+        """Number of CPUs of each host; 0 if not published."""
+        return self.host.vcpus if self.host else 0
+
+    @property
     def vertex_fields(self) -> dict[str, Any]:
         """Fields of Vertex's machine spec; unused ones are empty or 0."""
         return {key: getattr(self, key) for key in VERTEX_FIELDS}
