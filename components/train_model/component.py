@@ -5,8 +5,8 @@ from typing import Any, Dict
 from kfp import dsl
 
 from tpu_components.core.base.container_images import IMAGE, in_place_of_shell
+from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.step.step_inputs import with_inputs
-from tpu_components.train_model.params import TrainParams
 
 
 @in_place_of_shell

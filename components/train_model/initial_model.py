@@ -15,7 +15,7 @@ from tpu_components.core.models.trained import load_trained_model
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.registry.reference import MODEL_DIR, version_name
 from tpu_components.core.registry.versions import fetch, fetch_folder, model_digest
-from tpu_components.train_model.params import STEP
+from tpu_components.train_model.result import STEP
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,9 +24,10 @@ from tpu_components.core.base.retries import Backoff, MissingError, OutageError,
 from tpu_components.core.base.terminal import printable
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.files import storage
+from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.step import command_line
 from tpu_components.train_model import heartbeat
-from tpu_components.train_model.params import STEP, TrainParams, TrainResult
+from tpu_components.train_model.result import STEP, TrainResult
 
 # Makes the step train with a JobSet. JSON: `manifest` is the JobSet without name and command, `shared` a folder on a
 # volume that the step and all hosts mount.

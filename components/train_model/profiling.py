@@ -8,7 +8,7 @@ from typing import Any
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.frameworks import jax, tf
-from tpu_components.train_model.params import STEP
+from tpu_components.train_model.result import STEP
 
 PROFILES = "plugins/profile"  # Folder below the log directory, expected by TensorBoard's plugin.
 COMPUTE, INPUT, HOST, CHECKPOINT = "compute", "input", "host", "checkpoint"

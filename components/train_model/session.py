@@ -21,6 +21,7 @@ from tpu_components.core.machines.device import Device
 from tpu_components.core.machines.hosts import ProcessGroup
 from tpu_components.core.models.lookup import build_model
 from tpu_components.core.models.step.compiling import compile_model, say_what_is_used, weigh_classes
+from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.step.sharding import FULLY_SHARDED
 from tpu_components.core.models.step.stages import Freezer, PlannedStage, plan_stages, stage_of
 from tpu_components.core.models.trained import check_rebuilds
@@ -29,8 +30,8 @@ from tpu_components.train_model.checkpoints.checkpoint import TrainingProgress
 from tpu_components.train_model.checkpoints.parts import Array, PartsWriter
 from tpu_components.train_model.goodput import Sessions
 from tpu_components.train_model.initial_model import InitialModel
-from tpu_components.train_model.params import STEP, TrainParams
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, INPUT, Stopwatch
+from tpu_components.train_model.result import STEP
 
 # Parameters that may change between two sessions of one run. Only the number of replicas changes the result.
 _FREE_TO_CHANGE = ("checkpoint_seconds", "num_replicas", "profile_steps", "residency", "steps_per_execution")

@@ -42,7 +42,7 @@ from tpu_components.core.machines import device as devices
 from tpu_components.core.machines.hosts import Hosts, ProcessGroup, find_hosts
 from tpu_components.core.models.measuring import adapt, direction_of, measure, measured_by
 from tpu_components.core.models.step.compiling import UNPENALIZED_LOSS, learning_rate_at, make_callbacks
-from tpu_components.core.models.step.hyperparameters import AUTO
+from tpu_components.core.models.step.hyperparameters import AUTO, TrainParams
 from tpu_components.core.models.step.program import Program, fits
 from tpu_components.core.models.step.sharding import FULLY_SHARDED, fully_shard
 from tpu_components.core.models.step.wrapping import count_synchronized_layers
@@ -55,8 +55,8 @@ from tpu_components.train_model.environment_report import leave_report, raise_lo
 from tpu_components.train_model.goodput import Sessions
 from tpu_components.train_model.initial_model import find_initial_model
 from tpu_components.train_model.loop import DeviceLoop, FitLoop, ResidentFeed, StreamedFeed
-from tpu_components.train_model.params import STEP, TrainParams, TrainResult
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, HOST, INPUT, PROFILES, StepProfile, profiler
+from tpu_components.train_model.result import STEP, TrainResult
 from tpu_components.train_model.session import Session, digest, fixed_parameters
 from tpu_components.train_model.validation import SharedModel, Validation
 

@@ -26,6 +26,7 @@ from tpu_components.core.examples.slice_values import SIZE
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec, PaidMachine, parse_machine
 from tpu_components.core.models.lookup import check_model
+from tpu_components.core.models.step.hyperparameters import Stage, TrainParams
 from tpu_components.core.registry.reference import ALIAS, MODEL_NAME, reference
 from tpu_components.core.sources.kinds import find_location
 from tpu_components.core.sources.params import WriteParams, split_source
@@ -33,7 +34,6 @@ from tpu_components.deploy_model.params import DeployParams
 from tpu_components.evaluate_model.params import CLASS, LENGTH, EvaluateParams
 from tpu_components.export_model.params import ExportParams
 from tpu_components.preflight_training.params import PreflightParams
-from tpu_components.train_model.params import Stage, TrainParams
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS, StepResources
 from tpu_pipelines.config.yaml_files import read_mapping
 

@@ -24,12 +24,12 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_components.core.models.lookup import bundle_of, named_files
+from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.registry.reference import is_on_vertex
 from tpu_components.core.registry.signing import public_key_text
 from tpu_components.core.sources.params import BEAM
 from tpu_components.deploy_model.params import PRIVATE, VERTEX
-from tpu_components.train_model.params import TrainParams
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import (
     TrainingTimeout,

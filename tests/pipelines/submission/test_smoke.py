@@ -20,7 +20,7 @@ from tests.fakes.vertex import FakeVertex
 from tpu_components.core.files import storage
 from tpu_components.train_model import environment_report
 from tpu_components.train_model.environment_report import REPORT_VARIABLE, probe_folder
-from tpu_components.train_model.params import TrainResult
+from tpu_components.train_model.result import TrainResult
 from tpu_pipelines.cli.main import main
 
 SMOKE = ("smoke", "--target", "vertex", "--poll-seconds", "0.01")

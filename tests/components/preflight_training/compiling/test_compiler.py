@@ -19,8 +19,8 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, CorpusInput, Interface
 from tpu_components.core.machines.device import choose_precision
 from tpu_components.core.machines.machine_spec import load_catalogue
+from tpu_components.core.models.step.hyperparameters import Stage
 from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Compilation
-from tpu_components.train_model.params import Stage
 from tpu_pipelines.config.configuration import load_config, ready_examples
 
 pytestmark = pytest.mark.usefixtures("warm_compiler")

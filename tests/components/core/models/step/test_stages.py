@@ -9,10 +9,9 @@ import pytest
 from tests.components.train_model.interrupting import continue_training, train_alone, train_until_sigterm
 from tests.components.train_model.weights import assert_equal_models
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.models.step.hyperparameters import TrainParams
+from tpu_components.core.models.step.hyperparameters import Stage, TrainParams
 from tpu_components.core.models.step.stages import Freezer, freeze_least, plan_stages, stage_of
 from tpu_components.train_model.checkpoints.checkpoint import CHECKPOINT_FILE, load_arrays
-from tpu_components.train_model.params import Stage
 
 _TWO = (Stage(2, ("conv*",), 0.01), Stage(3))
 

@@ -1,11 +1,8 @@
-"""Result of a training; its parameters, `TrainParams`, are in `core.models.step.hyperparameters`."""
+"""Result of a training; its parameters are `TrainParams` in `core.models.step.hyperparameters`."""
 
 import dataclasses
 from collections.abc import Mapping
 
-from tpu_components.core.models.step.hyperparameters import Stage, TrainParams
-
-__all__ = ["STEP", "Stage", "TrainParams", "TrainResult"]
 STEP = "train_model"  # Name of the step in log messages.
 
 
