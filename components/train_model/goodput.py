@@ -56,7 +56,7 @@ class Sessions:
 
     Args:
         folder: Folder of the checkpoints.
-        settings: Digest of the settings; earlier sessions with other settings do not count.
+        digest: Digest of parameters and data (`run_digest`); earlier sessions with another digest do not count.
         started: Start of this session, in seconds since 1970.
         is_writer: Whether this host writes the file.
         clock: Returns the time, in seconds since 1970.
@@ -65,12 +65,12 @@ class Sessions:
     def __init__(
         self,
         folder: Path,
-        settings: str,
+        digest: str,
         started: float,
         is_writer: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._path, self._settings, self._clock, self._is_writer = folder / SESSIONS_FILE, settings, clock, is_writer
+        self._path, self._digest, self._clock, self._is_writer = folder / SESSIONS_FILE, digest, clock, is_writer
         self._lock, self._is_accepted = threading.Lock(), False
         self._before: bytes | None = None  # Content of the file before this session.
         self._now, self._earlier = _Session(started, started), list[_Session]()
@@ -79,14 +79,14 @@ class Sessions:
             self._earlier = self._read(json.loads(self._before))
 
     def _read(self, content: Any) -> list[_Session]:
-        """Return the earlier sessions with the same settings.
+        """Return the earlier sessions with the same digest, which the file calls `settings`.
 
-        Files of older versions are read too. In some, `early` has two entries: the settings, and the sessions that
+        Files of older versions are read too. In some, `early` has two entries: the digest, and the sessions that
         ended before the model was built. The oldest have neither `early` nor `steps`; their sessions count no start-up
         and no lost time.
         """
-        early = content.get("early", {"settings": self._settings, "sessions": []})
-        if content.get("settings", early["settings"]) != self._settings:
+        early = content.get("early", {"settings": self._digest, "sessions": []})
+        if content.get("settings", early["settings"]) != self._digest:
             return []
         spans = [(float(start), float(end)) for start, end in content["sessions"]]
         steps = content.get("steps", spans)
@@ -125,7 +125,7 @@ class Sessions:
             self._now.end = self._clock()
             sessions = [*self._earlier, self._now]
             content = {
-                "settings": self._settings,
+                "settings": self._digest,
                 "sessions": [[session.start, session.end] for session in sessions],
                 "steps": [[session.began, session.kept] for session in sessions],
             }

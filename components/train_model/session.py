@@ -37,22 +37,22 @@ from tpu_components.train_model.result import STEP
 _FREE_TO_CHANGE = ("checkpoint_seconds", "num_replicas", "profile_steps", "residency", "steps_per_execution")
 
 
-def fixed_parameters(params: TrainParams, initial: InitialModel | None) -> list[tuple[str, Any]]:
-    """Return the parameters that must be equal in all sessions of a run; the initial model is compared by its digest.
+def run_digest(params: TrainParams, initial: InitialModel | None, manifest: Manifest, *program: Any) -> str:
+    """Return the SHA-256, in hex, of everything that must be equal in all sessions of a run.
 
-    Without an initial model the list has no entry for it: checkpoints of earlier versions have none either.
+    It hashes the `repr` of the values, unlike `digest_of`, and has no entry for a missing initial model, so that
+    checkpoints of earlier versions can be continued.
+
+    Args:
+        params: Hyper-parameters of the training.
+        initial: Model whose weights the training starts with; compared by its digest.
+        manifest: Manifest of the records; compared by its fingerprint.
+        program: Backend, precision and the model's configuration, which are known once the model is built.
     """
     fixed = {name: value for name, value in dataclasses.asdict(params).items() if name not in _FREE_TO_CHANGE}
     del fixed["initial_model"]
-    return sorted((fixed | {"initial_model": initial.digest} if initial else fixed).items())
-
-
-def digest(*facts: Any) -> str:
-    """Return the SHA-256 of the values that identify a run, in hex.
-
-    It hashes their `repr`, unlike `digest_of`, so that checkpoints of earlier versions can be continued.
-    """
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
+    fixed |= {"initial_model": initial.digest} if initial else {}
+    return hashlib.sha256(repr((sorted(fixed.items()), manifest.fingerprint, *program)).encode()).hexdigest()
 
 
 class Session:
@@ -112,10 +112,7 @@ class Session:
         if used := say_what_is_used(self.model, self.stage.settings):
             warn(used)
         self.stopwatch = Stopwatch(COMPUTE, CHECKPOINT, *([INPUT] if device.backend == "jax" else []))
-        identity = digest(
-            *(fixed_parameters(params, initial), manifest.fingerprint, device.backend, device.precision),
-            self.model.get_config(),
-        )
+        identity = run_digest(params, initial, manifest, device.backend, device.precision, self.model.get_config())
         self.progress = TrainingProgress(identity=identity, batch_size=self.batch_size)
         self.best: Mapping[str, Array] | None = None  # Weights of the best epoch.
         self.first_step_at: float | None = None

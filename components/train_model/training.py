@@ -57,7 +57,7 @@ from tpu_components.train_model.initial_model import find_initial_model
 from tpu_components.train_model.loop import DeviceLoop, FitLoop, ResidentFeed, StreamedFeed
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, HOST, INPUT, PROFILES, StepProfile, profiler
 from tpu_components.train_model.result import STEP, TrainResult
-from tpu_components.train_model.session import Session, digest, fixed_parameters
+from tpu_components.train_model.session import Session, run_digest
 from tpu_components.train_model.validation import SharedModel, Validation
 
 _TENSORBOARD_DIR = "tensorboard"
@@ -105,8 +105,7 @@ def train_model(
     checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
     with tempfile.TemporaryDirectory(prefix="initial-") as scratch:
         initial = find_initial_model(params.initial_model, manifest, Path(scratch))
-        settings = digest(fixed_parameters(params, initial), manifest.fingerprint)
-        sessions = Sessions(checkpoint_dir, settings, started, hosts.is_writer)
+        sessions = Sessions(checkpoint_dir, run_digest(params, initial, manifest), started, hosts.is_writer)
         with heartbeat.required(), sessions.recorded():
             raise_locked_memory()
             device = devices.prepare(params.backend, params.accelerator, params.num_replicas, params.precision, hosts)
