@@ -115,6 +115,11 @@ class Sessions:
         self.beat()
 
     @property
+    def first_step_seconds(self) -> float:
+        """Seconds from the start of this session to the end of its first step; 0 before that."""
+        return self._now.start_up_seconds if self._now.began is not None else 0.0
+
+    @property
     def count(self) -> int:
         """Number of sessions so far, this one included."""
         return len(self._earlier) + 1

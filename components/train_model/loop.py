@@ -223,8 +223,8 @@ class DeviceLoop:
             before = now
             is_due = session.is_due(step)
             ready, earlier = earlier, (watch, step)
-            if is_due or step == session.steps or session.first_step_at is None or self._to_profile:
-                self._to_profile = session.params.profile_steps if session.first_step_at is None else 0
+            if is_due or step == session.steps or not session.has_stepped or self._to_profile:
+                self._to_profile = 0 if session.has_stepped else session.params.profile_steps
                 ready = earlier
             elif ready is None or now - looked < _LOOK_SECONDS:
                 continue

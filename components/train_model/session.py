@@ -75,7 +75,7 @@ class Session:
         progress: Progress of the run.
         steps: Steps of an epoch.
         batch_size: Examples per step, of all replicas together.
-        first_step_at: Time at which this session's first step ended, by `time.monotonic`; None until then.
+        has_stepped: Whether this session's first step has ended.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Session:
         identity = run_digest(params, initial, manifest, device.backend, device.precision, self.model.get_config())
         self.progress = TrainingProgress(identity=identity, batch_size=self.batch_size)
         self.best: Mapping[str, Array] | None = None  # Weights of the best epoch.
-        self.first_step_at: float | None = None
+        self.has_stepped = False
         self._unchanged, self.writer = unchanged, checkpoint.Writer()
         self.parts: PartsWriter | None = None
         if params.sharding == FULLY_SHARDED and company.hosts.count > 1:
@@ -178,9 +178,9 @@ class Session:
 
     def end_first_step(self) -> None:
         """Record the end of the session's first step; later calls do nothing."""
-        if self.first_step_at is None:
-            self.first_step_at = time.monotonic()
-            self.progress.start_seconds += self.first_step_at - self._epoch_begun
+        if not self.has_stepped:
+            self.has_stepped = True
+            self.progress.start_seconds += time.monotonic() - self._epoch_begun
             self.stopwatch.waited_seconds = self._waited_before = 0.0  # Earlier waiting counts as start-up.
             self.sessions.begin()
 

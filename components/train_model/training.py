@@ -94,7 +94,7 @@ def train_model(
         InputError: If parameters, data and device do not match, or training diverges; the last good checkpoint is kept.
         Terminated: If the platform ends a host, or a host is lost. The next start continues from the checkpoint.
     """
-    begun, started = time.monotonic(), time.time()
+    started = time.time()
     storage.require_output(output, MODEL_FILE)
     manifest = Manifest.load(records_dir, verify=False)
     num_examples = manifest.split(TRAIN).num_examples
@@ -127,7 +127,7 @@ def train_model(
                     unchanged.result()  # Changed records may be the cause; then this raises a clearer error.
                     raise
                 unchanged.result()
-                result = training.result(begun)
+                result = training.result()
                 if hosts.is_writer:
                     training.save(output, result)
                     leave_report(device, output.parent, result, started)
@@ -423,8 +423,8 @@ class _Training:
             return True
         return bool(self._callbacks and session.model.stop_training)
 
-    def result(self, begun: float) -> TrainResult:
-        """Return the outcome of the training that began at `begun`, by `time.monotonic`."""
+    def result(self) -> TrainResult:
+        """Return the outcome of the training."""
         session, now, device = self._session, self._session.progress, self._session.device
         last = now.history[-1]
         trained = max(now.seconds - now.start_seconds - now.waited_seconds, 0.0)
@@ -444,7 +444,7 @@ class _Training:
             num_replicas=device.num_replicas,
             precision=device.precision,
             num_synchronized_layers=count_synchronized_layers(session.model, device.num_replicas),
-            first_step_seconds=session.first_step_at - begun if session.first_step_at else 0.0,
+            first_step_seconds=session.sessions.first_step_seconds,
             time={kind: sum(entry.get(name, 0.0) for entry in now.history) for kind, name in times.items()},
             sessions=session.sessions.count,
             goodput=trained / (sum(paid.values()) or 1.0),
