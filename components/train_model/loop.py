@@ -163,9 +163,9 @@ class _Pace:
     All hosts use the number of host 0, which they exchange after blocks 1, 2, 4, 8, …
     """
 
-    def __init__(self, params: TrainParams, company: ProcessGroup) -> None:
+    def __init__(self, params: TrainParams, group: ProcessGroup) -> None:
         self.steps = params.steps_per_execution or 1
-        self._is_fixed, self._company = params.steps_per_execution > 0, company
+        self._is_fixed, self._group = params.steps_per_execution > 0, group
         self._seconds = min(_LOOK_SECONDS, params.checkpoint_seconds)
         self._num_blocks = 0
 
@@ -174,13 +174,13 @@ class _Pace:
         if self._is_fixed:
             return
         self._num_blocks += 1
-        if self._company.hosts.count > 1 and self._num_blocks.bit_count() > 1:
+        if self._group.hosts.count > 1 and self._num_blocks.bit_count() > 1:
             return
         if seconds < self._seconds / 2:
             self.steps *= 2
         elif seconds > self._seconds:
             self.steps = max(self.steps // 2, 1)
-        self.steps = self._company.agree(self.steps)
+        self.steps = self._group.agree(self.steps)
 
 
 class DeviceLoop:
@@ -189,7 +189,7 @@ class DeviceLoop:
     def __init__(self, session: Session, program: Program, feed: ResidentFeed | StreamedFeed, mesh: Any) -> None:
         self._session, self._feed, self._mesh = session, feed, mesh
         self._model, self._program = program.model, program
-        self._pace = _Pace(session.params, session.company)
+        self._pace = _Pace(session.params, session.group)
         self._stage: Any = None  # Stage that `_run` is compiled for.
         self._to_profile = 0  # Steps until the end of the profile.
 

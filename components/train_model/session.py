@@ -64,7 +64,7 @@ class Session:
         device: Device to train on.
         checkpoint_dir: Folder of the checkpoints.
         unchanged: Future of the verification of the records; checkpoints wait for it.
-        company: Process group of the hosts.
+        group: Process group of the hosts.
         sessions: Record of this session and of earlier ones.
         initial: Model whose weights the training starts with; None for new weights.
 
@@ -85,13 +85,13 @@ class Session:
         device: Device,
         checkpoint_dir: Path,
         unchanged: "Future[None]",
-        company: ProcessGroup,
+        group: ProcessGroup,
         sessions: Sessions,
         initial: InitialModel | None = None,
     ) -> None:
-        self.params, self.manifest, self.device, self.company = params, manifest, device, company
+        self.params, self.manifest, self.device, self.group = params, manifest, device, group
         self.initial = initial
-        self.checkpoint_dir, self.sessions, self.is_writer = checkpoint_dir, sessions, company.hosts.is_writer
+        self.checkpoint_dir, self.sessions, self.is_writer = checkpoint_dir, sessions, group.hosts.is_writer
         self.batch_size = params.batch_size_per_replica * device.num_replicas
         self.num_examples = manifest.split(TRAIN).num_examples
         self.steps = steps_per_epoch(self.num_examples, self.batch_size)
@@ -118,8 +118,8 @@ class Session:
         self.has_stepped = False
         self._unchanged, self.writer = unchanged, checkpoint.Writer()
         self.parts: PartsWriter | None = None
-        if params.sharding == FULLY_SHARDED and company.hosts.count > 1:
-            self.parts = PartsWriter(checkpoint_dir, company.agree(time.time_ns()), company)
+        if params.sharding == FULLY_SHARDED and group.hosts.count > 1:
+            self.parts = PartsWriter(checkpoint_dir, group.agree(time.time_ns()), group)
         self._metrics: Mapping[str, Array] = {}  # Running metrics of the checkpoint, until they are restored.
         self.is_asked_to_end: Callable[[], bool] = lambda: False
 
@@ -199,13 +199,13 @@ class Session:
         if step >= self.steps:
             return False
         if not self.is_writer and self.is_asked_to_end():
-            self.company.ask_to_end()
+            self.group.ask_to_end()
         seconds = time.monotonic() - self._saved_at
         is_due = self.is_writer and (seconds >= self.params.checkpoint_seconds or self._ends())
-        return is_due if self.parts is None else self.company.meet(is_due)
+        return is_due if self.parts is None else self.group.meet(is_due)
 
     def _ends(self) -> bool:
-        return self.is_asked_to_end() or self.company.is_asked_to_end()
+        return self.is_asked_to_end() or self.group.is_asked_to_end()
 
     def save_checkpoint(self, step: int) -> None:
         """Save a checkpoint within an epoch, unless a value is not finite; then the last good checkpoint is kept.
@@ -290,7 +290,7 @@ class Session:
         If weights are sharded, each host reads the parts of its devices; otherwise host 0 sends the arrays to all.
         """
         loaded = self._load() if self.is_writer or self.parts is not None else None
-        sent = self.company.share(json.dumps(None if loaded is None else dataclasses.asdict(self.progress)).encode())
+        sent = self.group.broadcast(json.dumps(None if loaded is None else dataclasses.asdict(self.progress)).encode())
         if (saved := json.loads(sent)) is None:
             self.best = None
             return False
@@ -300,10 +300,10 @@ class Session:
         self.enter_stage_of(now.epoch if now.step else now.epoch - 1)  # The stage of the saved optimizer.
         if self.parts is None:
             arrays = loaded or checkpoint.snapshot(self.variables())
-            loaded = {**self.company.share_arrays({name: np.asarray(array) for name, array in arrays.items()})}
+            loaded = {**self.group.broadcast_arrays({name: np.asarray(array) for name, array in arrays.items()})}
         elif loaded is None:
             raise InputError(
-                f"Host {self.company.hosts.index} does not see the checkpoint that host 0 has in "
+                f"Host {self.group.hosts.index} does not see the checkpoint that host 0 has in "
                 f"{self.checkpoint_dir}. Start all hosts again, with one folder of checkpoints."
             )
         with self.device.scope():

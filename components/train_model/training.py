@@ -115,10 +115,10 @@ def train_model(
             unchanged = _in_background(lambda: manifest.check_shards(records_dir, share=hosts.share))
             if params.sharding == FULLY_SHARDED:
                 device = fully_shard(device)
-            company = ProcessGroup(hosts)
-            with company.together():
+            group = ProcessGroup(hosts)
+            with group.together():
                 try:
-                    session = Session(params, manifest, device, checkpoint_dir, unchanged, company, sessions, initial)
+                    session = Session(params, manifest, device, checkpoint_dir, unchanged, group, sessions, initial)
                     training = _Training(session, records_dir)
                     training.run()
                 except InputError:
@@ -155,7 +155,7 @@ class _Training:
     def __init__(self, session: Session, records_dir: Path) -> None:
         params, manifest, device = session.params, session.manifest, session.device
         self._session, self._records_dir = session, records_dir
-        self._share = share = session.company.hosts.share
+        self._share = share = session.group.hosts.share
         # Passages of a corpus may overlap; each character counts once. Convert the count to a number of examples.
         targets = math.prod(manifest.interface.target_shape)
         counted = manifest.split(TRAIN).statistics.get("num_characters", session.num_examples * targets)
@@ -220,7 +220,7 @@ class _Training:
         if self._is_resident:
             program = self._plan()
             beside = self._validation.held_bytes if self._validation is not None else 0
-            if session.device.accelerator == "cpu" or session.company.agree(fits(program, mesh, beside)):
+            if session.device.accelerator == "cpu" or session.group.agree(fits(program, mesh, beside)):
                 examples = records.load_split(
                     self._records_dir, session.manifest, TRAIN, with_margin=True, share=self._share
                 )
@@ -406,12 +406,12 @@ class _Training:
             losses.append(task.losses(examples.labels, outputs))
             scores.append(task.scores(examples.labels, outputs))
             if self._metrics:
-                answers.append([session.company.gather(array) for array in (examples.labels, outputs)])
+                answers.append([session.group.gather(array) for array in (examples.labels, outputs)])
         whole = [np.concatenate(parts) for parts in zip(*answers, strict=True)]
         return {
             **{f"validation_{metric.name}": measure(metric, *whole) for metric in self._metrics},
-            "validation_loss": float(session.company.gather(np.concatenate(losses)).mean()),
-            f"validation_{task.metric}": float(session.company.gather(np.concatenate(scores)).mean()),
+            "validation_loss": float(session.group.gather(np.concatenate(losses)).mean()),
+            f"validation_{task.metric}": float(session.group.gather(np.concatenate(scores)).mean()),
         }
 
     def _should_stop(self) -> bool:

@@ -243,7 +243,7 @@ def connect(hosts: Hosts) -> None:
 class ProcessGroup:
     """Process group of connected hosts, or of a single host.
 
-    All hosts must call the collective methods (`gather`, `agree`, `share`, `wait_for_all`) in the same order.
+    All hosts must call the collective methods (`gather`, `agree`, `broadcast`, `wait_for_all`) in the same order.
 
     Args:
         hosts: The hosts.
@@ -282,11 +282,11 @@ class ProcessGroup:
         """Return host 0's value on every host; a collective call."""
         return value if self._is_alone else int(self.gather(np.array([value], np.int64))[0])
 
-    def share(self, content: bytes) -> bytes:
+    def broadcast(self, content: bytes) -> bytes:
         """Return on every host the bytes that host 0 passes; a collective call."""
         return self.gather(np.frombuffer(content if self.hosts.is_writer else b"", np.uint8)).tobytes()
 
-    def share_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def broadcast_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return host 0's arrays on every host. All hosts pass arrays with the same names, shapes and types."""
         if self._is_alone:
             return arrays

@@ -106,12 +106,12 @@ class PartsWriter:
     Args:
         folder: Folder of the checkpoints, shared by all hosts.
         session: Number of the session: equal on all hosts, never used before.
-        company: Process group of the hosts, which exchange messages about written parts.
+        group: Process group of the hosts, which exchange messages about written parts.
     """
 
-    def __init__(self, folder: Path, session: int, company: ProcessGroup) -> None:
-        self._folder, self._hosts = folder / PARTS_DIR, company.hosts
-        self._session, self._company, self._number = session, company, 0
+    def __init__(self, folder: Path, session: int, group: ProcessGroup) -> None:
+        self._folder, self._hosts = folder / PARTS_DIR, group.hosts
+        self._session, self._group, self._number = session, group, 0
 
     def check_folder(self) -> None:
         """Check that all hosts share one folder of checkpoints.
@@ -122,7 +122,7 @@ class PartsWriter:
         sign = self._folder / f"{self._session:x}-{0:06d}.shared"
         if self._hosts.is_writer:
             storage.write_bytes(sign, b"")
-        self._company.wait_for_all(sign.name)
+        self._group.wait_for_all(sign.name)
         end = time.monotonic() + SEEN_SECONDS
         while not sign.exists():
             if time.monotonic() > end:
@@ -145,10 +145,10 @@ class PartsWriter:
         content = io.BytesIO()
         np.savez(content, **pieces)
         storage.write_bytes(self._folder / _file(name, self._hosts.index), content.getvalue())
-        self._company.tell(f"{name}/{self._hosts.index}", str(len(content.getvalue())))
+        self._group.tell(f"{name}/{self._hosts.index}", str(len(content.getvalue())))
         if not self._hosts.is_writer:
             return None
-        sizes = {_file(name, host): int(self._company.hear(f"{name}/{host}")) for host in range(self._hosts.count)}
+        sizes = {_file(name, host): int(self._group.hear(f"{name}/{host}")) for host in range(self._hosts.count)}
         return PartsManifest(sizes, {key: (array.shape, array.dtype.str) for key, array in sharded.items()})
 
     def clean(self, manifests: Iterable[PartsManifest | None]) -> None:

@@ -135,7 +135,7 @@ def test_who_is_alone_tells_nobody():
     alone = ProcessGroup(ALONE)
     values = np.arange(3)
     assert alone.gather(values) is values
-    assert (alone.agree(5), alone.share(b"word"), alone.is_asked_to_end()) == (5, b"word", False)
+    assert (alone.agree(5), alone.broadcast(b"word"), alone.is_asked_to_end()) == (5, b"word", False)
     with alone.together():
         alone.ask_to_end()
         alone.wait_for_all("done")
