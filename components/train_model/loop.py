@@ -1,34 +1,48 @@
-"""Training loops: the compiled program of the JAX backend with its feeds, and Keras's `fit` on TensorFlow."""
+"""Training loops: the compiled program of the JAX backend with its feeds, and Keras's `fit` on TensorFlow.
 
+`make_loop` returns the loop of a session.
+"""
+
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import jax, keras
 from tpu_components.core.base.partition import WHOLE, Share
-from tpu_components.core.base.progress import Progress
-from tpu_components.core.examples.feeding import Cut, EpochReader
-from tpu_components.core.examples.records import Examples
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import TRAIN
+from tpu_components.core.examples.feeding import DEVICE, Cut, EpochReader, is_resident, open_training_split
 from tpu_components.core.machines.hosts import ProcessGroup
 from tpu_components.core.models.step.hyperparameters import TrainParams
-from tpu_components.core.models.step.program import Program, Watch, state_of
+from tpu_components.core.models.step.program import Program, Watch, fits, state_of
 from tpu_components.core.models.step.sharding import shared
 from tpu_components.train_model.profiling import COMPUTE, INPUT
+from tpu_components.train_model.result import STEP
 from tpu_components.train_model.session import Session
 
 _LOOK_SECONDS = 0.25  # Time between two checks of the loss; default length of a block of steps.
 
 
 class FitLoop:
-    """Loop of the TensorFlow backend: runs Keras's `fit` on the batches of a reader, one epoch per call."""
+    """Loop of the TensorFlow backend: runs Keras's `fit` on the batches of a reader, one epoch per call.
+
+    Attributes:
+        is_resident: Whether the training split stays in device memory.
+    """
+
+    is_resident = False
 
     def __init__(self, session: Session, reader: EpochReader) -> None:
         self._session, self._reader = session, reader
 
-    def run_epoch(self, bar: Progress) -> dict[str, float]:
+    def run_epoch(self, bar: progress.Progress) -> dict[str, float]:
         """Run an epoch, or the rest of one after a checkpoint; returns the metrics. `bar` shows the progress.
 
         Raises:
@@ -63,12 +77,12 @@ class FitLoop:
 class ResidentFeed:
     """A split that stays in the device's memory; each epoch sends only the order of its examples."""
 
-    def __init__(self, program: Program, examples: Examples, seed: int, mesh: Any, share: Share) -> None:
+    def __init__(self, program: Program, examples: records.Examples, seed: int, share: Share) -> None:
         inputs, *_, self._order = program.source
-        self._program, self._seed, self._mesh = program, seed, mesh
+        self._program, self._seed = program, seed
         flat = examples.inputs.reshape(-1, *inputs.shape[1:])
         arrays = (flat, examples.labels, examples.weights)
-        self._examples = tuple(put_everywhere(array, mesh, share, inputs.shape[0]) for array in arrays)
+        self._examples = tuple(put_everywhere(array, program.mesh, share, inputs.shape[0]) for array in arrays)
         self._source: Any = None
         self._pool = ThreadPoolExecutor(1)
         self._drawn: dict[int, Future[Any]] = {}
@@ -84,7 +98,7 @@ class ResidentFeed:
 
     def _draw(self, epoch: int) -> Any:
         order = Cut(self._program.num_examples, self._program.batch_size).draw_order(self._seed, epoch)
-        return put(order, self._mesh, self._order.shared_axis)
+        return put(order, self._program.mesh, self._order.shared_axis)
 
     def take(self, limit: int) -> tuple[Any, int]:
         """Return the program's input for the next steps, and the number of these steps, at most `limit`."""
@@ -94,8 +108,8 @@ class ResidentFeed:
 class StreamedFeed:
     """Batches that the host streams to the device, prepared while the device computes."""
 
-    def __init__(self, program: Program, reader: EpochReader, mesh: Any) -> None:
-        self._program, self._reader, self._mesh = program, reader, mesh
+    def __init__(self, program: Program, reader: EpochReader) -> None:
+        self._program, self._reader = program, reader
         self._batches: Iterator[tuple[np.ndarray, ...]] = iter(())
 
     def open(self, epoch: int, start_step: int) -> None:
@@ -104,7 +118,7 @@ class StreamedFeed:
 
     def take(self, limit: int) -> tuple[Any, int]:
         """See `ResidentFeed.take`. The last block of an epoch is padded; the program ignores the padding."""
-        arrays = self._program.source
+        arrays, mesh = self._program.source, self._program.mesh
         source, count = next(self._batches), 1
         if self._program.block_steps:
             count, batch = min(limit, self._program.block_steps), source
@@ -112,7 +126,7 @@ class StreamedFeed:
             for i in range(count):
                 for block, part in zip(source, batch if i == 0 else next(self._batches), strict=True):
                     block[i] = part
-        return tuple(put_part(part, self._mesh, at.shared_axis) for part, at in zip(source, arrays, strict=True)), count
+        return tuple(put_part(part, mesh, at.shared_axis) for part, at in zip(source, arrays, strict=True)), count
 
 
 def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
@@ -184,20 +198,24 @@ class _Pace:
 
 
 class DeviceLoop:
-    """Loop of the JAX backend: feeds the compiled program and checks the loss a few times a second."""
+    """Loop of the JAX backend: feeds the compiled program and checks the loss a few times a second.
 
-    def __init__(self, session: Session, program: Program, feed: ResidentFeed | StreamedFeed, mesh: Any) -> None:
-        self._session, self._feed, self._mesh = session, feed, mesh
-        self._model, self._program = program.model, program
+    Attributes:
+        is_resident: See `FitLoop`.
+    """
+
+    def __init__(self, session: Session, program: Program, feed: ResidentFeed | StreamedFeed) -> None:
+        self._session, self._feed = session, feed
+        self._model, self._program, self.is_resident = program.model, program, program.is_resident
         self._pace = _Pace(session.params, session.group)
         self._stage: Any = None  # Stage that `_run` is compiled for.
         self._to_profile = 0  # Steps until the end of the profile.
 
-    def run_epoch(self, bar: Progress) -> dict[str, float]:
+    def run_epoch(self, bar: progress.Progress) -> dict[str, float]:
         """See `FitLoop.run_epoch`."""
         session, clock = self._session, self._session.stopwatch
         if session.stage is not self._stage:
-            self._stage, self._run = session.stage, self._program.jit(self._mesh)
+            self._stage, self._run = session.stage, self._program.jit()
         first = step = shown = session.progress.step
         self._model.reset_metrics()
         session.restore_metrics()
@@ -241,7 +259,7 @@ class DeviceLoop:
 
     def _begin(self, step: int) -> tuple[Any, Watch]:
         state = tuple([variable.value for variable in kind] for kind in state_of(self._model))
-        place, finite, loss = (put(value, self._mesh) for value in (np.int32(step), np.int32(0), np.float32(0)))
+        place, finite, loss = (put(value, self._program.mesh) for value in (np.int32(step), np.int32(0), np.float32(0)))
         return (state, place), Watch(finite, loss)
 
     def _look(self, watch: Watch, step: int, first: int) -> float:
@@ -261,3 +279,47 @@ class DeviceLoop:
         for variables, values in zip(state_of(self._model), carry[0], strict=True):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
+
+
+def make_loop(session: Session, records_dir: Path, validation_bytes: int) -> DeviceLoop | FitLoop:
+    """Return the loop of a session's backend, with its feed or reader.
+
+    Args:
+        session: The session.
+        records_dir: Folder of the records.
+        validation_bytes: Size of the validation split if it is held in memory, in bytes: it is resident beside the
+            training split.
+
+    Raises:
+        InputError: If `residency` is `device`, and the training split cannot be resident.
+    """
+    params, manifest, device, share = session.params, session.manifest, session.device, session.group.hosts.share
+    own_bytes = records.decoded_bytes(manifest, TRAIN) // share.count
+    stays = is_resident(params.residency, device.backend, own_bytes, params.in_memory_mib)
+    batch = manifest.interface.batch_shapes(session.batch_size)
+    program = Program(session.model, batch, session.num_examples, params, stays, device.accelerator, device.mesh)
+    if stays:
+        if device.accelerator == "cpu" or session.group.agree(fits(program, validation_bytes)):
+            examples = records.load_split(records_dir, manifest, TRAIN, with_margin=True, share=share)
+            return DeviceLoop(session, program, ResidentFeed(program, examples, params.seed, share))
+        if params.residency == DEVICE:
+            raise InputError(
+                "The training split does not fit in the device's memory beside the model, as residency=device asks "
+                "for. Set training.residency to auto, or lower training.batch_size_per_replica."
+            )
+        progress.say(
+            STEP, "the data do not fit in the device's memory beside the model: they are streamed from the host"
+        )
+        program = dataclasses.replace(program, is_resident=False)
+    reader = open_training_split(
+        records_dir,
+        manifest,
+        session.batch_size,
+        params.seed,
+        params.in_memory_mib,
+        params.shuffle_buffer,
+        share,
+    )
+    if device.backend != "jax":
+        return FitLoop(session, reader)
+    return DeviceLoop(session, program, StreamedFeed(program, reader))

@@ -21,7 +21,6 @@ import numpy as np
 from tpu_components.core.base import progress, termination
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.frameworks import keras, tf
-from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import (
     ARCHITECTURE_FILE,
     BEST_WEIGHTS_FILE,
@@ -35,7 +34,6 @@ from tpu_components.core.examples.artifacts import (
     file_sha256,
 )
 from tpu_components.core.examples.example_ids import save_trained_on
-from tpu_components.core.examples.feeding import DEVICE, is_resident, open_training_split
 from tpu_components.core.examples.text import copy_vocabulary
 from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
@@ -43,7 +41,6 @@ from tpu_components.core.machines.hosts import Hosts, ProcessGroup, find_hosts
 from tpu_components.core.models.measuring import adapt, direction_of, measure, measured_by
 from tpu_components.core.models.step.compiling import UNPENALIZED_LOSS, learning_rate_at, make_callbacks
 from tpu_components.core.models.step.hyperparameters import AUTO, TrainParams
-from tpu_components.core.models.step.program import Program, fits
 from tpu_components.core.models.step.sharding import FULLY_SHARDED, fully_shard
 from tpu_components.core.models.step.wrapping import count_synchronized_layers
 from tpu_components.core.models.trained import predict, save_architecture
@@ -54,7 +51,7 @@ from tpu_components.train_model.checkpoints.parts import Array
 from tpu_components.train_model.environment_report import leave_report, raise_locked_memory
 from tpu_components.train_model.goodput import Sessions
 from tpu_components.train_model.initial_model import find_initial_model
-from tpu_components.train_model.loop import DeviceLoop, FitLoop, ResidentFeed, StreamedFeed
+from tpu_components.train_model.loop import make_loop
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, HOST, INPUT, PROFILES, StepProfile, profiler
 from tpu_components.train_model.result import STEP, TrainResult
 from tpu_components.train_model.session import Session, run_digest
@@ -153,17 +150,13 @@ class _Training:
     """Epochs of a session: the loop, validation, curves for TensorBoard, and the model's folder."""
 
     def __init__(self, session: Session, records_dir: Path) -> None:
-        params, manifest, device = session.params, session.manifest, session.device
+        params, manifest = session.params, session.manifest
         self._session, self._records_dir = session, records_dir
-        self._share = share = session.group.hosts.share
+        share = session.group.hosts.share
         # Passages of a corpus may overlap; each character counts once. Convert the count to a number of examples.
         targets = math.prod(manifest.interface.target_shape)
         counted = manifest.split(TRAIN).statistics.get("num_characters", session.num_examples * targets)
         self._counted_examples = counted / targets
-        own_bytes = records.decoded_bytes(manifest, TRAIN) // share.count
-        self._is_resident = is_resident(params.residency, device.backend, own_bytes, params.in_memory_mib)
-        distribution = device.distribution if device.backend == "jax" else None
-        self._mesh = None if distribution is None else distribution.device_mesh.backend_mesh
         self._validation: Validation | None = None
         if VALIDATION in manifest.splits:
             self._validation = Validation(records_dir, manifest, session.batch_size, params.in_memory_mib, share)
@@ -171,12 +164,13 @@ class _Training:
         # The metric that decides the best epoch and early stopping; and 1 if higher is better, -1 if lower is.
         self._judged_by, self._sign = self._judge(params.monitor)
         self._callbacks = make_callbacks(session.model, params, self._known)
-        self._loop = self._make_loop()
+        held_bytes = self._validation.held_bytes if self._validation is not None else 0
+        self._loop = make_loop(session, records_dir, held_bytes)
         self._shared_model: SharedModel | None = None
-        if self._validation is not None and (self._is_resident or share.count > 1):
+        if self._validation is not None and (self._loop.is_resident or share.count > 1):
             shape, _ = manifest.interface.batch_shapes(session.batch_size, with_margin=False)[0]
-            self._shared_model = SharedModel(session.model, shape, self._mesh, share)
-            if self._is_resident and self._validation.held is not None:
+            self._shared_model = SharedModel(session.model, shape, session.device.mesh, share)
+            if self._loop.is_resident and self._validation.held is not None:
                 self._shared_model.hold(self._validation.held.inputs, self._validation.most)
         uri = os.environ.get(_LOG_DIR, "")
         self._published = storage.mounted(uri) if uri else None
@@ -202,47 +196,6 @@ class _Training:
                 f"whether more is better.{did_you_mean(name, names)}"
             )
         return name, known[name]
-
-    def _make_loop(self) -> DeviceLoop | FitLoop:
-        session, params, mesh = self._session, self._session.params, self._mesh
-        open_reader = functools.partial(
-            open_training_split,
-            self._records_dir,
-            session.manifest,
-            session.batch_size,
-            params.seed,
-            params.in_memory_mib,
-            params.shuffle_buffer,
-            self._share,
-        )
-        if session.device.backend != "jax":
-            return FitLoop(session, open_reader())
-        if self._is_resident:
-            program = self._plan()
-            beside = self._validation.held_bytes if self._validation is not None else 0
-            if session.device.accelerator == "cpu" or session.group.agree(fits(program, mesh, beside)):
-                examples = records.load_split(
-                    self._records_dir, session.manifest, TRAIN, with_margin=True, share=self._share
-                )
-                feed = ResidentFeed(program, examples, params.seed, mesh, self._share)
-                return DeviceLoop(session, program, feed, mesh)
-            if params.residency == DEVICE:
-                raise InputError(
-                    "The training split does not fit in the device's memory beside the model, as residency=device asks "
-                    "for. Set training.residency to auto, or lower training.batch_size_per_replica."
-                )
-            progress.say(
-                STEP, "the data do not fit in the device's memory beside the model: they are streamed from the host"
-            )
-            self._is_resident = False
-        program = self._plan()
-        return DeviceLoop(session, program, StreamedFeed(program, open_reader(), mesh), mesh)
-
-    def _plan(self) -> Program:
-        session = self._session
-        batch = session.manifest.interface.batch_shapes(session.batch_size)
-        accelerator = session.device.accelerator
-        return Program(session.model, batch, session.num_examples, session.params, self._is_resident, accelerator)
 
     def run(self) -> None:
         """Train from the checkpoint or the start to the end."""

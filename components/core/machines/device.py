@@ -45,6 +45,12 @@ class Device:
     jit_compile: bool
     distribution: Any = dataclasses.field(default=None, compare=False, repr=False)
 
+    @property
+    def mesh(self) -> Any:
+        """Devices that share a batch, a `jax.sharding.Mesh`; None with one replica or TensorFlow."""
+        is_shared = self.backend == "jax" and self.distribution is not None
+        return self.distribution.device_mesh.backend_mesh if is_shared else None
+
     def scope(self) -> AbstractContextManager[Any]:
         """Return the context in which models are built and run."""
         if self.backend == "tensorflow" and self.distribution is not None:

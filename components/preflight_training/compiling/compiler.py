@@ -210,8 +210,8 @@ def trace_program(model: Any, compilation: Compilation, devices: Sequence[Any], 
 
     shapes = compilation.interface.batch_shapes(compilation.batch_size)
     num_examples, training = compilation.num_examples, compilation.training
-    program = Program(model, shapes, num_examples, training, compilation.is_resident, accelerator)
-    return program.trace(Mesh(np.array(devices), (BATCH_AXIS,)))
+    mesh = Mesh(np.array(devices), (BATCH_AXIS,))
+    return Program(model, shapes, num_examples, training, compilation.is_resident, accelerator, mesh).trace()
 
 
 def _lower_tensorflow(model: Any, compilation: Compilation) -> Lowered:

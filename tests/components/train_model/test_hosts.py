@@ -79,7 +79,7 @@ _AS_HOSTS = """
     import numpy as np
     from tpu_components.core.examples import feeding
     from tpu_components.core.base.partition import Share
-    from tpu_components.train_model import __main__, training
+    from tpu_components.train_model import __main__, loop
 
     count = int(sys.argv.pop(1))
 
@@ -99,7 +99,7 @@ _AS_HOSTS = """
         def batches(self, epoch, start_step):
             return Batches([reader.batches(epoch, start_step) for reader in self.readers])
 
-    training.open_training_split = Reader
+    loop.open_training_split = Reader
     sys.exit(__main__.main())
 """
 

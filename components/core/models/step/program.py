@@ -64,6 +64,7 @@ class Program:
         is_resident: Whether the split stays in device memory, and the program gets the order of an epoch as indices of
             examples; else the program gets batches.
         accelerator: `cpu`, `gpu` or `tpu`.
+        mesh: Devices that share a batch, a `jax.sharding.Mesh`; None for a single device.
     """
 
     model: Any
@@ -72,6 +73,7 @@ class Program:
     settings: TrainParams
     is_resident: bool
     accelerator: str
+    mesh: Any = None
 
     @property
     def batch_size(self) -> int:
@@ -147,26 +149,27 @@ class Program:
 
         return train_block if self.block_steps else train_step
 
-    def jit(self, mesh: Any = None) -> Any:
+    def jit(self) -> Any:
         """Return the jitted function; a mesh of several devices sets the sharding of the new state."""
-        if mesh is None or mesh.size == 1:
+        if self.mesh is None or self.mesh.size == 1:
             return jax.jit(self.function(), donate_argnums=0)
-        whole = shared(mesh, None)
+        whole = shared(self.mesh, None)
         state = tuple(
-            [placed(mesh, variable.shape, self.settings.sharding) for variable in kind] for kind in state_of(self.model)
+            [placed(self.mesh, variable.shape, self.settings.sharding) for variable in kind]
+            for kind in state_of(self.model)
         )
         function = self.function()
         if self.settings.sharding == FULLY_SHARDED:
-            function = self._putting_together(function, mesh)
+            function = self._putting_together(function)
         return jax.jit(function, donate_argnums=0, out_shardings=((state, whole), whole))
 
-    def _putting_together(self, function: Callable[..., Any], mesh: Any) -> Callable[..., Any]:
+    def _putting_together(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the function: while it is traced, the model's loss gathers the sharded weights."""
 
         @functools.wraps(function)  # Keeps the program's name.
         def run(*arguments: Any) -> Any:
             plain = self.model.compute_loss_and_updates
-            self.model.compute_loss_and_updates = put_together(plain, mesh, computed_in(self.model))
+            self.model.compute_loss_and_updates = put_together(plain, self.mesh, computed_in(self.model))
             try:
                 return function(*arguments)
             finally:
@@ -174,9 +177,10 @@ class Program:
 
         return run
 
-    def trace(self, mesh: Any = None) -> Any:
-        """Return a `jax.stages.Traced` for one device, or for a mesh, whose devices need not exist."""
-        abstract, whole = jax.ShapeDtypeStruct, shared(mesh, None)
+    def trace(self) -> Any:
+        """Return a `jax.stages.Traced`; the devices of the mesh need not exist."""
+        abstract, mesh = jax.ShapeDtypeStruct, self.mesh
+        whole = shared(mesh, None)
         state = tuple(
             [
                 abstract(variable.shape, variable.dtype, sharding=placed(mesh, variable.shape, self.settings.sharding))
@@ -187,16 +191,16 @@ class Program:
         place, finite, loss = (abstract((), kind, sharding=whole) for kind in (np.int32, np.int32, np.float32))
         source = tuple(abstract(at.shape, at.dtype, sharding=shared(mesh, at.shared_axis)) for at in self.source)
         count = (abstract((), np.int32),) if self.block_steps else ()
-        return self.jit(mesh).trace((state, place), Watch(finite, loss), source, *count)
+        return self.jit().trace((state, place), Watch(finite, loss), source, *count)
 
 
-def fits(program: Program, mesh: Any = None, beside_bytes: int = 0) -> bool:
+def fits(program: Program, beside_bytes: int = 0) -> bool:
     """Return whether a program, its inputs and `beside_bytes` fit in device memory; True if the size is unknown.
 
     The program is compiled for this check; training reads it from JAX's compile cache.
     """
     try:
-        memory = program.trace(mesh).lower().compile().memory_analysis()
+        memory = program.trace().lower().compile().memory_analysis()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):
             return False
