@@ -38,12 +38,12 @@ from tpu_components.core.examples.text import copy_vocabulary
 from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
 from tpu_components.core.machines.hosts import Hosts, ProcessGroup, find_hosts
-from tpu_components.core.models.measuring import adapt, direction_of, measure, measured_by
+from tpu_components.core.models.measuring import adapt, direction_of, measured_by
 from tpu_components.core.models.step.compiling import UNPENALIZED_LOSS, learning_rate_at, make_callbacks
 from tpu_components.core.models.step.hyperparameters import AUTO, TrainParams
 from tpu_components.core.models.step.sharding import FULLY_SHARDED, fully_shard
 from tpu_components.core.models.step.wrapping import count_synchronized_layers
-from tpu_components.core.models.trained import predict, save_architecture
+from tpu_components.core.models.trained import save_architecture
 from tpu_components.core.results.metric_table import HIGHER, LOWER, direction
 from tpu_components.train_model import heartbeat
 from tpu_components.train_model.checkpoints import checkpoint
@@ -55,7 +55,7 @@ from tpu_components.train_model.loop import make_loop
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, HOST, INPUT, PROFILES, StepProfile, profiler
 from tpu_components.train_model.result import STEP, TrainResult
 from tpu_components.train_model.session import Session, run_digest
-from tpu_components.train_model.validation import SharedModel, Validation
+from tpu_components.train_model.validation import Validation, ValidationSplit
 
 _TENSORBOARD_DIR = "tensorboard"
 _PROGRAMS_DIR = "programs"  # JAX's compile cache: a restart does not compile again.
@@ -152,26 +152,20 @@ class _Training:
     def __init__(self, session: Session, records_dir: Path) -> None:
         params, manifest = session.params, session.manifest
         self._session, self._records_dir = session, records_dir
-        share = session.group.hosts.share
         # Passages of a corpus may overlap; each character counts once. Convert the count to a number of examples.
         targets = math.prod(manifest.interface.target_shape)
         counted = manifest.split(TRAIN).statistics.get("num_characters", session.num_examples * targets)
         self._counted_examples = counted / targets
-        self._validation: Validation | None = None
+        split: ValidationSplit | None = None
         if VALIDATION in manifest.splits:
-            self._validation = Validation(records_dir, manifest, session.batch_size, params.in_memory_mib, share)
+            share = session.group.hosts.share
+            split = ValidationSplit(records_dir, manifest, session.batch_size, params.in_memory_mib, share)
         self._metrics = [adapt(metric, manifest.interface) for metric in measured_by(session.model)]
         # The metric that decides the best epoch and early stopping; and 1 if higher is better, -1 if lower is.
         self._judged_by, self._sign = self._judge(params.monitor)
         self._callbacks = make_callbacks(session.model, params, self._known)
-        held_bytes = self._validation.held_bytes if self._validation is not None else 0
-        self._loop = make_loop(session, records_dir, held_bytes)
-        self._shared_model: SharedModel | None = None
-        if self._validation is not None and (self._loop.is_resident or share.count > 1):
-            shape, _ = manifest.interface.batch_shapes(session.batch_size, with_margin=False)[0]
-            self._shared_model = SharedModel(session.model, shape, session.device.mesh, share)
-            if self._loop.is_resident and self._validation.held is not None:
-                self._shared_model.hold(self._validation.held.inputs, self._validation.most)
+        self._loop = make_loop(session, records_dir, split.held_bytes if split else 0)
+        self._validation = Validation(session, split, self._metrics, self._loop.is_resident) if split else None
         uri = os.environ.get(_LOG_DIR, "")
         self._published = storage.mounted(uri) if uri else None
         self._tensorboard_dir = session.checkpoint_dir / _TENSORBOARD_DIR
@@ -179,10 +173,11 @@ class _Training:
     @property
     def _known(self) -> dict[str, int]:
         """Metrics in the history of every epoch, by name: 1 if higher is better, -1 if lower is, 0 if unknown."""
-        task = self._session.manifest.interface.task
+        manifest = self._session.manifest
+        task = manifest.interface.task
         own = {"loss": LOWER, task.metric: direction(task.metric) or HIGHER}
         own |= {metric.name: direction_of(metric) for metric in self._metrics}
-        return own | {f"validation_{name}": way for name, way in own.items() if self._validation is not None}
+        return own | {f"validation_{name}": way for name, way in own.items() if VALIDATION in manifest.splits}
 
     def _judge(self, monitor: str) -> tuple[str, int]:
         known = self._known
@@ -300,7 +295,7 @@ class _Training:
             if session.params.ema_decay:
                 session.assign_weights(weights)
             with stopwatch.measure(COMPUTE):
-                entry |= self._validate(self._validation)
+                entry |= self._validation.measure()
             if session.params.ema_decay:
                 session.assign_weights(arrays)
         judged = entry[self._judged_by]
@@ -344,28 +339,6 @@ class _Training:
         full = session.steps * session.batch_size / self._counted_examples
         loss = logs.get(UNPENALIZED_LOSS, logs["loss"])
         return {"loss": loss * full} | ({"penalty": logs["loss"] - loss} if UNPENALIZED_LOSS in logs else {})
-
-    def _validate(self, validation: Validation) -> dict[str, float]:
-        """Return loss and metrics of the validation split, by name; every host evaluates its share of the split."""
-        session, losses, scores = self._session, [], []
-        answers: list[list[np.ndarray]] = []
-        task = session.manifest.interface.task
-        for places, examples in validation.parts():
-            if self._shared_model is not None:
-                outputs = self._shared_model.answers(places, examples.inputs)
-            else:
-                batch_size = session.params.batch_size_per_replica
-                outputs = predict(session.model, examples.inputs, batch_size, session.device.num_replicas)
-            losses.append(task.losses(examples.labels, outputs))
-            scores.append(task.scores(examples.labels, outputs))
-            if self._metrics:
-                answers.append([session.group.gather(array) for array in (examples.labels, outputs)])
-        whole = [np.concatenate(parts) for parts in zip(*answers, strict=True)]
-        return {
-            **{f"validation_{metric.name}": measure(metric, *whole) for metric in self._metrics},
-            "validation_loss": float(session.group.gather(np.concatenate(losses)).mean()),
-            f"validation_{task.metric}": float(session.group.gather(np.concatenate(scores)).mean()),
-        }
 
     def _should_stop(self) -> bool:
         session = self._session

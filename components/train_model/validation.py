@@ -1,4 +1,4 @@
-"""Reads the validation split in parts, and predicts on several devices and hosts."""
+"""Validates a model after each epoch: the validation split in parts, predictions on several devices, loss, metrics."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,13 +13,16 @@ from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import LABEL_FEATURE, VALIDATION, WEIGHT_FEATURE, Manifest
 from tpu_components.core.examples.feeding import is_held_in_memory
 from tpu_components.core.examples.records import Examples
+from tpu_components.core.models.measuring import measure
 from tpu_components.core.models.step.sharding import shared
+from tpu_components.core.models.trained import predict
 from tpu_components.train_model.loop import put_part
+from tpu_components.train_model.session import Session
 
 PART_BYTES = 256 << 20  # Bytes of inputs, or of predictions, in memory at a time.
 
 
-class Validation:
+class ValidationSplit:
     """A host's share of the validation split: held in RAM if it is small enough, otherwise read again every epoch.
 
     Args:
@@ -78,7 +81,7 @@ class Validation:
         yield Examples(inputs, labels, weights)  # Empty: another host may have one example more.
 
 
-class SharedModel:
+class ShardedPredictor:
     """Predicts with a Keras model on the JAX backend; each batch is sharded over the devices.
 
     Args:
@@ -93,7 +96,7 @@ class SharedModel:
         self._own_batch = batch_shape[0] // share.count
         self._held: Any = None
         whole = None if jax.process_count() == 1 else shared(mesh, 0)
-        self._answer = jax.jit(self._answer_batch, out_shardings=whole)
+        self._predict = jax.jit(self._predict_batch, out_shardings=whole)
 
     def hold(self, inputs: np.ndarray, most: int) -> None:
         """Keep this host's inputs in device memory, padded to `most`, the largest number of inputs of a host."""
@@ -104,26 +107,26 @@ class SharedModel:
         filled = np.resize(inputs, (count * self._own_batch, *self._batch_shape[1:]))
         return filled.reshape(count, self._own_batch, -1)
 
-    def _answer_batch(self, values: Any, inputs: Any, number: Any) -> Any:
+    def _predict_batch(self, values: Any, inputs: Any, number: Any) -> Any:
         """Return the model's outputs for a batch; `values` are those of all variables, frozen or not."""
         batch = jax.lax.dynamic_index_in_dim(inputs, number, keepdims=False).reshape(self._batch_shape)
         with keras.StatelessScope(state_mapping=list(zip(self._model.variables, values, strict=True))):
             return self._model(batch, training=False)
 
-    def answers(self, places: range, inputs: np.ndarray) -> np.ndarray:
+    def predict(self, positions: range, inputs: np.ndarray) -> np.ndarray:
         """Return predictions for this host's inputs: float32[examples, …].
 
         Args:
-            places: Positions from `Validation.parts`; must start at a batch.
+            positions: Positions from `ValidationSplit.parts`; must start at a batch.
             inputs: Inputs at these positions.
         """
         values = [variable.value for variable in self._model.variables]
-        first, count = places.start // self._own_batch, -(-len(places) // self._own_batch)
+        first, count = positions.start // self._own_batch, -(-len(positions) // self._own_batch)
         if self._held is not None:
-            outputs = [self._answer(values, self._held, np.int32(first + number)) for number in range(count)]
+            outputs = [self._predict(values, self._held, np.int32(first + number)) for number in range(count)]
         else:
             batches = self._cut(inputs, count)[:, None]
-            outputs = [self._answer(values, put_part(batch, self._mesh, 1), np.int32(0)) for batch in batches]
+            outputs = [self._predict(values, put_part(batch, self._mesh, 1), np.int32(0)) for batch in batches]
         return np.concatenate(_own_parts(outputs))[: len(inputs)].astype(np.float32)
 
 
@@ -133,3 +136,46 @@ def _own_parts(arrays: Sequence[Any]) -> Sequence[np.ndarray]:
         return jax.device_get(arrays)
     in_rows = [sorted(array.addressable_shards, key=lambda part: part.index[0].start) for array in arrays]
     return [np.concatenate([part.data for part in parts]) for parts in in_rows]
+
+
+class Validation:
+    """Measures loss and metrics of a session's model on the validation split; every host measures its share.
+
+    Args:
+        session: The session.
+        split: This host's share of the validation split.
+        metrics: Additional Keras metrics.
+        is_resident: Whether the training split stays in device memory; a validation split that is held then does too.
+    """
+
+    def __init__(self, session: Session, split: ValidationSplit, metrics: Sequence[Any], is_resident: bool) -> None:
+        self._session, self._split, self._metrics = session, split, metrics
+        self._predictor: ShardedPredictor | None = None
+        share = session.group.hosts.share
+        if is_resident or share.count > 1:
+            shape, _ = session.manifest.interface.batch_shapes(session.batch_size, with_margin=False)[0]
+            self._predictor = ShardedPredictor(session.model, shape, session.device.mesh, share)
+            if is_resident and split.held is not None:
+                self._predictor.hold(split.held.inputs, split.most)
+
+    def measure(self) -> dict[str, float]:
+        """Return loss and metrics of the whole split, by name."""
+        session, losses, scores = self._session, [], []
+        answers: list[list[np.ndarray]] = []
+        task = session.manifest.interface.task
+        for positions, examples in self._split.parts():
+            if self._predictor is not None:
+                outputs = self._predictor.predict(positions, examples.inputs)
+            else:
+                batch_size = session.params.batch_size_per_replica
+                outputs = predict(session.model, examples.inputs, batch_size, session.device.num_replicas)
+            losses.append(task.losses(examples.labels, outputs))
+            scores.append(task.scores(examples.labels, outputs))
+            if self._metrics:
+                answers.append([session.group.gather(array) for array in (examples.labels, outputs)])
+        whole = [np.concatenate(parts) for parts in zip(*answers, strict=True)]
+        return {
+            **{f"validation_{metric.name}": measure(metric, *whole) for metric in self._metrics},
+            "validation_loss": float(session.group.gather(np.concatenate(losses)).mean()),
+            f"validation_{task.metric}": float(session.group.gather(np.concatenate(scores)).mean()),
+        }

@@ -6,7 +6,7 @@ import pytest
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples.artifacts import VALIDATION, Manifest
 from tpu_components.train_model import validation
-from tpu_components.train_model.validation import Validation
+from tpu_components.train_model.validation import ValidationSplit
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def small_parts(monkeypatch):
 @pytest.mark.parametrize("share", [WHOLE, Share(0, 2), Share(1, 2)])
 def test_parts_are_the_same_examples_held_or_read_again(digits_records, small_parts, share):
     manifest = Manifest.load(digits_records, verify=False)
-    held, read = (Validation(digits_records, manifest, 32, mib, share) for mib in (1, 0))
+    held, read = (ValidationSplit(digits_records, manifest, 32, mib, share) for mib in (1, 0))
     assert held.held is not None
     assert read.held is None
     for _ in range(2):  # After every epoch.
@@ -36,6 +36,8 @@ def test_hosts_have_as_many_places_though_one_has_an_example_less(digits_records
     manifest = Manifest.load(digits_records, verify=False)
     num_examples = manifest.split(VALIDATION).num_examples
     for count, mib in ((2, 0), (3, 1), (num_examples - 1, 1)):
-        hosts = [Validation(digits_records, manifest, count, mib, Share(index, count)) for index in range(count)[-2:]]
+        hosts = [
+            ValidationSplit(digits_records, manifest, count, mib, Share(index, count)) for index in range(count)[-2:]
+        ]
         first, last = ([places for places, _ in host.parts()] for host in hosts)
         assert first == last
