@@ -109,7 +109,7 @@ class Session:
             self.freezer.freeze(stage.frozen)
         self._compile(self.stages[0])
         self.code = check_rebuilds(self.model, params.model, manifest.task)
-        if used := say_what_is_used(self.model, self.stage.settings):
+        if used := say_what_is_used(self.model, self.stage.params):
             warn(used)
         self.stopwatch = Stopwatch(COMPUTE, CHECKPOINT, *([INPUT] if device.backend == "jax" else []))
         identity = run_digest(params, initial, manifest, device.backend, device.precision, self.model.get_config())
@@ -132,7 +132,7 @@ class Session:
             judged = compile_model(
                 self.model,
                 self.manifest.interface,
-                stage.settings,
+                stage.params,
                 self.device.num_replicas,
                 self.steps,
                 self.device.jit_compile,
@@ -279,7 +279,7 @@ class Session:
         kept = f"The last good checkpoint is kept in {path}." if path.is_file() else "There was no checkpoint yet."
         return InputError(
             f"Training diverged: {what} is not finite at step {step} of epoch {epoch + 1}. Expected "
-            f"finite numbers. Lower training.learning_rate ({self.stage.settings.learning_rate}), add "
+            f"finite numbers. Lower training.learning_rate ({self.stage.params.learning_rate}), add "
             f"training.warmup_epochs, or use precision float32. {kept}"
         )
 

@@ -257,8 +257,8 @@ class _Training:
             frozen = f"{', '.join(stage.frozen)} frozen" if stage.frozen else "nothing frozen"
             progress.say(
                 STEP,
-                f"stage {stage.number}/{len(session.stages)}: {stage.settings.epochs} epochs, learning rate "
-                f"{stage.settings.learning_rate:g}, {frozen}: {session.num_trainable:,} parameters are trainable",
+                f"stage {stage.number}/{len(session.stages)}: {stage.params.epochs} epochs, learning rate "
+                f"{stage.params.learning_rate:g}, {frozen}: {session.num_trainable:,} parameters are trainable",
             )
 
     def _end_epoch(self, logs: dict[str, float], seconds: float, num_examples: int, curves: Any) -> None:

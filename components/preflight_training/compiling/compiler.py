@@ -129,7 +129,7 @@ def _build(compilation: Compilation) -> tuple[Any, int]:
     steps, replicas = steps_per_epoch(compilation.num_examples, compilation.batch_size), compilation.machine.devices
     stage = freeze_least(model, training)
     weights = [1.0] * interface.num_classes if training.weighs_classes else []
-    compile_model(model, interface, stage.settings, replicas, steps, jit_compile=True, class_weights=weights)
+    compile_model(model, interface, stage.params, replicas, steps, jit_compile=True, class_weights=weights)
     return model, stage.number
 
 

@@ -17,32 +17,32 @@ _NUM_SHARES = 1024
 _LARGEST_ASPECT = 4 / 3  # Largest ratio of width to height of a random crop, and of height to width.
 
 
-def check_images(settings: TrainParams, input_shape: tuple[int | None, ...]) -> None:
+def check_images(params: TrainParams, input_shape: tuple[int | None, ...]) -> None:
     """Check that a model's input can be augmented.
 
     Raises:
         InputError: If the input is no image, or too small for `random_crop_pixels`.
     """
-    wanted = settings.moves_pixels or settings.mixup_alpha
+    wanted = params.moves_pixels or params.mixup_alpha
     if wanted and len(input_shape) != 4:
         raise InputError(
             "random_flip, random_crop_pixels, random_resized_crop and mixup_alpha are for images. Received: a model "
             f"whose input is {input_shape}. Remove them from section training."
         )
-    if wanted and settings.random_crop_pixels >= min(input_shape[1] or 0, input_shape[2] or 0):
+    if wanted and params.random_crop_pixels >= min(input_shape[1] or 0, input_shape[2] or 0):
         raise InputError(
             f"random_crop_pixels must be smaller than the image. Received: random_crop_pixels="
-            f"{settings.random_crop_pixels} for images of {input_shape[1]}×{input_shape[2]} pixels."
+            f"{params.random_crop_pixels} for images of {input_shape[1]}×{input_shape[2]} pixels."
         )
 
 
-def check_labels(settings: TrainParams, task: str) -> None:
+def check_labels(params: TrainParams, task: str) -> None:
     """Check that mixup, label smoothing and weights of classes are used only for a task that supports them.
 
     Raises:
         InputError: If the task does not support them.
     """
-    if (settings.softens_labels or settings.weighs_classes) and task != CLASSIFICATION:
+    if (params.softens_labels or params.weighs_classes) and task != CLASSIFICATION:
         names = "label_smoothing, mixup_alpha, class_weights and balance_classes"
         raise InputError(
             f"{names} are for data with one class of several. Received: {task}. Remove them from section training."
@@ -83,37 +83,37 @@ class Draws:
 def augment(
     images: Any,
     labels: Any,
-    settings: TrainParams,
+    params: TrainParams,
     draws: Draws,
     num_classes: int,
     groups: int,
     size: tuple[int, ...],
 ) -> Any:
-    """Crop, flip and mix a batch of images, and smooth the labels, as `settings` say.
+    """Crop, flip and mix a batch of images, and smooth the labels, as `params` say.
 
     Args:
         images: uint8[batch, height, width, channels]; may have a margin.
         labels: int32[batch].
-        settings: Augmentations to apply.
+        params: Augmentations to apply.
         draws: Random numbers.
         num_classes: Number of classes of the model.
         groups: Number of equal parts of the batch for mixup, one per replica; images are mixed within their part.
         size: (height, width) of the model's input.
 
     Returns:
-        (images, labels); the labels are float32[batch, num_classes] if `settings.softens_labels`.
+        (images, labels); the labels are float32[batch, num_classes] if `params.softens_labels`.
     """
-    if settings.random_resized_crop:
-        images = _cut_and_resize(images, settings.random_resized_crop, draws, size)
+    if params.random_resized_crop:
+        images = _cut_and_resize(images, params.random_resized_crop, draws, size)
     if len(images.shape) == 4:  # Texts use label smoothing only.
-        images = _flip_and_crop(images, settings, draws, size)
-    if not settings.softens_labels:
+        images = _flip_and_crop(images, params, draws, size)
+    if not params.softens_labels:
         return images, labels
     targets = ops.one_hot(labels, num_classes, dtype="float32")
-    if settings.label_smoothing:
-        targets = (1 - settings.label_smoothing) * targets + settings.label_smoothing / num_classes
-    if settings.mixup_alpha:
-        shares = ops.convert_to_tensor(mixup_shares(settings.mixup_alpha))
+    if params.label_smoothing:
+        targets = (1 - params.label_smoothing) * targets + params.label_smoothing / num_classes
+    if params.mixup_alpha:
+        shares = ops.convert_to_tensor(mixup_shares(params.mixup_alpha))
         share = ops.take(shares, draws.integers(ops.shape(images)[0], _NUM_SHARES))
         images = ops.cast(ops.round(_mix(ops.cast(images, "float32"), share, groups)), "uint8")
         targets = _mix(targets, share, groups)
@@ -153,11 +153,11 @@ def interpolation_matrices(length: int, start: Any, side: Any, size: int) -> Any
     return near / ops.sum(near, axis=-1, keepdims=True)  # At the edge there is only one neighbour.
 
 
-def _flip_and_crop(images: Any, settings: TrainParams, draws: Draws, wanted: tuple[int, ...]) -> Any:
+def _flip_and_crop(images: Any, params: TrainParams, draws: Draws, wanted: tuple[int, ...]) -> Any:
     """Crop the centre of images, shifted randomly by up to `random_crop_pixels` with mirrored edges, and flip them."""
     batch = ops.shape(images)[0]
     for axis, direction in ((1, "vertical"), (2, "horizontal")):
-        pixels, flips = settings.random_crop_pixels, direction in settings.random_flip
+        pixels, flips = params.random_crop_pixels, direction in params.random_flip
         length, size = images.shape[axis], wanted[axis - 1]
         before = (length - size) // 2
         if not flips and not pixels:

@@ -95,19 +95,19 @@ def _add_float32_loss(layer: Any, loss: Any) -> None:
     type(layer).add_loss(layer, keras.tree.map_structure(lambda part: keras.ops.cast(part, "float32"), loss))
 
 
-def _learning_rate(settings: TrainParams, optimizer: str, num_replicas: int, steps_per_epoch: float) -> Any:
+def _learning_rate(params: TrainParams, optimizer: str, num_replicas: int, steps_per_epoch: float) -> Any:
     """Return an optimizer's learning rate: a number, or a Keras schedule, which counts weight updates."""
-    peak = scale_learning_rate(settings.learning_rate, num_replicas, settings.learning_rate_scaling, optimizer)
-    total = max(int(steps_per_epoch * settings.epochs), 1)
-    warmup = min(round(settings.warmup_epochs * steps_per_epoch), total - 1)
-    name = {"cosine": "cosine_decay"}.get(settings.learning_rate_schedule, settings.learning_rate_schedule)
+    peak = scale_learning_rate(params.learning_rate, num_replicas, params.learning_rate_scaling, optimizer)
+    total = max(int(steps_per_epoch * params.epochs), 1)
+    warmup = min(round(params.warmup_epochs * steps_per_epoch), total - 1)
+    name = {"cosine": "cosine_decay"}.get(params.learning_rate_schedule, params.learning_rate_schedule)
     if name == "constant":
-        if settings.schedule_parameters:
+        if params.schedule_parameters:
             raise InputError("learning_rate_schedule=constant has no parameters. Remove them.")
         return _warmed_up(lambda step: peak, warmup) if warmup else peak
-    parameters = in_steps(settings.schedule_parameters, steps_per_epoch)
+    parameters = in_steps(params.schedule_parameters, steps_per_epoch)
     if "values" in parameters:  # Learning rates for one replica, like `learning_rate`: scale them too.
-        parameters["values"] = [value * peak / settings.learning_rate for value in parameters["values"]]
+        parameters["values"] = [value * peak / params.learning_rate for value in parameters["values"]]
     if "decay_steps" in inspect.signature(class_of("learning_rate_schedule", name)).parameters:
         parameters.setdefault("decay_steps", total - warmup)
     schedule = _create("learning_rate_schedule", name, parameters, initial_learning_rate=peak)
@@ -148,30 +148,30 @@ def _warmed_up(schedule: Any, steps: int) -> Any:
     return WarmedUp()
 
 
-def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, model: Any) -> Any:
-    if (brought := brought_by(model).optimizer) is not None and not settings.of_optimizer:
+def _optimizer(params: TrainParams, num_replicas: int, steps_per_epoch: int, model: Any) -> Any:
+    if (brought := brought_by(model).optimizer) is not None and not params.of_optimizer:
         if brought.use_ema:
             raise InputError("The model's optimizer has use_ema=True. Set training.ema_decay instead.")
         return type(brought).from_config(brought.get_config())  # A new one for every stage.
-    name = "adam" if settings.optimizer == OF_THE_MODEL else settings.optimizer.lower()
+    name = "adam" if params.optimizer == OF_THE_MODEL else params.optimizer.lower()
     known = inspect.signature(class_of("optimizer", name)).parameters
-    parameters = dict(settings.optimizer_parameters)
+    parameters = dict(params.optimizer_parameters)
     every = parameters.get("gradient_accumulation_steps")
     updates = steps_per_epoch / (every if isinstance(every, int) and every > 0 else 1)
     own: dict[str, Any] = dict.fromkeys(("use_ema", "ema_momentum", "ema_overwrite_frequency"))
-    own["learning_rate"] = _learning_rate(settings, name, num_replicas, updates)
+    own["learning_rate"] = _learning_rate(params, name, num_replicas, updates)
     if name == "sgd":
         parameters = {"momentum": 0.9, "nesterov": True, **parameters}
     for decay in ("weight_decay", "adam_weight_decay"):  # The second is Muon's, for all but kernels.
         # An optimizer whose default is no decay keeps None, which computes nothing. Any other default is overridden.
-        if decay in known and (settings.weight_decay or known[decay].default is not None):
-            parameters.setdefault(decay, settings.weight_decay)
+        if decay in known and (params.weight_decay or known[decay].default is not None):
+            parameters.setdefault(decay, params.weight_decay)
     optimizer = _create("optimizer", name, parameters, **own)
     optimizer.exclude_from_weight_decay(var_list=exempt_from_decay(model))
     return optimizer
 
 
-def say_what_is_used(model: Any, settings: TrainParams) -> str:
+def say_what_is_used(model: Any, params: TrainParams) -> str:
     """Return a sentence about the model's own optimizer, loss, metrics, callbacks and train_step that training uses.
 
     It also names those that the configuration replaces. The sentence is empty if the model has none of its own.
@@ -193,11 +193,11 @@ def say_what_is_used(model: Any, settings: TrainParams) -> str:
         and "(it gets padding as examples of weight 0; that blocks of steps, resident "
         "data and several replicas give the same weights is up to it)",
     }
-    replaced = {"optimizer": bool(settings.of_optimizer), "loss": settings.loss != OF_THE_TASK}
+    replaced = {"optimizer": bool(params.of_optimizer), "loss": params.loss != OF_THE_TASK}
     kept = [f"{kind} {name}" for kind, name in names.items() if name and not replaced.get(kind)]
     others = [f"{kind} {name}" for kind, name in names.items() if name and replaced.get(kind)]
     by = [
-        *(settings.of_optimizer if names["optimizer"] else ()),
+        *(params.of_optimizer if names["optimizer"] else ()),
         *(["loss"] if names["loss"] and replaced["loss"] else ()),
     ]
     said = {"training uses the model's own": kept, f"the configuration ({', '.join(by)}) replaces its": others}
@@ -218,11 +218,11 @@ def _bits_per_character() -> Any:
     return BitsPerCharacter(name="bits_per_character")
 
 
-def weigh_classes(settings: TrainParams, class_names: Sequence[str], counts: Sequence[int]) -> tuple[float, ...]:
+def weigh_classes(params: TrainParams, class_names: Sequence[str], counts: Sequence[int]) -> tuple[float, ...]:
     """Return the weight of each class in the loss; empty if no weights are set, or the task has no classes.
 
     Args:
-        settings: `balance_classes` and `class_weights`.
+        params: `balance_classes` and `class_weights`.
         class_names: Names of the classes.
         counts: Number of training examples of each class.
 
@@ -233,34 +233,34 @@ def weigh_classes(settings: TrainParams, class_names: Sequence[str], counts: Seq
         >>> weigh_classes(TrainParams("m", balance_classes=True), ["rare", "common"], [10, 30])
         (2.0, 0.6666666666666666)
     """
-    if not settings.weighs_classes or not counts:
+    if not params.weighs_classes or not counts:
         return ()
-    for name in settings.class_weights:
+    for name in params.class_weights:
         if name not in class_names:
             raise InputError(
                 f"class_weights names {name!r}, which is no class of the data: expected some of "
                 f"{', '.join(class_names[:20])}." + did_you_mean(name, class_names)
             )
     even = sum(counts) / len(counts)
-    balanced = [even / count if settings.balance_classes and count else 1.0 for count in counts]
+    balanced = [even / count if params.balance_classes and count else 1.0 for count in counts]
     return tuple(
-        weight * settings.class_weights.get(name, 1.0) for weight, name in zip(balanced, class_names, strict=True)
+        weight * params.class_weights.get(name, 1.0) for weight, name in zip(balanced, class_names, strict=True)
     )
 
 
-def _loss(settings: TrainParams, interface: Interface, brought: Brought) -> Any:
+def _loss(params: TrainParams, interface: Interface, brought: Brought) -> Any:
     """Return the loss as `model.compile` takes it."""
-    task, name = interface.task, settings.loss
+    task, name = interface.task, params.loss
     own = _each_example(brought.loss) if name == OF_THE_TASK and brought.loss is not None else None
     if own is not None:
         name = getattr(own, "name", getattr(own, "__name__", type(own).__name__))
     if name == OF_THE_TASK or (own is not None and (task.name == LANGUAGE_MODEL or name == task.loss)):
-        return "categorical_crossentropy" if settings.softens_labels else task.loss
+        return "categorical_crossentropy" if params.softens_labels else task.loss
     if task.name == LANGUAGE_MODEL:
         raise InputError(f"loss={name} is not for a language model, which learns the next character. Remove it.")
-    each = own or _create("loss", name, settings.loss_parameters, reduction="none")
+    each = own or _create("loss", name, params.loss_parameters, reduction="none")
     try_on = functools.partial(_why_not_each, each)
-    return convert_targets(each, try_on, f"loss={name}", interface, settings.softens_labels)
+    return convert_targets(each, try_on, f"loss={name}", interface, params.softens_labels)
 
 
 def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
@@ -294,27 +294,27 @@ def _each_example(loss: Any) -> Any:
     return each
 
 
-def _further_metrics(settings: TrainParams, interface: Interface, brought: Brought) -> list[Any]:
+def _further_metrics(params: TrainParams, interface: Interface, brought: Brought) -> list[Any]:
     """Return all metrics except the task's own: those that come with the model, and those of the configuration."""
     by_name = {metric.name: metric for metric in brought.metrics if metric.name not in (interface.task.metric, "loss")}
-    for name, parameters in settings.metrics.items():
+    for name, parameters in params.metrics.items():
         if parameters or name not in by_name:
             by_name[name] = _create("metric", name, parameters, name=name)
     if interface.task_name == LANGUAGE_MODEL:
-        if settings.metrics:
+        if params.metrics:
             raise InputError("metrics are not for a language model, which has bits_per_character. Remove them.")
         return []
     return [adapt(metric, interface) for metric in by_name.values()]
 
 
-def make_callbacks(model: Any, settings: TrainParams, known: Collection[str]) -> list[Any]:
+def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> list[Any]:
     """Return the callbacks of the configuration and of the model, after calling their `on_train_begin`.
 
     Raises:
         InputError: If Keras has no such callback, a callback monitors a metric that is not in `known`, or
             `ReduceLROnPlateau` meets a schedule.
     """
-    named = [_create("callback", name, parameters) for name, parameters in settings.callbacks.items()]
+    named = [_create("callback", name, parameters) for name, parameters in params.callbacks.items()]
     callbacks, names = [*named, *brought_by(model).callbacks], [re.sub("^validation_", "val_", name) for name in known]
     for callback in callbacks:
         kind, monitor = type(callback).__name__, getattr(callback, "monitor", None)
@@ -431,7 +431,7 @@ def _check_step(model: Any, batch: Sequence[np.ndarray]) -> None:
 def compile_model(
     model: Any,
     interface: Interface,
-    settings: TrainParams,
+    params: TrainParams,
     num_replicas: int,
     steps_per_epoch: int,
     jit_compile: bool,
@@ -442,7 +442,7 @@ def compile_model(
     Args:
         model: A keras.Model from `build_model`.
         interface: Input and output of the model; they decide loss and metric.
-        settings: Optimizer, learning rate, augmentation and averaging.
+        params: Optimizer, learning rate, augmentation and averaging.
         num_replicas: Number of replicas that share a batch.
         steps_per_epoch: Number of training steps in an epoch.
         jit_compile: Whether XLA compiles the step.
@@ -450,17 +450,17 @@ def compile_model(
 
     Returns:
         The variables to validate and save, in the order of `model.variables`: the weights, or their running averages
-        with `settings.ema_decay`.
+        with `params.ema_decay`.
 
     Raises:
         InputError: If the model's input or task does not support the augmentation, or the model fails on an input.
     """
     vars(model).pop("train_step", None)  # Removes the wrapper of an earlier stage.
-    check_labels(settings, interface.task_name)
+    check_labels(params, interface.task_name)
     task = interface.task
     brought = brought_by(model)
-    loss = _loss(settings, interface, brought)
-    further = _further_metrics(settings, interface, brought)
+    loss = _loss(params, interface, brought)
+    further = _further_metrics(params, interface, brought)
     if not measured_by(model):
         set_measured(model, further)
     metrics = [_bits_per_character() if task.name == LANGUAGE_MODEL else task.metric, *further]
@@ -470,7 +470,7 @@ def compile_model(
     )
     unpenalized = keras.metrics.Mean(name=UNPENALIZED_LOSS) if any(penalties) else None
     model.compile(
-        optimizer=_optimizer(settings, num_replicas, steps_per_epoch, model),
+        optimizer=_optimizer(params, num_replicas, steps_per_epoch, model),
         loss=loss,
         weighted_metrics=metrics if unpenalized is None else [*metrics, unpenalized],
         jit_compile=jit_compile,
@@ -481,7 +481,7 @@ def compile_model(
         layer.add_loss = functools.partial(_add_float32_loss, layer)
     # Creates the metrics' variables. `fit` would create them in its first step, after a checkpoint is restored.
     inputs, targets, weights = (np.ones(*shape) for shape in interface.batch_shapes(1, with_margin=False))
-    if settings.softens_labels:
+    if params.softens_labels:
         targets = np.ones((1, *interface.output_shape), np.float32)
     try:
         model._symbolic_build(data_batch=(inputs, targets, weights))
@@ -496,4 +496,4 @@ def compile_model(
     synchronize_normalization(model, num_replicas)
     sum_repeated_rows(model.optimizer)
     has_margin = interface.input.fed_shape != interface.input.shape
-    return extend_step(model, settings, num_replicas, has_margin, class_weights)
+    return extend_step(model, params, num_replicas, has_margin, class_weights)

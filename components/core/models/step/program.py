@@ -60,7 +60,7 @@ class Program:
         model: Model after `compile_model`; its variables may be abstract.
         batch: Shape and type of a global batch's inputs, targets and weights.
         num_examples: Number of examples in the training split.
-        settings: `steps_per_execution` and `sharding`.
+        params: `steps_per_execution` and `sharding`.
         is_resident: Whether the split stays in device memory, and the program gets the order of an epoch as indices of
             examples; else the program gets batches.
         accelerator: `cpu`, `gpu` or `tpu`.
@@ -70,7 +70,7 @@ class Program:
     model: Any
     batch: Batch
     num_examples: int
-    settings: TrainParams
+    params: TrainParams
     is_resident: bool
     accelerator: str
     mesh: Any = None
@@ -88,7 +88,7 @@ class Program:
         loop unless `steps_per_execution` is set: there, XLA runs a convolution in a loop on one thread, 15 times slower
         than outside.
         """
-        steps = self.settings.steps_per_execution
+        steps = self.params.steps_per_execution
         if steps == 1 or (steps == 0 and self.accelerator == "cpu"):
             return 0
         if self.is_resident:
@@ -155,11 +155,11 @@ class Program:
             return jax.jit(self.function(), donate_argnums=0)
         whole = shared(self.mesh, None)
         state = tuple(
-            [placed(self.mesh, variable.shape, self.settings.sharding) for variable in kind]
+            [placed(self.mesh, variable.shape, self.params.sharding) for variable in kind]
             for kind in state_of(self.model)
         )
         function = self.function()
-        if self.settings.sharding == FULLY_SHARDED:
+        if self.params.sharding == FULLY_SHARDED:
             function = self._putting_together(function)
         return jax.jit(function, donate_argnums=0, out_shardings=((state, whole), whole))
 
@@ -183,7 +183,7 @@ class Program:
         whole = shared(mesh, None)
         state = tuple(
             [
-                abstract(variable.shape, variable.dtype, sharding=placed(mesh, variable.shape, self.settings.sharding))
+                abstract(variable.shape, variable.dtype, sharding=placed(mesh, variable.shape, self.params.sharding))
                 for variable in kind
             ]
             for kind in state_of(self.model)

@@ -18,13 +18,13 @@ class PlannedStage:
     """A stage with its complete hyper-parameters.
 
     Attributes:
-        settings: Hyper-parameters with the epochs and learning rate of the stage, and without `stages`.
+        params: Hyper-parameters with the epochs and learning rate of the stage, and without `stages`.
         frozen: Names and patterns of the layers that are not trained.
         first_epoch: Number of epochs before the stage.
         number: Number of the stage, from 1; 0 for a training without stages.
     """
 
-    settings: TrainParams
+    params: TrainParams
     frozen: tuple[str, ...] = ()
     first_epoch: int = 0
     number: int = 0
@@ -36,7 +36,7 @@ def plan_stages(params: TrainParams) -> tuple[PlannedStage, ...]:
     Example:
         >>> from tpu_components.core.models.step.hyperparameters import Stage
         >>> params = TrainParams("digits_cnn", epochs=8, stages=(Stage(3, ("conv*",)), Stage(5, learning_rate=1e-5)))
-        >>> [(stage.first_epoch, stage.settings.learning_rate) for stage in plan_stages(params)]
+        >>> [(stage.first_epoch, stage.params.learning_rate) for stage in plan_stages(params)]
         [(0, 0.001), (3, 1e-05)]
     """
     if not params.stages:
@@ -44,8 +44,8 @@ def plan_stages(params: TrainParams) -> tuple[PlannedStage, ...]:
     planned, first_epoch = [], 0
     for number, stage in enumerate(params.stages, 1):
         rate = stage.learning_rate or params.learning_rate
-        settings = dataclasses.replace(params, epochs=stage.epochs, learning_rate=rate, stages=())
-        planned.append(PlannedStage(settings, stage.frozen, first_epoch, number))
+        own = dataclasses.replace(params, epochs=stage.epochs, learning_rate=rate, stages=())
+        planned.append(PlannedStage(own, stage.frozen, first_epoch, number))
         first_epoch += stage.epochs
     return tuple(planned)
 

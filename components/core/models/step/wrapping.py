@@ -18,12 +18,12 @@ from tpu_components.core.models.step.hyperparameters import TrainParams
 
 def extend_step(
     model: Any,
-    settings: TrainParams,
+    params: TrainParams,
     num_replicas: int,
     has_margin: bool = False,
     class_weights: Sequence[float] = (),
 ) -> Sequence[Any]:
-    """Augment every batch of the compiled model, and average the weights after every step, if `settings` say so.
+    """Augment every batch of the compiled model, and average the weights after every step, if `params` say so.
 
     The running averages are of all weights, including batch-normalisation statistics. After t steps, the next step
     keeps `min(ema_decay, t / (t + 9))` of the average. So the average starts as the weight itself, and forgets the
@@ -31,7 +31,7 @@ def extend_step(
 
     Args:
         model: Compiled model.
-        settings: Augmentations to apply, and `ema_decay`.
+        params: Augmentations to apply, and `ema_decay`.
         num_replicas: Number of replicas that share a batch.
         has_margin: Whether images have a margin around the model's input.
         class_weights: Weight of each class, multiplied with the weights of its examples; empty for 1. As in Keras, an
@@ -44,10 +44,10 @@ def extend_step(
     Raises:
         InputError: If the model's input cannot be augmented.
     """
-    check_images(settings, model.input_shape)
+    check_images(params, model.input_shape)
     weights = model.variables
     optimizer, plain, uses_jax = model.optimizer, model.train_step, keras.backend.backend() == "jax"
-    augments = settings.moves_pixels or settings.softens_labels or has_margin
+    augments = params.moves_pixels or params.softens_labels or has_margin
     add_variable = functools.partial(optimizer.add_variable, aggregation="only_first_replica")
     if augments:
         # A variable, so that the program does not depend on the seed. Keras has seeded Python's `random`.
@@ -56,7 +56,7 @@ def extend_step(
     averages = {
         i: add_variable(weight.shape, dtype=weight.dtype, name=f"average_{i}")
         for i, weight in enumerate(weights)
-        if settings.ema_decay and keras.backend.is_float_dtype(weight.dtype)
+        if params.ema_decay and keras.backend.is_float_dtype(weight.dtype)
     }
 
     def prepare(data: Any) -> Any:
@@ -70,12 +70,12 @@ def extend_step(
         draws = Draws(seed.value, optimizer._iterations.value)
         groups = num_replicas if uses_jax else 1  # TensorFlow's step gets the batch of one replica.
         size = model.input_shape[1:3]
-        return *augment(images, labels, settings, draws, model.output_shape[-1], groups, size), sample_weights
+        return *augment(images, labels, params, draws, model.output_shape[-1], groups, size), sample_weights
 
     def average(steps: Any) -> None:
         """Update the moving averages of the weights after a step; `steps` is the number of steps before it."""
         steps = ops.cast(steps, "float32")
-        kept = ops.minimum(settings.ema_decay, steps / (steps + 9))
+        kept = ops.minimum(params.ema_decay, steps / (steps + 9))
         for i, variable in averages.items():
             weight = weights[i].value
             variable.assign(weight + ops.cast(kept, variable.dtype) * (variable.value - weight))

@@ -27,7 +27,7 @@ def test_stages_refuse_a_value_by_name():
 
 def test_every_stage_is_a_training_of_its_own():
     planned = plan_stages(TrainParams("digits_cnn", epochs=5, learning_rate=0.1, stages=_TWO))
-    assert [(stage.first_epoch, stage.settings.epochs, stage.settings.learning_rate) for stage in planned] == [
+    assert [(stage.first_epoch, stage.params.epochs, stage.params.learning_rate) for stage in planned] == [
         (0, 2, 0.01),
         (2, 3, 0.1),
     ]
