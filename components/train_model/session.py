@@ -129,7 +129,7 @@ class Session:
             keras.utils.set_random_seed((self.params.seed + stage.number) % 2**32)
         self.stage, self.num_trainable = stage, self.freezer.freeze(stage.frozen)
         with self.device.scope():
-            judged = compile_model(
+            averages = compile_model(
                 self.model,
                 self.manifest.interface,
                 stage.params,
@@ -140,7 +140,7 @@ class Session:
             )
         # Maps each weight to the variable that is validated and saved for it: its running average, or the weight.
         names = {id(variable): name for name, variable in self.variables().items()}
-        self.judged = {f"weight/{i:05d}": names[id(variable)] for i, variable in enumerate(judged)}
+        self._averages = {f"weight/{i:05d}": names[id(variable)] for i, variable in enumerate(averages)}
 
     def enter_stage_of(self, epoch: int) -> None:
         """Compile the model for the stage of an epoch (from 0), if this is not the present stage."""
@@ -158,7 +158,14 @@ class Session:
 
     def weights(self) -> dict[str, Any]:
         """Return the variables of the model, by name."""
-        return {name: variable for name, variable in self.variables().items() if name in self.judged}
+        return {name: variable for name, variable in self.variables().items() if name in self._averages}
+
+    def select_weights(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Select the weights to validate and save from the values of all variables, by the names of `weights`.
+
+        They are the running averages if `ema_decay` is set, otherwise the weights themselves.
+        """
+        return {weight: arrays[average] for weight, average in self._averages.items()}
 
     def assign_weights(self, arrays: Mapping[str, Array]) -> None:
         """Assign to each weight the array of its name."""

@@ -290,7 +290,7 @@ class _Training:
             arrays = checkpoint.snapshot(session.variables())
         if not checkpoint.all_finite(arrays):
             raise session.divergence(session.steps, "a weight")
-        weights = {name: arrays[judged] for name, judged in session.judged.items()}
+        weights = session.select_weights(arrays)
         if self._validation is not None:
             if session.params.ema_decay:
                 session.assign_weights(weights)
@@ -425,7 +425,7 @@ class _Training:
             arrays, _ = checkpoint.load_arrays(session.checkpoint_dir / checkpoint.CHECKPOINT_FILE)
             best, _ = checkpoint.load_arrays(session.checkpoint_dir / checkpoint.BEST_FILE)
             assign = functools.partial(checkpoint.hold, session.weights())
-        last = {name: arrays[judged] for name, judged in session.judged.items()}
+        last = session.select_weights(arrays)
         for file, weights in ((LAST_WEIGHTS_FILE, last), (BEST_WEIGHTS_FILE, best or last)):
             assign(weights)
             optimizer, model.optimizer = model.optimizer, None  # Keras would save its variables too.
