@@ -14,7 +14,7 @@ from tpu_components.core.examples.interface import CLASSIFICATION, Interface
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.models.bundle import Bundle, data_files, is_reference
 from tpu_components.core.models.lookup import bundle_of
-from tpu_components.core.models.step.augmentation import check_images, check_labels
+from tpu_components.core.models.step.augmentation import check_augmentation
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.sources.kinds import find_source
 from tpu_components.preflight_training.compiling import sandbox
@@ -184,8 +184,7 @@ class ConfigChecks:
         config, model = self._config, self._config.training.model
         if (interface := self._interface) is None:
             raise CannotAskError("not built without the data")
-        check_images(config.training, (None, *interface.input.shape))
-        check_labels(config.training, interface.task_name)
+        check_augmentation(config.training, (None, *interface.input.shape), interface.task_name)
         warnings = check_model(config, interface)
         formats = f", and can be exported as {', '.join(config.required_formats)}" if config.required_formats else ""
         yield Finding("model", Status.OK, f"{model}: is built for {interface.input}, rebuilt{formats}")

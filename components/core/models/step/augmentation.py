@@ -17,11 +17,16 @@ _NUM_SHARES = 1024
 _LARGEST_ASPECT = 4 / 3  # Largest ratio of width to height of a random crop, and of height to width.
 
 
-def check_images(params: TrainParams, input_shape: tuple[int | None, ...]) -> None:
-    """Check that a model's input can be augmented.
+def check_augmentation(params: TrainParams, input_shape: tuple[int | None, ...], task: str) -> None:
+    """Check that a model's input can be augmented, and that its task supports mixup, label smoothing and class weights.
+
+    Args:
+        params: Augmentations, and weights of classes.
+        input_shape: Shape of the model's input, with the axis of the batch.
+        task: Name of the task.
 
     Raises:
-        InputError: If the input is no image, or too small for `random_crop_pixels`.
+        InputError: If the input is no image, or too small for `random_crop_pixels`; or the task is no classification.
     """
     wanted = params.moves_pixels or params.mixup_alpha
     if wanted and len(input_shape) != 4:
@@ -34,14 +39,6 @@ def check_images(params: TrainParams, input_shape: tuple[int | None, ...]) -> No
             f"random_crop_pixels must be smaller than the image. Received: random_crop_pixels="
             f"{params.random_crop_pixels} for images of {input_shape[1]}×{input_shape[2]} pixels."
         )
-
-
-def check_labels(params: TrainParams, task: str) -> None:
-    """Check that mixup, label smoothing and weights of classes are used only for a task that supports them.
-
-    Raises:
-        InputError: If the task does not support them.
-    """
     if (params.softens_labels or params.weighs_classes) and task != CLASSIFICATION:
         names = "label_smoothing, mixup_alpha, class_weights and balance_classes"
         raise InputError(

@@ -20,7 +20,7 @@ from tpu_components.core.base.frameworks import jax, keras, ops, tf
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, PADDING, Interface
 from tpu_components.core.models.lookup import Brought, brought_by, explain
 from tpu_components.core.models.measuring import adapt, convert_targets, measured_by, set_measured
-from tpu_components.core.models.step.augmentation import check_labels
+from tpu_components.core.models.step.augmentation import check_augmentation
 from tpu_components.core.models.step.hyperparameters import OF_THE_MODEL, OF_THE_TASK, TrainParams
 from tpu_components.core.models.step.program import state_of
 from tpu_components.core.models.step.wrapping import (
@@ -456,7 +456,7 @@ def compile_model(
         InputError: If the model's input or task does not support the augmentation, or the model fails on an input.
     """
     vars(model).pop("train_step", None)  # Removes the wrapper of an earlier stage.
-    check_labels(params, interface.task_name)
+    check_augmentation(params, model.input_shape, interface.task_name)
     task = interface.task
     brought = brought_by(model)
     loss = _loss(params, interface, brought)

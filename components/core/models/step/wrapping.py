@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.frameworks import keras, ops, tf
-from tpu_components.core.models.step.augmentation import Draws, augment, check_images
+from tpu_components.core.models.step.augmentation import Draws, augment
 from tpu_components.core.models.step.hyperparameters import TrainParams
 
 
@@ -40,11 +40,7 @@ def extend_step(
     Returns:
         The variables to validate and save, in the order of `model.variables`: the averages if `ema_decay` is set, else
         the variables themselves. Variables that are not floats, such as dropout's random state, have no average.
-
-    Raises:
-        InputError: If the model's input cannot be augmented.
     """
-    check_images(params, model.input_shape)
     weights = model.variables
     optimizer, plain, uses_jax = model.optimizer, model.train_step, keras.backend.backend() == "jax"
     augments = params.moves_pixels or params.softens_labels or has_margin

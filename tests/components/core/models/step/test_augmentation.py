@@ -5,11 +5,12 @@ import pytest
 from PIL import Image
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import CLASSIFICATION
 from tpu_components.core.machines import device
 from tpu_components.core.models.step.augmentation import (
     Draws,
     augment,
-    check_images,
+    check_augmentation,
     interpolation_matrices,
     mixup_shares,
 )
@@ -205,9 +206,9 @@ def test_a_value_out_of_range_is_named(changes, message):
 
 
 def test_what_cannot_be_augmented_is_named():
-    check_images(TrainParams("digits_cnn", label_smoothing=0.1), (None, 250))
+    check_augmentation(TrainParams("digits_cnn", label_smoothing=0.1), (None, 250), CLASSIFICATION)
     with pytest.raises(InputError, match=r"are for images\. Received: a model whose input is \(None, 250\)"):
-        check_images(TrainParams("digits_cnn", mixup_alpha=0.2), (None, 250))
-    check_images(TrainParams("digits_cnn", random_crop_pixels=7), (None, 8, 9, 1))
+        check_augmentation(TrainParams("digits_cnn", mixup_alpha=0.2), (None, 250), CLASSIFICATION)
+    check_augmentation(TrainParams("digits_cnn", random_crop_pixels=7), (None, 8, 9, 1), CLASSIFICATION)
     with pytest.raises(InputError, match="random_crop_pixels=8 for images of 8×9 pixels"):
-        check_images(TrainParams("digits_cnn", random_crop_pixels=8), (None, 8, 9, 1))
+        check_augmentation(TrainParams("digits_cnn", random_crop_pixels=8), (None, 8, 9, 1), CLASSIFICATION)
