@@ -3,7 +3,6 @@
 `tpu-pipelines smoke` requests the report, to test what the documentation of a platform does not say.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -28,25 +27,7 @@ from tpu_components.core.machines.hosts import tell_hosts
 REPORT_VARIABLE = "TPU_PIPELINES_SURROUNDINGS_URI"  # Destination of the report; unset: no report is written.
 # Device files of TPU VMs, https://cloud.google.com/tpu/docs/run-in-container, and of NVIDIA's driver.
 _DEVICE_FILES = ("accel*", "vfio/*", "nvidia*")
-_LOCKED_BYTES = 68_719_476_736_000  # From use-tpu#custom_container; `ulimit -l` counts in KiB.
 _LIBRARIES = ("jax", "libtpu", "keras", "tensorflow", "tensorflow-cpu")
-
-
-def raise_locked_memory() -> None:
-    """Raise the limit of locked memory, which the TPU driver needs, as far as the platform allows.
-
-    The limit that Google recommends may need privileges that the container does not have.
-    https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/use-tpu#custom_container
-    """
-    try:
-        import resource
-    except ImportError:  # On Windows, which has no TPU.
-        return
-    _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    for limit in (_LOCKED_BYTES, most):
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
-            return
 
 
 def leave_report(device: Device, folder: Path, result: Any, started: float) -> None:

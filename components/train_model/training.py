@@ -48,7 +48,7 @@ from tpu_components.core.results.metric_table import HIGHER, LOWER, direction
 from tpu_components.train_model import heartbeat
 from tpu_components.train_model.checkpoints import checkpoint
 from tpu_components.train_model.checkpoints.parts import Array
-from tpu_components.train_model.environment_report import leave_report, raise_locked_memory
+from tpu_components.train_model.environment_report import leave_report
 from tpu_components.train_model.goodput import Sessions
 from tpu_components.train_model.initial_model import find_initial_model
 from tpu_components.train_model.loop import make_loop
@@ -104,7 +104,7 @@ def train_model(
         initial = find_initial_model(params.initial_model, manifest, Path(scratch))
         sessions = Sessions(checkpoint_dir, run_digest(params, initial, manifest), started, hosts.is_writer)
         with heartbeat.required(), sessions.recorded():
-            raise_locked_memory()
+            devices.raise_locked_memory()
             device = devices.prepare(params.backend, params.accelerator, params.num_replicas, params.precision, hosts)
             dataclasses.replace(params, num_replicas=device.num_replicas).check_batch_fits(num_examples)
             if device.backend == "jax":

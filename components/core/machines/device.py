@@ -21,6 +21,7 @@ from tpu_components.core.machines.hosts import ALONE, Hosts, connect
 
 BACKENDS = ("auto", "tensorflow", "jax")
 ACCELERATORS = ("auto", "cpu", "gpu", "tpu")
+_LOCKED_BYTES = 68_719_476_736_000  # From use-tpu#custom_container; `ulimit -l` counts in KiB.
 _KEPT_FROM_SECONDS = 0.3  # Shortest compilation to cache; reading shorter ones from a bucket is no faster.
 PRECISIONS = ("auto", "float32", "mixed_bfloat16")
 
@@ -149,6 +150,23 @@ def keep_programs(directory: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _KEPT_FROM_SECONDS)
     compilation_cache.reset_cache()  # Forget an earlier folder of this process.
+
+
+def raise_locked_memory() -> None:
+    """Raise the limit of locked memory, which the TPU driver needs, as far as the platform allows.
+
+    The limit that Google recommends may need privileges that the container does not have.
+    https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/use-tpu#custom_container
+    """
+    try:
+        import resource
+    except ImportError:  # On Windows, which has no TPU.
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    for limit in (_LOCKED_BYTES, most):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
+            return
 
 
 def _claim_backend(backend: str) -> None:

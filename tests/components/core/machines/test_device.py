@@ -102,3 +102,18 @@ def test_the_host_is_named_by_its_cores_and_their_make(monkeypatch):
     assert re.fullmatch(rf"{os.cpu_count()} × \S.*", device.describe_host())
     monkeypatch.setattr("builtins.open", lambda *_: (_ for _ in ()).throw(FileNotFoundError()))
     assert device.describe_host() == f"{os.cpu_count()} × {platform.machine()}"
+
+
+def test_a_training_may_lock_all_the_memory_that_it_is_allowed_to():
+    """A TPU's driver asks for it; the soft limit that a container begins with may be 64 KiB."""
+    code = (
+        "import resource\n"
+        "from tpu_components.core.machines.device import raise_locked_memory\n"
+        "_, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)\n"
+        "resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, most))\n"
+        "raise_locked_memory()\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)\n"
+        "print(soft == hard, hard >= most or hard == -1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\n"
