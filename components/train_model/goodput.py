@@ -27,7 +27,7 @@ class _Session:
 
     Attributes:
         start: Start of the session.
-        end: Last heartbeat of the session.
+        end: Time at which the session was last saved.
         began: End of the first step of the session; None if it has finished no step.
         kept: Time of the session's last checkpoint that a later session continued from; None if there is none.
     """
@@ -51,8 +51,8 @@ class _Session:
         return max(self.end - (self.began if self.kept is None else max(self.began, self.kept)), 0.0)
 
 
-class Sessions:
-    """Records the sessions of a training run, each from its start to its last heartbeat, in a file.
+class GoodputRecorder:
+    """Records the sessions of a training run, each from its start to the last time it was saved, in a file.
 
     Args:
         folder: Folder of the checkpoints.
@@ -112,7 +112,7 @@ class Sessions:
     def begin(self) -> None:
         """Record that this session's first step has ended."""
         self._now.began = self._clock()
-        self.beat()
+        self.save()
 
     @property
     def first_step_seconds(self) -> float:
@@ -120,12 +120,12 @@ class Sessions:
         return self._now.start_up_seconds if self._now.began is not None else 0.0
 
     @property
-    def count(self) -> int:
+    def num_sessions(self) -> int:
         """Number of sessions so far, this one included."""
         return len(self._earlier) + 1
 
-    def beat(self) -> None:
-        """Record a heartbeat of this session in the file. Errors are ignored: they must not fail the training."""
+    def save(self) -> None:
+        """Write the sessions to the file, this one until now. Errors are ignored: they must not fail the training."""
         with self._lock, contextlib.suppress(OSError, InputError):  # InputError if the disk is full.
             self._now.end = self._clock()
             sessions = [*self._earlier, self._now]
@@ -144,7 +144,7 @@ class Sessions:
         - `start_up`: Start of each session to the end of its first step: TPU_INITIALIZATION, TRAINING_PREP,
           PROGRAM_STARTUP and UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME.
         - `waiting`: DATA_LOADING, UNPRODUCTIVE_CHECKPOINT_SAVE_TIME.
-        - `lost`: Time from the last checkpoint of a killed session to its last heartbeat:
+        - `lost`: Time from the last checkpoint of a killed session to the last time it was saved:
           WASTED_PROGRESS_FROM_DISRUPTION.
         - `other`: Validation and saving the model: OTHER. Also time that a file of an older version does not classify.
 
@@ -165,14 +165,14 @@ class Sessions:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record a heartbeat every 10 seconds while the block runs.
+        """Save every 10 seconds while the block runs.
 
         If an InputError ends the block before `accept`, the earlier file is restored and the session is not counted.
         """
         was_there, is_refused = self._path.parent.is_dir(), False
-        self.beat()  # At once: the block may be killed before the next heartbeat.
+        self.save()  # At once: the block may be killed within 10 seconds.
         try:
-            with repeated(self.beat, EVERY_SECONDS):
+            with repeated(self.save, EVERY_SECONDS):
                 yield
         except InputError:
             is_refused = self._is_writer and not self._is_accepted
@@ -181,7 +181,7 @@ class Sessions:
             if is_refused:
                 self._restore_file(was_there)
             else:
-                self.beat()
+                self.save()
 
     def _restore_file(self, keep_folder: bool) -> None:
         with contextlib.suppress(OSError):

@@ -36,8 +36,8 @@ class TrainResult:
         goodput: Share of the paid time of all sessions that was spent on steps that are part of the result, that is,
             not on start-up, waiting, validation, or steps that a kill has lost.
         paid_seconds: Seconds of all sessions by use: `trained`, `start_up`, `waiting` for input and checkpoints,
-            `lost` by kills, and `other` (validation and saving the model). A killed session counts to its last
-            heartbeat, at most 10 seconds before the kill.
+            `lost` by kills, and `other` (validation and saving the model). A killed session counts to the last
+            time it was saved, at most 10 seconds before the kill.
     """
 
     epochs: int

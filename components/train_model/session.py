@@ -28,7 +28,7 @@ from tpu_components.core.models.trained import check_rebuilds
 from tpu_components.train_model.checkpoints import checkpoint
 from tpu_components.train_model.checkpoints.checkpoint import TrainingProgress
 from tpu_components.train_model.checkpoints.parts import Array, PartsWriter
-from tpu_components.train_model.goodput import Sessions
+from tpu_components.train_model.goodput import GoodputRecorder
 from tpu_components.train_model.initial_model import InitialModel
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, INPUT, Stopwatch
 from tpu_components.train_model.result import STEP
@@ -65,7 +65,7 @@ class Session:
         checkpoint_dir: Folder of the checkpoints.
         unchanged: Future of the verification of the records; checkpoints wait for it.
         group: Process group of the hosts.
-        sessions: Record of this session and of earlier ones.
+        recorder: Record of this session and of earlier ones.
         initial: Model whose weights the training starts with; None for new weights.
 
     Attributes:
@@ -86,12 +86,12 @@ class Session:
         checkpoint_dir: Path,
         unchanged: "Future[None]",
         group: ProcessGroup,
-        sessions: Sessions,
+        recorder: GoodputRecorder,
         initial: InitialModel | None = None,
     ) -> None:
         self.params, self.manifest, self.device, self.group = params, manifest, device, group
         self.initial = initial
-        self.checkpoint_dir, self.sessions, self.is_writer = checkpoint_dir, sessions, group.hosts.is_writer
+        self.checkpoint_dir, self.recorder, self.is_writer = checkpoint_dir, recorder, group.hosts.is_writer
         self.batch_size = params.batch_size_per_replica * device.num_replicas
         self.num_examples = manifest.split(TRAIN).num_examples
         self.steps = steps_per_epoch(self.num_examples, self.batch_size)
@@ -189,7 +189,7 @@ class Session:
             self.has_stepped = True
             self.progress.start_seconds += time.monotonic() - self._epoch_begun
             self.stopwatch.waited_seconds = self._waited_before = 0.0  # Earlier waiting counts as start-up.
-            self.sessions.begin()
+            self.recorder.begin()
 
     @property
     def waited_seconds(self) -> float:
@@ -353,7 +353,7 @@ class Session:
         is_best_ours = of_best is not None and of_best.identity == identity
         if saved is None or saved.identity != identity or (saved.best_epoch and not is_best_ours):
             progress.say(STEP, f"the checkpoint in {self.checkpoint_dir} is of another training; starting fresh")
-            self.sessions.forget()
+            self.recorder.forget()
             return None
         self.progress = saved
         return arrays

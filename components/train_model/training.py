@@ -49,7 +49,7 @@ from tpu_components.train_model import heartbeat
 from tpu_components.train_model.checkpoints import checkpoint
 from tpu_components.train_model.checkpoints.parts import Array
 from tpu_components.train_model.environment_report import leave_report
-from tpu_components.train_model.goodput import Sessions
+from tpu_components.train_model.goodput import GoodputRecorder
 from tpu_components.train_model.initial_model import find_initial_model
 from tpu_components.train_model.loop import make_loop
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, HOST, INPUT, PROFILES, StepProfile, profiler
@@ -102,8 +102,8 @@ def train_model(
     checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
     with tempfile.TemporaryDirectory(prefix="initial-") as scratch:
         initial = find_initial_model(params.initial_model, manifest, Path(scratch))
-        sessions = Sessions(checkpoint_dir, run_digest(params, initial, manifest), started, hosts.is_writer)
-        with heartbeat.required(), sessions.recorded():
+        recorder = GoodputRecorder(checkpoint_dir, run_digest(params, initial, manifest), started, hosts.is_writer)
+        with heartbeat.required(), recorder.recorded():
             devices.raise_locked_memory()
             device = devices.prepare(params.backend, params.accelerator, params.num_replicas, params.precision, hosts)
             dataclasses.replace(params, num_replicas=device.num_replicas).check_batch_fits(num_examples)
@@ -115,7 +115,7 @@ def train_model(
             group = ProcessGroup(hosts)
             with group.together():
                 try:
-                    session = Session(params, manifest, device, checkpoint_dir, unchanged, group, sessions, initial)
+                    session = Session(params, manifest, device, checkpoint_dir, unchanged, group, recorder, initial)
                     training = _Training(session, records_dir)
                     training.run()
                 except InputError:
@@ -209,7 +209,7 @@ class _Training:
             weight_bytes = sum(math.prod(weight.shape) * np.dtype(weight.dtype).itemsize for weight in weights)
             storage.require_free_bytes(session.checkpoint_dir, 7 * weight_bytes)
             curves = tf.summary.create_file_writer(str(self._tensorboard_dir))
-        session.sessions.accept(session.progress.saved_at if is_continued else 0.0)
+        session.recorder.accept(session.progress.saved_at if is_continued else 0.0)
         try:
             with termination.put_off() as session.is_asked_to_end:
                 self._run_epochs(curves)
@@ -354,7 +354,7 @@ class _Training:
         session, now, device = self._session, self._session.progress, self._session.device
         last = now.history[-1]
         trained = max(now.seconds - now.start_seconds - now.waited_seconds, 0.0)
-        paid = session.sessions.paid_seconds(trained, now.waited_seconds + now.end_seconds)
+        paid = session.recorder.paid_seconds(trained, now.waited_seconds + now.end_seconds)
         times = {kind: f"{kind}_seconds" for kind in session.stopwatch.kinds}
         return TrainResult(
             epochs=now.epoch,
@@ -370,9 +370,9 @@ class _Training:
             num_replicas=device.num_replicas,
             precision=device.precision,
             num_synchronized_layers=count_synchronized_layers(session.model, device.num_replicas),
-            first_step_seconds=session.sessions.first_step_seconds,
+            first_step_seconds=session.recorder.first_step_seconds,
             time={kind: sum(entry.get(name, 0.0) for entry in now.history) for kind, name in times.items()},
-            sessions=session.sessions.count,
+            sessions=session.recorder.num_sessions,
             goodput=trained / (sum(paid.values()) or 1.0),
             paid_seconds=paid,
         )

@@ -7,7 +7,7 @@ import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.train_model import goodput
-from tpu_components.train_model.goodput import SESSIONS_FILE, Sessions
+from tpu_components.train_model.goodput import SESSIONS_FILE, GoodputRecorder
 
 
 def _paid(trained, start_up, waiting=0.0, lost=0.0, other=0.0):
@@ -17,13 +17,13 @@ def _paid(trained, start_up, waiting=0.0, lost=0.0, other=0.0):
 def _session(folder, start, first_step=None, end=None, continued_from=0.0, settings="s"):
     """Record a session whose last heartbeat is at `end`; returns it."""
     now = [start]
-    session = Sessions(folder, settings, start, clock=lambda: now[0])
+    session = GoodputRecorder(folder, settings, start, clock=lambda: now[0])
     session.accept(continued_from)
     if first_step is not None:
         now[0] = first_step
         session.begin()
     now[0] = end or now[0]
-    session.beat()
+    session.save()
     return session
 
 
@@ -33,7 +33,7 @@ def test_paid_time_is_divided_by_use(tmp_path):
     _session(tmp_path, 1500.0, None, 1520.0)
     third = _session(tmp_path, 2000.0, 2005.0, 2050.0, continued_from=1030.0)
     paid = third.paid_seconds(trained=60.0, waiting=8.0)
-    assert third.count == 3
+    assert third.num_sessions == 3
     # The checkpoint is of the first session, though a later one started before this one.
     assert paid == _paid(trained=60.0, start_up=10.0 + 20.0 + 5.0, waiting=8.0, lost=10.0, other=7.0)
 
@@ -80,7 +80,7 @@ def test_files_of_older_versions_are_read(tmp_path, more, count, paid):
     """The oldest say only how long sessions were. Later ones keep apart the sessions that ended early."""
     (tmp_path / SESSIONS_FILE).write_text(json.dumps({"identity": "a", "sessions": [[900.0, 950.0]], **more}))
     sessions = _session(tmp_path, 990.0, 995.0, 1000.0)
-    assert sessions.count == count
+    assert sessions.num_sessions == count
     assert sessions.paid_seconds(paid["trained"], 0.0) == paid
     assert json.loads((tmp_path / SESSIONS_FILE).read_text())["sessions"][-1] == [990.0, 1000.0]
 
@@ -88,15 +88,15 @@ def test_files_of_older_versions_are_read(tmp_path, more, count, paid):
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"identity": "a"}', b'{"identity": "a", "sessions": [[1]]}'])
 def test_a_file_that_cannot_be_read_is_replaced(tmp_path, content):
     (tmp_path / SESSIONS_FILE).write_bytes(content)
-    assert _session(tmp_path, 990.0).count == 1
-    assert _session(tmp_path, 991.0).count == 2
+    assert _session(tmp_path, 990.0).num_sessions == 1
+    assert _session(tmp_path, 991.0).num_sessions == 2
 
 
 def test_a_full_disk_fails_no_training(tmp_path, monkeypatch):
     def refuse(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    sessions = Sessions(tmp_path, "s", 0.0)
+    sessions = GoodputRecorder(tmp_path, "s", 0.0)
     monkeypatch.setattr(os, "fsync", refuse)
     with sessions.recorded():
         sessions.begin()
@@ -105,20 +105,20 @@ def test_a_full_disk_fails_no_training(tmp_path, monkeypatch):
 
 def test_sessions_of_another_training_do_not_count(tmp_path):
     _session(tmp_path, 990.0)
-    assert Sessions(tmp_path, "s", 991.0).count == 2
-    assert Sessions(tmp_path, "other settings", 991.0).count == 1
-    changed_model = Sessions(tmp_path, "s", 991.0)
+    assert GoodputRecorder(tmp_path, "s", 991.0).num_sessions == 2
+    assert GoodputRecorder(tmp_path, "other settings", 991.0).num_sessions == 1
+    changed_model = GoodputRecorder(tmp_path, "s", 991.0)
     changed_model.forget()
-    assert changed_model.count == 1
+    assert changed_model.num_sessions == 1
 
 
 def test_only_host_0_records_heartbeats_while_it_works(tmp_path, monkeypatch):
     monkeypatch.setattr(goodput, "EVERY_SECONDS", 0.01)
-    with Sessions(tmp_path, "s", 0.0, is_writer=False).recorded():
+    with GoodputRecorder(tmp_path, "s", 0.0, is_writer=False).recorded():
         time.sleep(0.05)
     assert not (tmp_path / SESSIONS_FILE).exists()
     ends = set()
-    with Sessions(tmp_path, "s", 0.0).recorded():
+    with GoodputRecorder(tmp_path, "s", 0.0).recorded():
         while len(ends) < 3:
             ends.add(json.loads((tmp_path / SESSIONS_FILE).read_text())["sessions"][-1][1])
             time.sleep(0.01)
@@ -132,7 +132,7 @@ def test_a_session_that_is_refused_does_not_count(tmp_path, before):
         path.write_bytes(before)
 
     def refuse():
-        with Sessions(path.parent, "s", 0.0).recorded():
+        with GoodputRecorder(path.parent, "s", 0.0).recorded():
             assert path.is_file()
             raise InputError("refused")
 
