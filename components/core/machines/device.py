@@ -35,7 +35,6 @@ class Device:
         accelerator: `cpu`, `gpu` or `tpu`.
         num_replicas: Devices that share a batch.
         precision: Keras dtype policy.
-        jit_compile: Argument for `Model.compile`.
         distribution: Distribution strategy (TensorFlow) or Keras DataParallel (JAX); None with one replica.
     """
 
@@ -43,8 +42,12 @@ class Device:
     accelerator: str
     num_replicas: int
     precision: str
-    jit_compile: bool
     distribution: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+    @property
+    def jit_compile(self) -> bool:
+        """Argument for `Model.compile`: on a CPU, XLA makes TensorFlow's convolutions three times slower."""
+        return self.backend == "jax"
 
     @property
     def mesh(self) -> Any:
@@ -134,8 +137,7 @@ def prepare(
     keras.config.set_dtype_policy(precision)
     # Keras 3.15's flash attention on a TPU is causal without a mask, unscaled, and cannot be sharded over replicas.
     keras.config.disable_flash_attention()
-    # On a CPU, XLA makes TensorFlow's convolutions three times slower. JAX always compiles.
-    return Device(backend, accelerator, num_replicas, precision, backend == "jax", distribution)
+    return Device(backend, accelerator, num_replicas, precision, distribution)
 
 
 def keep_programs(directory: Path) -> None:
