@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -169,6 +168,7 @@ class _Training:
         uri = os.environ.get(_LOG_DIR, "")
         self._published = storage.mounted(uri) if uri else None
         self._tensorboard_dir = session.checkpoint_dir / _TENSORBOARD_DIR
+        self._curves = tf.summary.create_noop_writer()
 
     @property
     def _known(self) -> dict[str, int]:
@@ -200,7 +200,6 @@ class _Training:
         if session.parts is not None:
             session.parts.check_folder()
         is_continued = session.restore(self._call_callbacks)
-        curves = tf.summary.create_noop_writer()
         if session.is_writer:
             if not is_continued:  # Delete the curves of another run.
                 shutil.rmtree(self._tensorboard_dir, ignore_errors=True)
@@ -208,16 +207,17 @@ class _Training:
             weights = session.weights().values()
             weight_bytes = sum(math.prod(weight.shape) * np.dtype(weight.dtype).itemsize for weight in weights)
             storage.require_free_bytes(session.checkpoint_dir, 7 * weight_bytes)
-            curves = tf.summary.create_file_writer(str(self._tensorboard_dir))
+            self._curves = tf.summary.create_file_writer(str(self._tensorboard_dir))
         session.recorder.accept(session.progress.saved_at if is_continued else 0.0)
         try:
             with termination.put_off() as session.is_asked_to_end:
-                self._run_epochs(curves)
+                self._run_epochs()
                 session.writer.wait()
+                self._curves.close()  # Before `save` copies the files.
         finally:
             session.writer.close()
 
-    def _run_epochs(self, curves: Any) -> None:
+    def _run_epochs(self) -> None:
         session, params = self._session, self._session.params
         plural = session.manifest.input.plural
         profiled = params.profile_steps if session.is_writer else 0
@@ -242,7 +242,7 @@ class _Training:
                 begun = session.begin_epoch()
                 logs = self._loop.run_epoch(bar)
                 seconds = time.monotonic() - begun
-            self._end_epoch(logs, seconds, left, curves)
+            self._end_epoch(logs, seconds, left)
             session.end_if_asked()
 
     def _call_callbacks(self, entry: Mapping[str, float]) -> None:
@@ -261,14 +261,13 @@ class _Training:
                 f"{stage.params.learning_rate:g}, {frozen}: {session.num_trainable:,} parameters are trainable",
             )
 
-    def _end_epoch(self, logs: dict[str, float], seconds: float, num_examples: int, curves: Any) -> None:
+    def _end_epoch(self, logs: dict[str, float], seconds: float, num_examples: int) -> None:
         """Validate, compare the epoch with the best one, and write checkpoint and curves.
 
         Args:
             logs: Metrics of the epoch.
             seconds: Time that this session spent on the epoch.
             num_examples: Number of examples of the epoch that this session trained on.
-            curves: TensorFlow's summary writer.
         """
         session, stopwatch = self._session, self._session.stopwatch
         now, metric = session.progress, session.manifest.interface.task.metric
@@ -315,11 +314,11 @@ class _Training:
             with stopwatch.measure(CHECKPOINT):
                 session.write(arrays, weights if is_best else None)
         now.end_seconds += stopwatch.waited_seconds - waited_before
-        with curves.as_default(step=now.epoch):
+        with self._curves.as_default(step=now.epoch):
             for name in entry.keys() - {"epoch", "examples"}:
                 tf.summary.scalar(name, entry[name])
         if session.is_writer:
-            curves.flush()
+            self._curves.flush()
             self._publish_curves()
         progress.say(STEP, _epoch_line(entry, now, session.params.epochs, session.manifest))
 
