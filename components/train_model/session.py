@@ -120,7 +120,7 @@ class Session:
         self.parts: PartsWriter | None = None
         if params.sharding == FULLY_SHARDED and group.hosts.count > 1:
             self.parts = PartsWriter(checkpoint_dir, group.agree(time.time_ns()), group)
-        self._metrics: Mapping[str, Array] = {}  # Running metrics of the checkpoint, until they are restored.
+        self._running_metrics: Mapping[str, Array] = {}  # Of the checkpoint, until they are restored.
         self.is_asked_to_end: Callable[[], bool] = lambda: False
 
     def _compile(self, stage: PlannedStage) -> None:
@@ -231,8 +231,13 @@ class Session:
         self.end_if_asked()
         self._saved_at = time.monotonic()
 
+    @property
+    def _has_checkpoints(self) -> bool:
+        """Whether this host reads and writes checkpoints: host 0 does, and all hosts do if weights are sharded."""
+        return self.is_writer or self.parts is not None
+
     def write(self, arrays: Mapping[str, Array], best: Mapping[str, Array] | None = None, **changes: Any) -> None:
-        """Write a checkpoint in the background.
+        """Write a checkpoint in the background, if this host writes checkpoints.
 
         Args:
             arrays: The state to write.
@@ -241,6 +246,8 @@ class Session:
 
         If weights are sharded, all hosts write their parts first.
         """
+        if not self._has_checkpoints:
+            return
         history = list(self.progress.history)
         now = dataclasses.replace(self.progress, history=history, saved_at=time.time(), **changes)
 
@@ -296,7 +303,9 @@ class Session:
         `replay` is called with the history entry of each finished epoch, before any variable is restored.
         If weights are sharded, each host reads the parts of its devices; otherwise host 0 sends the arrays to all.
         """
-        loaded = self._load() if self.is_writer or self.parts is not None else None
+        if self.parts is not None:
+            self.parts.check_folder()
+        loaded = self._load() if self._has_checkpoints else None
         sent = self.group.broadcast(json.dumps(None if loaded is None else dataclasses.asdict(self.progress)).encode())
         if (saved := json.loads(sent)) is None:
             self.best = None
@@ -318,15 +327,15 @@ class Session:
             if now.batch_size != self.batch_size:
                 self._change_batch_size(now)
         if now.step:
-            self._metrics = {name: array for name, array in loaded.items() if name.startswith("metric/")}
+            self._running_metrics = {name: array for name, array in loaded.items() if name.startswith("metric/")}
         progress.say(STEP, f"continuing at epoch {now.epoch + 1}, step {now.step} of {self.steps}")
         return True
 
     def restore_metrics(self) -> None:
         """Restore the running metrics of a checkpoint within an epoch; the start of an epoch has reset them."""
-        if self._metrics:
-            checkpoint.restore({name: self.variables()[name] for name in self._metrics}, self._metrics)
-            self._metrics = {}
+        if self._running_metrics:
+            checkpoint.restore({name: self.variables()[name] for name in self._running_metrics}, self._running_metrics)
+            self._running_metrics = {}
 
     def _change_batch_size(self, now: TrainingProgress) -> None:
         """Convert the step to the batch size of this session, at the same share of the epoch.

@@ -197,8 +197,6 @@ class _Training:
         session = self._session
         if self._validation is None and session.params.monitor == AUTO:
             progress.say(STEP, "there is no validation split: the best epoch is that of the lowest training loss")
-        if session.parts is not None:
-            session.parts.check_folder()
         is_continued = session.restore(self._call_callbacks)
         if session.is_writer:
             if not is_continued:  # Delete the curves of another run.
@@ -310,9 +308,8 @@ class _Training:
         if is_best:
             now.best_loss, now.best_epoch = judged, now.epoch
             session.best = weights
-        if session.is_writer or session.parts is not None:
-            with stopwatch.measure(CHECKPOINT):
-                session.write(arrays, weights if is_best else None)
+        with stopwatch.measure(CHECKPOINT):
+            session.write(arrays, weights if is_best else None)
         now.end_seconds += stopwatch.waited_seconds - waited_before
         with self._curves.as_default(step=now.epoch):
             for name in entry.keys() - {"epoch", "examples"}:
