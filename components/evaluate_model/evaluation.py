@@ -38,8 +38,8 @@ from tpu_components.core.examples.slice_values import SIZE, load_groups, load_sl
 from tpu_components.core.examples.text import Tokenizer, load_vocabulary
 from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
+from tpu_components.core.models.language_model import StepModel
 from tpu_components.core.models.measuring import adapt, direction_of, measured_by
-from tpu_components.core.models.stepping import StepModel
 from tpu_components.core.models.trained import load_trained_model, predict
 from tpu_components.core.pages.blocks import Block
 from tpu_components.core.registry.held_out import FOLDER, HeldOutSet

@@ -30,8 +30,8 @@ from tpu_components.core.examples.interface import (
     TextInput,
 )
 from tpu_components.core.examples.text import load_vocabulary, tokenizer_ops
+from tpu_components.core.models.language_model import StepModel
 from tpu_components.core.models.lookup import UNITS_LAYER
-from tpu_components.core.models.stepping import StepModel
 
 # Description of the signatures in export.json, by the kind of input.
 INPUT_FACTS: Mapping[str, Mapping[str, Any]] = {

@@ -19,7 +19,7 @@ def build(*layers):
 
 
 def answers_by_step(model, passages):
-    from tpu_components.core.models.stepping import StepModel
+    from tpu_components.core.models.language_model import StepModel
 
     steps = StepModel(model)
     state, answers = np.zeros((len(passages), steps.state_size), np.float32), []
@@ -51,7 +51,7 @@ def test_steps_answer_like_the_whole_passage(kind):
 def test_one_recurrent_layer_is_enough_and_one_is_needed(kind):
     from keras import layers
 
-    from tpu_components.core.models.stepping import StepModel
+    from tpu_components.core.models.language_model import StepModel
 
     model = build(getattr(layers, kind)(6, return_sequences=True), layers.Dense(9, activation="softmax"))
     passages = np.random.default_rng(0).integers(0, 9, (3, 12)).astype(np.int32)
@@ -65,7 +65,7 @@ def test_a_model_that_skips_padding_is_refused_since_a_step_cannot():
     import keras
     from keras import layers
 
-    from tpu_components.core.models.stepping import StepModel
+    from tpu_components.core.models.language_model import StepModel
 
     embedding = layers.Embedding(9, 4, mask_zero=True, name="masked")
     recurrent = layers.LSTM(4, return_sequences=True)
@@ -84,7 +84,7 @@ def test_shakespeare_lstm_is_as_large_as_its_docstring_says_and_takes_steps():
 def test_a_model_that_looks_ahead_is_refused_by_the_layer_that_does():
     from keras import layers
 
-    from tpu_components.core.models.stepping import StepModel
+    from tpu_components.core.models.language_model import StepModel
 
     model = build(layers.Bidirectional(layers.LSTM(4, return_sequences=True), name="both_ways"), layers.Dense(9))
     with pytest.raises(InputError, match=r"received 'both_ways', a Bidirectional"):
