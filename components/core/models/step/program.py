@@ -16,13 +16,7 @@ import numpy as np
 from tpu_components.core.base.frameworks import jax, jnp, lax
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.models.step.hyperparameters import TrainParams
-from tpu_components.core.models.step.sharding import (
-    FULLY_SHARDED,
-    computed_in,
-    placed,
-    put_together,
-    shared,
-)
+from tpu_components.core.models.step.sharding import FULLY_SHARDED, gathering_weights, placed, shared
 
 LOOP_NAME = "jit(train_block)/while"  # Name of the loop over steps in compiled programs.
 _BLOCK_BYTES = 64 << 20  # Size of a block of streamed batches; a second block is read while the device computes.
@@ -160,22 +154,8 @@ class Program:
         )
         function = self.function()
         if self.params.sharding == FULLY_SHARDED:
-            function = self._putting_together(function)
+            function = gathering_weights(self.model, self.mesh)(function)  # Keeps the program's name.
         return jax.jit(function, donate_argnums=0, out_shardings=((state, whole), whole))
-
-    def _putting_together(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the function: while it is traced, the model's loss gathers the sharded weights."""
-
-        @functools.wraps(function)  # Keeps the program's name.
-        def run(*arguments: Any) -> Any:
-            plain = self.model.compute_loss_and_updates
-            self.model.compute_loss_and_updates = put_together(plain, self.mesh, computed_in(self.model))
-            try:
-                return function(*arguments)
-            finally:
-                self.model.compute_loss_and_updates = plain
-
-        return run
 
     def trace(self) -> Any:
         """Return a `jax.stages.Traced`; the devices of the mesh need not exist."""

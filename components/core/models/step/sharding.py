@@ -4,9 +4,10 @@ If weights are fully sharded, each device keeps a part of every large weight and
 all-gathers each weight before use, and reduce-scatters its gradient.
 """
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
@@ -99,33 +100,40 @@ def computed_in(model: Any) -> list[str]:
     ]
 
 
-def put_together(compute_loss: Callable[..., Any], mesh: Any, types: Sequence[str]) -> Callable[..., Any]:
-    """Wrap Keras's `compute_loss_and_updates`: the parts of the weights are gathered before each call.
+@contextlib.contextmanager
+def gathering_weights(model: Any, mesh: Any) -> Iterator[None]:
+    """Make the loss of a model gather its sharded weights before each use, in steps that are traced in the block.
 
     Args:
-        compute_loss: The function to wrap.
+        model: A keras.Model, whose `compute_loss_and_updates` is wrapped.
         mesh: Devices that hold parts of the weights.
-        types: Dtype of each weight, to which its parts are cast before they are gathered.
     """
-
-    def whole_of(value: Any, kind: str) -> Any:
-        part = placed(mesh, value.shape, FULLY_SHARDED)
-
-        @jax.custom_vjp
-        def whole(value: Any) -> Any:
-            return jax.lax.with_sharding_constraint(value, shared(mesh, None))
-
-        def backward(_: None, gradient: Any) -> tuple[Any]:
-            return (jax.lax.with_sharding_constraint(gradient, part),)
-
-        whole.defvjp(lambda value: (whole(value), None), backward)
-        if part.is_fully_replicated:
-            return whole(value)
-        # Cast before gathering, to transfer fewer bytes than in float32.
-        return whole(jax.lax.with_sharding_constraint(value.astype(kind), part))
+    plain, dtypes = model.compute_loss_and_updates, computed_in(model)
 
     def compute(trainable_variables: Sequence[Any], *others: Any, **options: Any) -> Any:
-        wholes = [whole_of(value, kind) for value, kind in zip(trainable_variables, types, strict=True)]
-        return compute_loss(wholes, *others, **options)
+        wholes = [_gather(value, dtype, mesh) for value, dtype in zip(trainable_variables, dtypes, strict=True)]
+        return plain(wholes, *others, **options)
 
-    return compute
+    model.compute_loss_and_updates = compute
+    try:
+        yield
+    finally:
+        model.compute_loss_and_updates = plain
+
+
+def _gather(value: Any, dtype: str, mesh: Any) -> Any:
+    """Return a weight replicated on all devices, cast to a dtype; its gradient is sharded as the weight was."""
+    part = placed(mesh, value.shape, FULLY_SHARDED)
+
+    @jax.custom_vjp
+    def whole(value: Any) -> Any:
+        return jax.lax.with_sharding_constraint(value, shared(mesh, None))
+
+    def backward(_: None, gradient: Any) -> tuple[Any]:
+        return (jax.lax.with_sharding_constraint(gradient, part),)
+
+    whole.defvjp(lambda value: (whole(value), None), backward)
+    if part.is_fully_replicated:
+        return whole(value)
+    # Cast before gathering, to transfer fewer bytes than in float32.
+    return whole(jax.lax.with_sharding_constraint(value.astype(dtype), part))
