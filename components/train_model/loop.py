@@ -22,7 +22,7 @@ from tpu_components.core.examples.feeding import DEVICE, Cut, EpochReader, is_re
 from tpu_components.core.machines.hosts import ProcessGroup
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.step.program import Program, Watch, fits, state_of
-from tpu_components.core.models.step.sharding import shared
+from tpu_components.core.models.step.sharding import array_sharding
 from tpu_components.train_model.profiling import COMPUTE, INPUT
 from tpu_components.train_model.result import STEP
 from tpu_components.train_model.session import Session
@@ -98,7 +98,7 @@ class ResidentFeed:
 
     def _draw(self, epoch: int) -> Any:
         order = Cut(self._program.num_examples, self._program.batch_size).draw_order(self._seed, epoch)
-        return put(order, self._program.mesh, self._order.shared_axis)
+        return put(order, self._program.mesh, self._order.sharded_axis)
 
     def take(self, limit: int) -> tuple[Any, int]:
         """Return the program's input for the next steps, and the number of these steps, at most `limit`."""
@@ -126,7 +126,7 @@ class StreamedFeed:
             for i in range(count):
                 for block, part in zip(source, batch if i == 0 else next(self._batches), strict=True):
                     block[i] = part
-        return tuple(put_part(part, mesh, at.shared_axis) for part, at in zip(source, arrays, strict=True)), count
+        return tuple(put_part(part, mesh, at.sharded_axis) for part, at in zip(source, arrays, strict=True)), count
 
 
 def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
@@ -135,15 +135,15 @@ def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
     Every host passes the whole array, and puts its own part on its devices.
     """
     if jax.process_count() == 1:
-        return jax.device_put(array, shared(mesh, axis))
-    return jax.make_array_from_callback(array.shape, shared(mesh, axis), lambda index: array[index])
+        return jax.device_put(array, array_sharding(mesh, axis))
+    return jax.make_array_from_callback(array.shape, array_sharding(mesh, axis), lambda index: array[index])
 
 
 def put_part(array: Any, mesh: Any, axis: int | None) -> Any:
     """Return an array on the devices of a mesh, sharded along an axis; each host passes only its own part."""
     if jax.process_count() == 1:
         return put(array, mesh, axis)
-    return jax.make_array_from_process_local_data(shared(mesh, axis), array)
+    return jax.make_array_from_process_local_data(array_sharding(mesh, axis), array)
 
 
 def put_everywhere(array: np.ndarray, mesh: Any, share: Share, length: int) -> Any:
@@ -168,7 +168,7 @@ def put_everywhere(array: np.ndarray, mesh: Any, share: Share, length: int) -> A
     def join(parts: Any) -> Any:
         return jax.numpy.concatenate([parts[host * rows : host * rows + len(own)] for host, own in enumerate(ranges)])
 
-    return jax.jit(join, out_shardings=shared(mesh, None))(put_part(padded, mesh, 0))
+    return jax.jit(join, out_shardings=array_sharding(mesh, None))(put_part(padded, mesh, 0))
 
 
 class _Pace:

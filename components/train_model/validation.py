@@ -14,7 +14,7 @@ from tpu_components.core.examples.artifacts import LABEL_FEATURE, VALIDATION, WE
 from tpu_components.core.examples.feeding import is_held_in_memory
 from tpu_components.core.examples.records import Examples
 from tpu_components.core.models.measuring import measure
-from tpu_components.core.models.step.sharding import shared
+from tpu_components.core.models.step.sharding import array_sharding
 from tpu_components.core.models.trained import predict
 from tpu_components.train_model.loop import put_part
 from tpu_components.train_model.session import Session
@@ -95,7 +95,7 @@ class ShardedPredictor:
         self._model, self._batch_shape, self._mesh = model, tuple(batch_shape), mesh
         self._own_batch = batch_shape[0] // share.count
         self._held: Any = None
-        whole = None if jax.process_count() == 1 else shared(mesh, 0)
+        whole = None if jax.process_count() == 1 else array_sharding(mesh, 0)
         self._predict = jax.jit(self._predict_batch, out_shardings=whole)
 
     def hold(self, inputs: np.ndarray, most: int) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from tpu_components.core.base.frameworks import jax, jnp, lax
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.models.step.hyperparameters import TrainParams
-from tpu_components.core.models.step.sharding import FULLY_SHARDED, gathering_weights, placed, shared
+from tpu_components.core.models.step.sharding import FULLY_SHARDED, array_sharding, gathering_weights, variable_sharding
 
 LOOP_NAME = "jit(train_block)/while"  # Name of the loop over steps in compiled programs.
 _BLOCK_BYTES = 64 << 20  # Size of a block of streamed batches; a second block is read while the device computes.
@@ -43,7 +43,7 @@ class Array(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
-    shared_axis: int | None = None
+    sharded_axis: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,15 +143,15 @@ class Program:
 
         return train_block if self.block_steps else train_step
 
+    def _sharding_of(self, variable: Any) -> Any:
+        return variable_sharding(self.mesh, variable.shape, self.params.sharding)
+
     def jit(self) -> Any:
         """Return the jitted function; a mesh of several devices sets the sharding of the new state."""
         if self.mesh is None or self.mesh.size == 1:
             return jax.jit(self.function(), donate_argnums=0)
-        whole = shared(self.mesh, None)
-        state = tuple(
-            [placed(self.mesh, variable.shape, self.params.sharding) for variable in kind]
-            for kind in state_of(self.model)
-        )
+        whole = array_sharding(self.mesh, None)
+        state = tuple([self._sharding_of(variable) for variable in kind] for kind in state_of(self.model))
         function = self.function()
         if self.params.sharding == FULLY_SHARDED:
             function = gathering_weights(self.model, self.mesh)(function)  # Keeps the program's name.
@@ -159,17 +159,16 @@ class Program:
 
     def trace(self) -> Any:
         """Return a `jax.stages.Traced`; the devices of the mesh need not exist."""
-        abstract, mesh = jax.ShapeDtypeStruct, self.mesh
-        whole = shared(mesh, None)
+        abstract, whole = jax.ShapeDtypeStruct, array_sharding(self.mesh, None)
         state = tuple(
-            [
-                abstract(variable.shape, variable.dtype, sharding=placed(mesh, variable.shape, self.params.sharding))
-                for variable in kind
-            ]
+            [abstract(variable.shape, variable.dtype, sharding=self._sharding_of(variable)) for variable in kind]
             for kind in state_of(self.model)
         )
         place, finite, loss = (abstract((), kind, sharding=whole) for kind in (np.int32, np.int32, np.float32))
-        source = tuple(abstract(at.shape, at.dtype, sharding=shared(mesh, at.shared_axis)) for at in self.source)
+        source = tuple(
+            abstract(array.shape, array.dtype, sharding=array_sharding(self.mesh, array.sharded_axis))
+            for array in self.source
+        )
         count = (abstract((), np.int32),) if self.block_steps else ()
         return self.jit().trace((state, place), Watch(finite, loss), source, *count)
 

@@ -20,11 +20,11 @@ BATCH_AXIS = "batch"  # Keras's name for the axis along which data-parallel devi
 _LEAST_VALUES = 1 << 12  # Smaller variables are replicated.
 
 
-def cut_axis(shape: Sequence[int], num_devices: int) -> int | None:
+def shard_axis(shape: Sequence[int], num_devices: int) -> int | None:
     """Return the axis along which a variable is sharded: the longest that divides evenly; None for small variables.
 
     Example:
-        >>> cut_axis((512, 1024), 8), cut_axis((511, 1023), 8), cut_axis((64,), 8)
+        >>> shard_axis((512, 1024), 8), shard_axis((511, 1023), 8), shard_axis((64,), 8)
         (1, None, None)
     """
     if math.prod(shape) < max(_LEAST_VALUES, num_devices):
@@ -33,7 +33,7 @@ def cut_axis(shape: Sequence[int], num_devices: int) -> int | None:
     return max(fitting, key=lambda axis: shape[axis], default=None)
 
 
-def shared(mesh: Any, axis: int | None) -> Any:
+def array_sharding(mesh: Any, axis: int | None) -> Any:
     """Return the sharding of an array over a mesh along an axis (None: replicated); None if there is no mesh."""
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -42,7 +42,7 @@ def shared(mesh: Any, axis: int | None) -> Any:
     return NamedSharding(mesh, PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH_AXIS))
 
 
-def placed(mesh: Any, shape: Sequence[int], sharding: str) -> Any:
+def variable_sharding(mesh: Any, shape: Sequence[int], sharding: str) -> Any:
     """Return the `NamedSharding` of a variable on a mesh; None if there is no mesh.
 
     Args:
@@ -50,7 +50,8 @@ def placed(mesh: Any, shape: Sequence[int], sharding: str) -> Any:
         shape: Shape of the variable.
         sharding: Value of `TrainParams.sharding`.
     """
-    return shared(mesh, cut_axis(shape, mesh.size) if mesh is not None and sharding == FULLY_SHARDED else None)
+    is_sharded = mesh is not None and sharding == FULLY_SHARDED
+    return array_sharding(mesh, shard_axis(shape, mesh.size) if is_sharded else None)
 
 
 def fully_shard(device: Device) -> Device:
@@ -73,7 +74,7 @@ def fully_shard(device: Device) -> Device:
             """Return the sharding of a variable."""
             if getattr(variable, "_layout", None) is not None:
                 return variable._layout
-            axis = cut_axis(variable.shape, self.device_mesh.devices.size)
+            axis = shard_axis(variable.shape, self.device_mesh.devices.size)
             named = [self.batch_dim_name if place == axis else None for place in range(len(variable.shape))]
             return keras.distribution.TensorLayout(named, self.device_mesh)
 
@@ -82,7 +83,7 @@ def fully_shard(device: Device) -> Device:
     return dataclasses.replace(device, distribution=distribution)
 
 
-def computed_in(model: Any) -> list[str]:
+def compute_dtypes(model: Any) -> list[str]:
     """Return the dtype in which each trainable variable of a model is gathered.
 
     This is the compute dtype of the layers that use the variable if they agree, else the variable's dtype. With
@@ -108,7 +109,7 @@ def gathering_weights(model: Any, mesh: Any) -> Iterator[None]:
         model: A keras.Model, whose `compute_loss_and_updates` is wrapped.
         mesh: Devices that hold parts of the weights.
     """
-    plain, dtypes = model.compute_loss_and_updates, computed_in(model)
+    plain, dtypes = model.compute_loss_and_updates, compute_dtypes(model)
 
     def compute(trainable_variables: Sequence[Any], *others: Any, **options: Any) -> Any:
         wholes = [_gather(value, dtype, mesh) for value, dtype in zip(trainable_variables, dtypes, strict=True)]
@@ -123,11 +124,11 @@ def gathering_weights(model: Any, mesh: Any) -> Iterator[None]:
 
 def _gather(value: Any, dtype: str, mesh: Any) -> Any:
     """Return a weight replicated on all devices, cast to a dtype; its gradient is sharded as the weight was."""
-    part = placed(mesh, value.shape, FULLY_SHARDED)
+    part = variable_sharding(mesh, value.shape, FULLY_SHARDED)
 
     @jax.custom_vjp
     def whole(value: Any) -> Any:
-        return jax.lax.with_sharding_constraint(value, shared(mesh, None))
+        return jax.lax.with_sharding_constraint(value, array_sharding(mesh, None))
 
     def backward(_: None, gradient: Any) -> tuple[Any]:
         return (jax.lax.with_sharding_constraint(gradient, part),)

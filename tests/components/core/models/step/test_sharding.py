@@ -10,7 +10,7 @@ import pytest
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import PaidMachine
-from tpu_components.core.models.step.sharding import computed_in, cut_axis
+from tpu_components.core.models.step.sharding import compute_dtypes, shard_axis
 from tpu_components.preflight_training import PreflightParams
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.examining import Examination
@@ -32,7 +32,7 @@ from tpu_components.train_model import TrainParams
     ],
 )
 def test_large_variables_are_cut_along_the_longest_axis_that_divides(shape, num_devices, axis):
-    assert cut_axis(shape, num_devices) == axis
+    assert shard_axis(shape, num_devices) == axis
 
 
 def test_the_tensorflow_backend_shards_no_weights():
@@ -52,7 +52,7 @@ def test_weights_are_put_together_in_the_type_in_which_their_layers_compute():
         ]
     )
     names = ["/".join(variable.path.split("/")[-2:]) for variable in model.trainable_variables]
-    assert dict(zip(names, computed_in(model), strict=True)) == {
+    assert dict(zip(names, compute_dtypes(model), strict=True)) == {
         "plain/kernel": "bfloat16",
         "plain/bias": "bfloat16",
         "penalized/kernel": "float32",  # The penalty is of the weight itself.
