@@ -22,7 +22,7 @@ class Stopwatch:
         kinds: Kinds of wait to measure: `compute`, `input`, `checkpoint`.
 
     Attributes:
-        waited_seconds: Seconds of `input` and `checkpoint`; `take` does not reset the sum.
+        waited_seconds: Seconds of `input` and `checkpoint` since the last `take_waited`; `take` does not reset them.
     """
 
     def __init__(self, *kinds: str) -> None:
@@ -46,6 +46,11 @@ class Stopwatch:
         """Return the seconds of each of `kinds` and of `host` since the last call; their sum is the elapsed time."""
         self._charge()
         taken, self._seconds = self._seconds, dict.fromkeys(self.kinds, 0.0)
+        return taken
+
+    def take_waited(self) -> float:
+        """Return `waited_seconds` and reset them."""
+        taken, self.waited_seconds = self.waited_seconds, 0.0
         return taken
 
     def _charge(self) -> None:

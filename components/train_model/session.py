@@ -180,7 +180,6 @@ class Session:
     def begin_epoch(self) -> float:
         """Start the clocks of an epoch; returns the time, by `time.monotonic`."""
         self._epoch_begun = self._saved_at = time.monotonic()
-        self._waited_before = self.stopwatch.waited_seconds
         return self._epoch_begun
 
     def end_first_step(self) -> None:
@@ -188,13 +187,8 @@ class Session:
         if not self.has_stepped:
             self.has_stepped = True
             self.progress.start_seconds += time.monotonic() - self._epoch_begun
-            self.stopwatch.waited_seconds = self._waited_before = 0.0  # Earlier waiting counts as start-up.
+            self.stopwatch.take_waited()  # Earlier waiting counts as start-up.
             self.recorder.begin()
-
-    @property
-    def waited_seconds(self) -> float:
-        """Seconds in which the run has waited for input and checkpoints after first steps."""
-        return self.progress.waited_seconds + self.stopwatch.waited_seconds - self._waited_before
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due: `checkpoint_seconds` after the last one, or at once after SIGTERM.
@@ -224,7 +218,7 @@ class Session:
             Terminated: If SIGTERM was received, after the checkpoint is written.
         """
         seconds = self.progress.seconds + time.monotonic() - self._epoch_begun
-        waited_seconds = self.waited_seconds
+        waited_seconds = self.progress.waited_seconds + self.stopwatch.waited_seconds
         with self.stopwatch.measure(CHECKPOINT):
             arrays = checkpoint.snapshot(self.variables())
             self.write(arrays, step=step, seconds=seconds, waited_seconds=waited_seconds)

@@ -269,8 +269,7 @@ class _Training:
         """
         session, stopwatch = self._session, self._session.stopwatch
         now, metric = session.progress, session.manifest.interface.task.metric
-        now.waited_seconds = session.waited_seconds
-        waited_before = stopwatch.waited_seconds
+        now.waited_seconds += stopwatch.take_waited()
         steps_of_stage = (now.epoch + 1 - session.stage.first_epoch) * session.steps
         entry = {
             "epoch": now.epoch + 1,
@@ -310,7 +309,7 @@ class _Training:
             session.best = weights
         with stopwatch.measure(CHECKPOINT):
             session.write(arrays, weights if is_best else None)
-        now.end_seconds += stopwatch.waited_seconds - waited_before
+        now.end_seconds += stopwatch.take_waited()
         with self._curves.as_default(step=now.epoch):
             for name in entry.keys() - {"epoch", "examples"}:
                 tf.summary.scalar(name, entry[name])
