@@ -177,7 +177,7 @@ def _judge(
         theirs.metrics if theirs else None,
         num_not_finite=scores.num_not_finite,
         baseline=baseline,
-        notes=macro_notes(figures[0].as_dict()),
+        notes=macro_notes(ours.as_dict()),
         differences=differences,
         slices=slices,
         unseen=unseen,

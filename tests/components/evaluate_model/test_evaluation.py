@@ -208,6 +208,18 @@ def test_a_split_that_was_all_trained_on_is_judged_and_said(digits_records, trai
     assert said(result)[0] == "passed: judged on all 359 examples, though all have been trained on (by the model 359)"
 
 
+def test_a_class_of_which_all_examples_were_trained_on_is_said_where_a_macro_average_is_bounded(
+    digits_records, trained_digits, tmp_path
+):
+    model = tmp_path / "model"
+    shutil.copytree(trained_digits, model)
+    labels = records.load_split(digits_records, Manifest.load(digits_records), "test").labels
+    np.save(model / "trained_on.npy", np.unique(load_identities(digits_records, "test")[labels == 9]))
+    params = dataclasses.replace(_CPU, minimum={"macro_f1": 0.1})
+    _, bound, *_ = said(evaluate_model(params, digits_records, model, tmp_path / "e"))
+    assert "(1 of 10 classes have no examples and count 0; the mean of the others is " in bound
+
+
 def test_a_model_that_does_not_say_what_it_trained_on_has_seen_nothing(digits_records, trained_digits, tmp_path):
     model = tmp_path / "model"
     shutil.copytree(trained_digits, model)
