@@ -61,11 +61,9 @@ from tpu_components.evaluate_model.figures import (
     compare_figures,
     compute_figures,
     find_baseline,
-    find_probabilities,
     find_slices,
-    macro_notes,
 )
-from tpu_components.evaluate_model.gate import Best, decide
+from tpu_components.evaluate_model.gate import Comparison, decide
 from tpu_components.evaluate_model.params import CLASS, LENGTH, EvaluateParams, EvaluateResult
 from tpu_components.evaluate_model.report import render_report, show_examples, show_passages
 
@@ -96,17 +94,19 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     info = load_matching_info(model_dir, manifest, "model")
     digest = model_digest(model_dir)
     with tempfile.TemporaryDirectory(prefix="champion-") as scratch:
-        champion = find_champion(params.champion, digest, Path(scratch))
-        if champion.directory:
+        rivals, held_out = list[Rival](), None
+        if champion := find_champion(params.champion, digest, Path(scratch)):
             load_matching_info(champion.directory, manifest, "champion").check_files(champion.directory)
-        held_out = _find_held_out(params, records_dir, digest, champion)
-        best = _find_best(params, manifest, digest, champion, held_out, Path(scratch)) if held_out else Champion(None)
-        models = [model_dir, *(rival.directory for rival in (champion, best) if rival.directory)]
+            rivals.append(champion)
+            held_out = _find_held_out(params, records_dir, digest, champion)
+            if held_out and (best := _find_best(params, manifest, digest, champion, held_out, Path(scratch))):
+                rivals.append(best)
+        models = [model_dir, *(rival.directory for rival in rivals)]
         device = devices.prepare(params.backend, params.accelerator, params.num_replicas, "float32")
         scores = score(params, device, records_dir, manifest, models)
         seen = find_seen_examples(params.split, records_dir, manifest.fingerprint, models)
     model = EvaluatedModel(info.name, info.parameters, "best", digest)
-    evaluation, metrics, rivals = _judge(params, manifest, model, champion.registered, scores, seen, held_out, best)
+    evaluation, figures, comparisons = _judge(params, manifest, model, rivals, scores, seen, held_out)
     with storage.staged_directory(output) as staged:
         evaluation.save(staged)
         np.savez_compressed(staged / PREDICTIONS_FILE, **scores.predictions)
@@ -116,8 +116,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         )
         (staged / REPORT_FILE).write_text(report, encoding="utf-8")
     if held_out:
-        digests = [rival.registered.digest for rival in (champion, best) if rival.registered]
-        compared = dict(zip(digests, rivals, strict=True))
+        compared = {rival.digest: each.metrics for rival, each in zip(rivals, comparisons, strict=True)}
         try:
             held_out.record(digest, evaluation.gate.promote, evaluation.metrics, compared)
         except (OSError, InputError) as error:  # The decision is valid anyway. The registry may be read-only.
@@ -130,8 +129,8 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         promote=decision.promote,
         reasons=decision.reasons,
         num_examples=evaluation.challenger["num_examples"],
-        metrics=metrics[0],
-        champion_metrics=metrics[1] if evaluation.champion else None,
+        metrics=figures[0].metrics,
+        champion_metrics=figures[1].metrics if champion else None,
     )
 
 
@@ -139,17 +138,25 @@ def _judge(
     params: EvaluateParams,
     manifest: Manifest,
     model: EvaluatedModel,
-    registered_champion: RegisteredChampion | None,
+    rivals: Sequence["Rival"],
     scores: "Scores",
     seen: np.ndarray | None,
     held_out: HeldOutSet | None,
-    best: "Champion",
-) -> tuple[Evaluation, list[dict[str, float]], list[dict[str, float]]]:
+) -> tuple[Evaluation, list[Figures], list[Comparison]]:
     """Judge a model by the examples that no compared model was trained on; by all examples if none is left.
 
+    Args:
+        params: The rules of the gate.
+        manifest: The data set.
+        model: Description of the model.
+        rivals: The models that it is compared with, the champion first.
+        scores: Predictions of the model and of its rivals.
+        seen: See `find_seen_examples`.
+        held_out: The gate's decisions on the test set; None if they are not counted.
+
     Returns:
-        The evaluation, the metrics of all models on all examples, and the metrics of the models that it was compared
-        with, on the examples of the judgement.
+        The evaluation, the metrics of all models on all examples, and the comparisons with the rivals on the examples
+        of the judgement.
     """
     test_set = None
     if held_out and params.confidence > NO_CONFIDENCE:
@@ -165,81 +172,82 @@ def _judge(
             judges = scores.select(rest)
             judged = _compute_figures(params, manifest, judges)
         unseen = Unseen.find(seen, scores.keys, [own.metrics for own in judged] if len(rest) else [])
-    ours, theirs = judged[0], judged[1] if len(judged) > 1 else None
-    task, names = manifest.interface.task, manifest.class_names
-    baseline = find_baseline(task, judges.targets, judges.outputs[0], names, judges.groups)
+    ours, task = judged[0], manifest.interface.task
+    comparisons = [
+        Comparison(rival.whose, theirs.metrics, compare_figures(ours, theirs, params.confidence))
+        for rival, theirs in zip(rivals, judged[1:], strict=True)
+    ]
+    baseline = find_baseline(task, judges.targets, judges.outputs[0], manifest.class_names, judges.groups)
     groups = _describe_groups(judges.groups, task.judged, ours)
-    differences = compare_figures(ours, theirs, params.confidence) if theirs else {}
     slices = find_slices(params, manifest, judges.targets, judges.outputs[:2], judges.properties, judges.groups)
-    decision = decide(
-        params,
-        ours.metrics,
-        theirs.metrics if theirs else None,
-        num_not_finite=scores.num_not_finite,
-        baseline=baseline,
-        notes=macro_notes(ours.as_dict()),
-        differences=differences,
-        slices=slices,
-        unseen=unseen,
-        probabilities=find_probabilities(ours, {**params.minimum, **params.maximum}),
-        groups=groups,
-        test_set=test_set if test_set and (test_set.planned > 1 or test_set.number > 1) else None,
-        best=Best(best.registered.version, judged[2].metrics, compare_figures(ours, judged[2], params.confidence))
-        if best.registered
-        else None,
-        directions=ours.directions,
-    )
     evaluation = Evaluation(
         split=params.split,
         dataset_fingerprint=manifest.fingerprint,
         model=model,
         class_names=manifest.class_names,
-        gate=decision,
+        gate=decide(
+            params,
+            ours,
+            comparisons,
+            num_not_finite=scores.num_not_finite,
+            baseline=baseline,
+            slices=slices,
+            remarks=[rule for known in (unseen, groups, test_set) if known and (rule := known.rule)],
+        ),
         challenger=figures[0].as_dict(),
-        champion=figures[1].as_dict() if theirs else None,
-        registered_champion=registered_champion,
+        champion=figures[1].as_dict() if rivals else None,
+        registered_champion=_describe_champion(params.champion, rivals),
         baseline=baseline,
         unseen=unseen,
         intervals=ours.intervals,
-        differences=differences,
+        differences=comparisons[0].differences if comparisons else {},
         slices=slices,
         groups=groups,
         test_set=test_set,
     )
-    return evaluation, [own.metrics for own in figures], [own.metrics for own in judged[1:]]
+    return evaluation, figures, comparisons
 
 
-def _find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champion: "Champion") -> HeldOutSet | None:
+def _describe_champion(named: str, rivals: Sequence["Rival"]) -> RegisteredChampion | None:
+    """Return version and digest of the first rival, both empty without one; None if no registry was queried.
+
+    Args:
+        named: `EvaluateParams.champion`.
+        rivals: See `_judge`.
+    """
+    if parse_reference(named) is None:
+        return None
+    return RegisteredChampion(rivals[0].number, rivals[0].digest) if rivals else RegisteredChampion("", "")
+
+
+def _find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champion: "Rival") -> HeldOutSet | None:
     """Return the record of gate decisions on this test set in the champion's registry; None without a registry."""
-    if champion.place is None or params.split == TRAIN:
+    if not champion.place or params.split == TRAIN:
         return None
     identities = load_identities(records_dir, params.split)
     return None if identities is None else HeldOutSet.find(champion.place, identities, digest)
 
 
 def _find_best(
-    params: EvaluateParams,
-    manifest: Manifest,
-    digest: str,
-    champion: "Champion",
-    held_out: HeldOutSet,
-    scratch: Path,
-) -> "Champion":
+    params: EvaluateParams, manifest: Manifest, digest: str, champion: "Rival", held_out: HeldOutSet, scratch: Path
+) -> "Rival | None":
     """Return the best model that was ever promoted, by the first metric of `max_regression` with a margin above 0.
 
-    The result is empty, `Champion(None)`, if this model is unknown, or is the champion or the challenger.
+    The result is None if this model is unknown, or is the champion or the challenger.
     """
     metric = next((name for name, margin in params.max_regression.items() if margin), "")
     best = held_out.find_best(metric, direction(metric)) if metric else ""
-    others = [digest, champion.registered.digest if champion.registered else ""]
-    if champion.registry is None or not best or any(best[:_LABEL] == other[:_LABEL] for other in others):
-        return Champion(None)
+    is_known = any(best[:_LABEL] == other[:_LABEL] for other in (digest, champion.digest))
+    if champion.registry is None or not best or is_known:
+        return None
     if not (number := champion.registry.number_of(best)):
-        return Champion(None)  # Deleted.
+        return None  # Deleted.
     (scratch / "best").mkdir()
     directory = fetch(champion.registry.version(number), MODEL_DIR, scratch / "best")
-    is_usable = ModelInfo.load(directory).understands(manifest)
-    return Champion(directory, RegisteredChampion(number, best)) if is_usable else Champion(None)
+    if not ModelInfo.load(directory).understands(manifest):
+        return None
+    whose = f"that of version {number}, the best that was promoted:"
+    return dataclasses.replace(champion, directory=directory, number=number, digest=best, whose=whose)
 
 
 def _describe_groups(groups: np.ndarray | None, metric: str, figures: Figures) -> Groups | None:
@@ -276,24 +284,28 @@ def _show_examples(
 
 
 @dataclasses.dataclass(frozen=True)
-class Champion:
-    """A model to beat.
+class Rival:
+    """A model that a model is compared with: the champion, or the best model that was ever promoted.
 
     Attributes:
-        directory: Folder of the model, written by train_model; None without a model.
-        registered: Version and digest of the model; empty if the registry has no champion, None without a registry.
-        registry: The registry; None without a registry, or if it has no champion.
-        place: Folder for the decisions on test sets, beside the versions of the registry; None like `registry`.
+        directory: Folder of the model, written by train_model.
+        number: Number of its version in the registry; empty without a registry, like the digest and the place.
+        digest: Digest of the model.
+        place: Folder for the decisions on test sets, beside the versions of the registry.
+        registry: The registry; None for a model that is only a folder.
+        whose: Words that name the model in a reason, before the value of its metric.
     """
 
-    directory: Path | None
-    registered: RegisteredChampion | None = None
+    directory: Path
+    number: str = ""
+    digest: str = ""
+    place: str = dataclasses.field(default="", compare=False)
     registry: Registry | None = dataclasses.field(default=None, compare=False)
-    place: str | None = dataclasses.field(default=None, compare=False)
+    whose: str = "the champion's"
 
 
-def find_champion(champion: str, digest: str, scratch: Path) -> Champion:
-    """Return the model that `EvaluateParams.champion` names; empty if an alias has no version, as before the first run.
+def find_champion(champion: str, digest: str, scratch: Path) -> Rival | None:
+    """Return the model that `EvaluateParams.champion` names; None if an alias has no version, as before the first run.
 
     Args:
         champion: A folder, local or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`, where REGISTRY may be
@@ -305,17 +317,16 @@ def find_champion(champion: str, digest: str, scratch: Path) -> Champion:
         InputError: If the model cannot be read, or a file of a version was changed after registration.
     """
     if not champion:
-        return Champion(None)
+        return None
     if (named := parse_reference(champion)) is None:
-        return Champion(fetch_folder(champion, scratch))
-    registry, version = named
-    registered = registry.champion(version, digest)
-    if registered is None:
-        return Champion(None, RegisteredChampion("", ""))
-    directory = fetch(registered, MODEL_DIR, scratch)
-    place = registered.uri.rstrip("/").rpartition("/")[0].removesuffix(f"/{VERSIONS_DIR}")
-    known = RegisteredChampion(registered.number, registered.model_digest)
-    return Champion(directory, known, registry, storage.join(place, FOLDER))
+        return Rival(fetch_folder(champion, scratch))
+    registry, alias = named
+    version = registry.champion(alias, digest)
+    if version is None:
+        return None
+    place = version.uri.rstrip("/").rpartition("/")[0].removesuffix(f"/{VERSIONS_DIR}")
+    directory = fetch(version, MODEL_DIR, scratch)
+    return Rival(directory, version.number, version.model_digest, storage.join(place, FOLDER), registry)
 
 
 def load_matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:

@@ -31,7 +31,6 @@ from tpu_components.core.results.estimates import (
     count_scores,
     estimators,
     find_interval,
-    find_probability,
     jackknife,
     mean_area,
     mean_average_precision,
@@ -88,6 +87,10 @@ class Figures:
         """The 95% confidence intervals of the metrics that have one, by name."""
         intervals = {name: find_interval(estimate, _INTERVALS) for name, estimate in self.estimates.items()}
         return {name: interval for name, interval in intervals.items() if interval}
+
+    def sign_of(self, name: str) -> int:
+        """Return `HIGHER` or `LOWER`, whichever is better for a metric; `NEITHER` if that is unknown."""
+        return self.directions.get(name) or direction(name)
 
     def as_dict(self) -> dict[str, Any]:
         """Return `num_examples`, metrics and details as `evaluation.json` holds them; an undefined metric is None."""
@@ -244,18 +247,9 @@ def compare_figures(challenger: Figures, champion: Figures, confidence: float) -
     differences = {
         name: compare(estimate, champion.estimates[name], sign, confidence)
         for name, estimate in challenger.estimates.items()
-        if name in champion.estimates and (sign := challenger.directions.get(name) or direction(name))
+        if name in champion.estimates and (sign := challenger.sign_of(name))
     }
     return {name: difference for name, difference in differences.items() if difference}
-
-
-def find_probabilities(figures: Figures, bounds: Mapping[str, float]) -> dict[str, float | None]:
-    """Return, by name, the result of `find_probability` for every defined metric with a minimum or maximum."""
-    return {
-        name: find_probability(figures.estimates[name], bound)
-        for name, bound in bounds.items()
-        if name in figures.estimates
-    }
 
 
 def macro_notes(figures: Mapping[str, Any]) -> dict[str, str]:

@@ -5,17 +5,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tpu_components.core.base.formatting import level, percent, show
-from tpu_components.core.results.evaluation_info import (
-    Baseline,
-    Decision,
-    Difference,
-    Groups,
-    Rule,
-    Slice,
-    TestSetUse,
-    Unseen,
-)
-from tpu_components.core.results.metric_table import BY_NAME, NO_CONFIDENCE, direction
+from tpu_components.core.results.estimates import find_probability
+from tpu_components.core.results.evaluation_info import Baseline, Decision, Difference, Rule, Slice
+from tpu_components.core.results.metric_table import BY_NAME, NO_CONFIDENCE
+from tpu_components.evaluate_model.figures import Figures, macro_notes
 from tpu_components.evaluate_model.params import EvaluateParams
 
 # Relative difference below which values count as equal: the same numbers may be summed in another order.
@@ -24,126 +17,94 @@ _LISTED_SLICES = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Best:
-    """The best model that was ever promoted.
+class Comparison:
+    """The metrics of a model that the challenger is compared with, on the same examples.
 
     Attributes:
-        number: Version number of the model.
-        metrics: Metrics of the model on the same examples.
-        differences: Differences of the challenger from the model, by metric.
+        whose: Words that name the model in a reason, before the value of its metric.
+        metrics: Metrics of the model, by name.
+        differences: Differences of the challenger from the model, by metric, with confidence bounds.
     """
 
-    number: str
+    whose: str
     metrics: Mapping[str, float]
     differences: Mapping[str, Difference]
 
 
 def decide(
     params: EvaluateParams,
-    challenger: Mapping[str, float],
-    champion: Mapping[str, float] | None,
+    challenger: Figures,
+    comparisons: Sequence[Comparison] = (),
     num_not_finite: int = 0,
-    baseline: Baseline | None = None,
-    notes: Mapping[str, str] | None = None,
-    differences: Mapping[str, Difference] | None = None,
     slices: Sequence[Slice] = (),
-    unseen: Unseen | None = None,
-    probabilities: Mapping[str, float | None] | None = None,
-    groups: Groups | None = None,
-    test_set: TestSetUse | None = None,
-    best: Best | None = None,
-    directions: Mapping[str, int] = {},
+    baseline: Baseline | None = None,
+    remarks: Sequence[Rule] = (),
 ) -> Decision:
     """Decide from a challenger's metrics whether it may be promoted.
 
     Args:
         params: Thresholds and confidence levels.
-        challenger: Metrics of the challenger, by name.
-        champion: Metrics of the champion on the same examples; None without a champion.
+        challenger: Metrics of the challenger.
+        comparisons: Comparison with the champion, and with the best model that was ever promoted if that is another;
+            empty without a champion.
         num_not_finite: Number of examples for which the challenger predicted NaN or infinity; has to be 0.
-        baseline: Comparison of the challenger with the best constant prediction.
-        notes: Notes for the reasons of `minimum` and `maximum`, by metric.
-        differences: Differences of the challenger from the champion, by metric, with confidence bounds.
         slices: Metrics of slices of the examples, with bounds that hold for all slices together.
-        unseen: Examples that the metrics are of; None unless some were left out.
-        probabilities: Results of `find_probability` for bounded metrics, by name: how often a model that is truly at
-            the bound scores as far from it; None if there are too few examples.
-        groups: Groups of examples that depend on each other; None if all are independent.
-        test_set: Number of decisions on the test set, and their error rate; None if they are not counted.
-        best: The best model that was ever promoted; None if unknown, or if it is the champion.
-        directions: For each further metric of the model, 1 if higher is better, -1 if lower is, 0 if unknown.
+        baseline: Comparison of the challenger with the best constant prediction.
+        remarks: Rules that are always passed: on which examples, and with which error rate, the model is judged. They
+            and the baseline's are worded in `evaluation_info`, because model cards repeat them.
 
     Returns:
         The decision. Every threshold is checked and gives a reason, also when an earlier one has failed.
     """
-    rules = [known.rule for known in (unseen, groups, test_set) if known]
+    rules = [*remarks]
     if num_not_finite:
         rules.append(Rule(False, "", f"{num_not_finite} predictions are not finite numbers"))
     for bounds, word in ((params.minimum, "at least"), (params.maximum, "at most")):
-        for metric, bound in bounds.items():
-            value, note = challenger.get(metric), (notes or {}).get(metric)
-            probability = (probabilities or {}).get(metric)
-            rules.append(_check_bound(metric, value, bound, word, note, probability, params.bound_confidence))
-    if champion is None:
+        rules += [
+            _check_bound(challenger, name, bound, word, params.bound_confidence) for name, bound in bounds.items()
+        ]
+    if not comparisons:
         # No model was promoted before, or only the challenger.
         rules.append(Rule(True, "", "there is no other champion to beat"))
-    else:
-        rivals = [("the champion's", champion, differences or {})]
-        if best:  # Otherwise margins add up, if each model is a little worse than the one before.
-            whose = f"that of version {best.number}, the best that was promoted:"
-            rivals.append((whose, best.metrics, best.differences))
-        for metric, allowed in params.max_regression.items():
-            for whose, theirs, known in rivals if allowed else rivals[:1]:
-                values, sign = (challenger.get(metric), theirs.get(metric)), directions.get(metric) or direction(metric)
-                rules.append(_compare(metric, sign, *values, allowed, params.confidence, known.get(metric), whose))
+    for metric, allowed in params.max_regression.items():
+        # Without the best model, margins add up if each model is a little worse than the one before.
+        for comparison in comparisons if allowed else comparisons[:1]:
+            rules.append(_compare(challenger, comparison, metric, allowed, params.confidence))
     rules += _check_slices(params, slices)
     if baseline is not None and params.beat_baseline:
         rules.append(baseline.rule)
     return Decision(all(rule.passed for rule in rules), tuple(rules))
 
 
-def _check_bound(
-    metric: str,
-    value: float | None,
-    bound: float,
-    word: str,
-    note: str | None,
-    probability: float | None,
-    confidence: float,
-) -> Rule:
-    if value is None:
-        passed, text = False, f"{metric} was not measured: {_why_undefined(metric)}"
-    else:
-        passed = reached = _tie(value, bound) or (value > bound if word == "at least" else value < bound)
-        digits = () if _tie(value, bound) else (value, bound)
-        text = f"{metric} {show(value, *digits)}, required {word} {show(bound, *digits)}"
-        if confidence > NO_CONFIDENCE:
-            passed = reached and probability is not None and probability <= 1 - confidence
-            unknown = "" if probability is not None else ", which so few examples cannot say"
-            text += f" with {level(confidence)} confidence{unknown}"
-        if probability is not None:
-            side, share = "high" if value >= bound else "low", percent(probability)
-            text += f"; a model of exactly {show(bound, *digits)} comes out as {side} in {share} of cases"
+def _check_bound(challenger: Figures, metric: str, bound: float, word: str, confidence: float) -> Rule:
+    if metric not in challenger.estimates:
+        return Rule(False, metric, f"{metric} was not measured: {_why_undefined(metric)}")
+    estimate = challenger.estimates[metric]
+    value, probability = estimate.value, find_probability(estimate, bound)
+    passed = reached = _tie(value, bound) or (value > bound if word == "at least" else value < bound)
+    digits = () if _tie(value, bound) else (value, bound)
+    text = f"{metric} {show(value, *digits)}, required {word} {show(bound, *digits)}"
+    if confidence > NO_CONFIDENCE:
+        passed = reached and probability is not None and probability <= 1 - confidence
+        unknown = "" if probability is not None else ", which so few examples cannot say"
+        text += f" with {level(confidence)} confidence{unknown}"
+    if probability is not None:
+        side, share = "high" if value >= bound else "low", percent(probability)
+        text += f"; a model of exactly {show(bound, *digits)} comes out as {side} in {share} of cases"
+    note = macro_notes(challenger.details).get(metric)
     return Rule(passed, metric, f"{text} ({note})" if note else text)
 
 
-def _compare(
-    metric: str,
-    sign: int,
-    challenger: float | None,
-    champion: float | None,
-    allowed: float,
-    confidence: float,
-    difference: Difference | None,
-    whose: str,
-) -> Rule:
-    if challenger is None or champion is None:
+def _compare(challenger: Figures, comparison: Comparison, metric: str, allowed: float, confidence: float) -> Rule:
+    ours, theirs = challenger.metrics.get(metric), comparison.metrics.get(metric)
+    if ours is None or theirs is None:
         return Rule(False, metric, f"{metric} cannot be compared: {_why_undefined(metric)}")
-    worse_by = (champion - challenger) * sign
-    verb = "ties with" if _tie(challenger, champion) else "beats" if worse_by < 0 else "is worse than"
-    text = f"{metric} {show(challenger, champion)} {verb} {whose} {show(champion, challenger)}"
+    sign, difference = challenger.sign_of(metric), comparison.differences.get(metric)
+    worse_by = (theirs - ours) * sign
+    verb = "ties with" if _tie(ours, theirs) else "beats" if worse_by < 0 else "is worse than"
+    text = f"{metric} {show(ours, theirs)} {verb} {comparison.whose} {show(theirs, ours)}"
     if confidence == NO_CONFIDENCE:
-        passed = worse_by <= allowed or _tie(champion - sign * allowed, challenger)
+        passed = worse_by <= allowed or _tie(theirs - sign * allowed, ours)
         return Rule(passed, metric, f"{text}; it may be worse by {show(allowed)}")
     if difference is None:
         return Rule(False, metric, f"{text}, but what chance leaves of that is not defined on so few examples")

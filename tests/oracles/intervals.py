@@ -21,7 +21,6 @@ from tpu_components.core.examples.interface import Classification, LanguageModel
 from tpu_components.core.results.estimates import (
     Estimators,
     estimators,
-    find_probability,
     mean_area,
     mean_average_precision,
     score_passages,
@@ -338,7 +337,7 @@ class _Interface:
     task: Any
 
 
-_FIGURES = {"accuracy": 1.0}
+_FIGURES = Figures("classification", 1, {}, {})
 _RARE = "80 rare labels"
 
 
@@ -353,7 +352,7 @@ def refused_by_slices(kind: str, num_examples: int, repetitions: int) -> float:
     for _ in range(repetitions):
         targets, outputs = pool.draw(rng, num_examples)
         slices = find_slices(params, data, targets, np.stack(outputs), {})  # type: ignore[arg-type]
-        refused += not decide(params, _FIGURES, _FIGURES, slices=slices).promote
+        refused += not decide(params, _FIGURES, slices=slices).promote
     return refused / repetitions
 
 
@@ -372,7 +371,7 @@ def refused_by_sites(num_sites: int, num_examples: int, repetitions: int) -> flo
     for _ in range(repetitions):
         answers = np.eye(2)[(rng.random(len(targets)) > 0.95).astype(int)][None]
         slices = find_slices(params, data, targets, answers, sites)  # type: ignore[arg-type]
-        refused += not decide(params, _FIGURES, None, slices=slices).promote
+        refused += not decide(params, _FIGURES, slices=slices).promote
     return refused / repetitions
 
 
@@ -398,9 +397,8 @@ def passed_at_the_bound(kind: str, num_examples: int, metric: str, repetitions: 
         bound = {metric: float(pool.truths(targets, outputs)[0][metric])}
         estimate = pool.estimators(targets, outputs[0])[metric]()
         assert estimate is not None
-        probabilities = {metric: find_probability(estimate, bound[metric])}
         params = EvaluateParams(bound_confidence=CONFIDENCE, **{name: bound})  # type: ignore[arg-type]
-        passed += decide(params, {metric: estimate.value}, None, probabilities=probabilities).promote
+        passed += decide(params, Figures(pool.task.name, num_examples, {metric: estimate}, {})).promote
     return passed / repetitions
 
 

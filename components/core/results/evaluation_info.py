@@ -274,15 +274,17 @@ class TestSetUse:
     examples: str
 
     @property
-    def rule(self) -> Rule:
-        """The number of decisions, as a rule that is always passed."""
+    def rule(self) -> Rule | None:
+        """The number of decisions, as a rule that is always passed; None for the only decision."""
+        if self.planned == 1 and self.number == 1:
+            return None
         whole, fresh = level(self.whole, 3), f"Draw a fresh one: data.retired_tests=[{self.examples}]"
         text = f"decision {self.number:,} on this test set"
         if self.planned > 1:
             text += f", of {self.planned:,} that share an error rate of {whole}: this one has {level(self.rate, 2)}"
             if self.number > self.planned:
                 text += f". The test set is worn out: more decisions exceed that rate. {fresh}"
-        elif self.number > 1:
+        else:
             together = 1 - (1 - self.whole) ** self.number
             text += (
                 f", each with an error rate of {whole}: one or more false promotions in up to {percent(together)} of "

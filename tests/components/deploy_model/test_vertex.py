@@ -21,10 +21,9 @@ from tpu_components.core.files.vertex_clients import VertexService
 from tpu_components.core.registry.signing import verify_folder, verify_version
 from tpu_components.core.registry.versions import model_digest
 from tpu_components.core.registry.vertex import VertexRegistry
-from tpu_components.core.results.evaluation_info import RegisteredChampion
 from tpu_components.deploy_model.params import DeployParams
 from tpu_components.deploy_model.vertex import VertexTarget
-from tpu_components.evaluate_model.evaluation import Champion, find_champion
+from tpu_components.evaluate_model.evaluation import find_champion
 from tpu_components.serving.params import ServeParams
 
 ROOT = "projects/my-project/locations/us-west1/models"
@@ -586,22 +585,21 @@ def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
     for name, value in world.fake.environment(tmp_path).items():
         monkeypatch.setenv(name, value)
     champion = f"{ROOT}/digits@champion"
-    nobody = Champion(None, RegisteredChampion("", ""))
-    assert find_champion(champion, "new", tmp_path) == nobody, "there is no model yet"
+    assert find_champion(champion, "new", tmp_path) is None, "there is no model yet"
     world.fake.fail_next(1, "PERMISSION_DENIED")
     with pytest.raises(InputError, match=r"refused to get model .*Injected into get_model"):
         find_champion(champion, "new", tmp_path)
     VertexTarget(PARAMS, world.registry()).register(*world.folders(0.7), metrics={}, reasons=[], lineage={})
-    assert find_champion(champion, "new", tmp_path) == nobody, "the alias stands nowhere yet"
+    assert find_champion(champion, "new", tmp_path) is None, "the alias stands nowhere yet"
     world.release(0.8, NOBODY)
     world.release(0.9, world.digest(0.8))
     found = find_champion(champion, "new", tmp_path)
-    assert found.registered == RegisteredChampion("3", world.digest(0.9)[:63])
+    assert (found.number, found.digest) == ("3", world.digest(0.9)[:63])
     assert (found.directory / "best.weights.h5").read_text() == "0.9"
     beaten = find_champion(champion, world.digest(0.9), tmp_path)
-    assert beaten.registered.version == "2", "a model is never its own champion"
-    assert find_champion(f"{ROOT}/digits@3", world.digest(0.9), tmp_path).registered.version == "2"
-    assert find_champion(f"{ROOT}/digits@1", "new", tmp_path).registered.version == "1"
+    assert beaten.number == "2", "a model is never its own champion"
+    assert find_champion(f"{ROOT}/digits@3", world.digest(0.9), tmp_path).number == "2"
+    assert find_champion(f"{ROOT}/digits@1", "new", tmp_path).number == "1"
     with pytest.raises(InputError, match="has no version '7'"):
         find_champion(f"{ROOT}/digits@7", "new", tmp_path)
 

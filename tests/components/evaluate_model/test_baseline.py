@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from sklearn import metrics as judge
 
-from tests.components.judging import said
+from tests.components.judging import decide_on, said
 from tpu_components.core.examples.interface import TASKS, Regression
 from tpu_components.evaluate_model import EvaluateParams
 from tpu_components.evaluate_model.figures import find_baseline
-from tpu_components.evaluate_model.gate import decide
 
 _NAMES = ("pos", "neg", "other")
 
@@ -24,7 +23,7 @@ def _classes(labels, predicted, num_classes=3):
 
 
 def _gate(baseline, **changes):
-    return decide(EvaluateParams(max_regression={}, **changes), {}, None, baseline=baseline)
+    return decide_on(EvaluateParams(max_regression={}, **changes), {}, baseline=baseline)
 
 
 def test_a_classifier_has_to_beat_the_most_frequent_class():

@@ -15,9 +15,8 @@ from tpu_components.core.examples.example_ids import load_identities
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.held_out import HeldOutSet
 from tpu_components.core.registry.versions import model_digest
-from tpu_components.core.results.evaluation_info import RegisteredChampion
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
-from tpu_components.evaluate_model.evaluation import Champion, find_champion
+from tpu_components.evaluate_model.evaluation import Rival, find_champion
 
 _FACTS = {"metrics": {}, "reasons": [], "lineage": {}}
 
@@ -34,13 +33,12 @@ def registry(trained_digits, tmp_path):
 def test_a_champion_is_a_folder_or_a_registered_version_or_none(registry, tmp_path):
     model, scratch = str(registry.directory), tmp_path / "scratch"
     version = registry.version("0001")
-    registered = Champion(version.model_dir, RegisteredChampion("0001", version.model_digest))
-    assert find_champion("", "new", scratch) == Champion(None)
-    assert find_champion(str(tmp_path), "new", scratch) == Champion(tmp_path)
+    registered = Rival(version.model_dir, "0001", version.model_digest)
+    assert find_champion("", "new", scratch) is None
+    assert find_champion(str(tmp_path), "new", scratch) == Rival(tmp_path)
     assert find_champion(f"{model}@champion", "new", scratch) == registered
     assert find_champion(f"{model}@0001", "new", scratch) == registered
-    nobody = Champion(None, RegisteredChampion("", ""))
-    assert find_champion(f"{tmp_path}/registry/letters@champion", "new", scratch) == nobody
+    assert find_champion(f"{tmp_path}/registry/letters@champion", "new", scratch) is None
 
 
 def test_a_version_that_is_not_there_is_refused(registry, tmp_path):

@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests.components.judging import said
+from tests.components.judging import decide_on, said
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import Classification
+from tpu_components.core.results.estimates import find_probability
 from tpu_components.core.results.evaluation_info import Decision, Difference, Rule
 from tpu_components.evaluate_model import EvaluateParams
-from tpu_components.evaluate_model.figures import compute_figures, find_probabilities
+from tpu_components.evaluate_model.figures import compute_figures
 from tpu_components.evaluate_model.gate import decide
 
 _GOOD, _BAD = {"accuracy": 0.98, "loss": 0.1}, {"accuracy": 0.95, "loss": 0.2}
@@ -22,26 +23,26 @@ def _raw(**changes):
 
 
 def test_first_run_has_no_champion_to_beat():
-    decision = decide(EvaluateParams(), _BAD, None)
+    decision = decide_on(EvaluateParams(), _BAD)
     assert decision.promote
     assert said(decision) == ("passed: there is no other champion to beat",)
 
 
 def test_challenger_that_beats_the_champion_is_promoted():
-    decision = decide(_raw(), _GOOD, _BAD)
+    decision = decide_on(_raw(), _GOOD, _BAD)
     assert decision.promote
     assert said(decision) == ("passed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0000",)
 
 
 def test_without_confidence_a_tie_is_promoted():
-    decision = decide(_raw(max_regression={"accuracy": 0.0, "loss": 0.0}), _GOOD, dict(_GOOD))
+    decision = decide_on(_raw(max_regression={"accuracy": 0.0, "loss": 0.0}), _GOOD, dict(_GOOD))
     assert decision.promote
     assert said(decision)[0].startswith("passed: accuracy 0.9800 ties with the champion's 0.9800")
 
 
 def test_rounding_does_not_undo_a_tie():
-    assert decide(_raw(), {"accuracy": 0.1 + 0.2}, {"accuracy": 0.3}).promote
-    assert decide(_raw(), {"accuracy": 0.3}, {"accuracy": 0.1 + 0.2}).promote
+    assert decide_on(_raw(), {"accuracy": 0.1 + 0.2}, {"accuracy": 0.3}).promote
+    assert decide_on(_raw(), {"accuracy": 0.3}, {"accuracy": 0.1 + 0.2}).promote
 
 
 @pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
@@ -49,14 +50,14 @@ def test_rounding_is_a_share_of_the_value_whatever_its_unit(unit):
     """A loss of 3e-10 is three times one of 1e-10; one of 1e12 has no digits below 1e-4."""
     params = _raw(max_regression={"mean_absolute_error": 0.0})
     champion = {"mean_absolute_error": unit}
-    assert decide(params, {"mean_absolute_error": unit * (1 + 1e-12)}, champion).promote
-    decision = decide(params, {"mean_absolute_error": unit * 1.0001}, champion)
+    assert decide_on(params, {"mean_absolute_error": unit * (1 + 1e-12)}, champion).promote
+    decision = decide_on(params, {"mean_absolute_error": unit * 1.0001}, champion)
     assert not decision.promote
     assert "is worse than the champion's" in said(decision)[0]
 
 
 def test_what_differs_is_shown_in_digits_that_differ():
-    decision = decide(_raw(), {"accuracy": 0.9}, {"accuracy": 0.90001})
+    decision = decide_on(_raw(), {"accuracy": 0.9}, {"accuracy": 0.90001})
     assert said(decision) == (
         "failed: accuracy 0.90000 is worse than the champion's 0.90001; it may be worse by 0.0000",
     )
@@ -65,31 +66,31 @@ def test_what_differs_is_shown_in_digits_that_differ():
 def test_a_figure_that_is_no_number_beats_nothing():
     nan, known = {"accuracy": math.nan}, {"accuracy": 0.9}
     text = "accuracy not a number is worse than the champion's 0.9000; it may be worse by 0.0000"
-    assert decide(_raw(), nan, known) == Decision(False, (Rule(False, "accuracy", text),))
-    assert not decide(_raw(), nan, nan).promote
+    assert decide_on(_raw(), nan, known) == Decision(False, (Rule(False, "accuracy", text),))
+    assert not decide_on(_raw(), nan, nan).promote
 
 
 def test_challenger_that_is_worse_is_rejected():
-    decision = decide(_raw(), _BAD, _GOOD)
+    decision = decide_on(_raw(), _BAD, _GOOD)
     assert not decision.promote
     assert said(decision) == ("failed: accuracy 0.9500 is worse than the champion's 0.9800; it may be worse by 0.0000",)
 
 
 def test_regression_is_allowed_up_to_its_limit():
-    assert decide(_raw(max_regression={"accuracy": 0.03}), _BAD, _GOOD).promote
-    assert not decide(_raw(max_regression={"accuracy": 0.0299}), _BAD, _GOOD).promote
+    assert decide_on(_raw(max_regression={"accuracy": 0.03}), _BAD, _GOOD).promote
+    assert not decide_on(_raw(max_regression={"accuracy": 0.0299}), _BAD, _GOOD).promote
 
 
 def test_a_lower_loss_is_better():
     params = _raw(max_regression={"loss": 0.0})
-    assert decide(params, _GOOD, _BAD).promote
-    decision = decide(params, _BAD, _GOOD)
+    assert decide_on(params, _GOOD, _BAD).promote
+    decision = decide_on(params, _BAD, _GOOD)
     assert not decision.promote
     assert "loss 0.2000 is worse than the champion's 0.1000" in said(decision)[0]
 
 
 def test_no_regression_limit_means_that_any_challenger_may_follow():
-    decision = decide(EvaluateParams(max_regression={}), _BAD, _GOOD)
+    decision = decide_on(EvaluateParams(max_regression={}), _BAD, _GOOD)
     assert decision.promote
 
 
@@ -103,11 +104,11 @@ def test_no_regression_limit_means_that_any_challenger_may_follow():
     ],
 )
 def test_a_bound_includes_its_value(bounds, reason):
-    assert said(decide(EvaluateParams(**bounds), _BAD, None))[0] == reason
+    assert said(decide_on(EvaluateParams(**bounds), _BAD))[0] == reason
 
 
 def test_predictions_that_are_not_finite_are_refused_whatever_the_metrics_say():
-    decision = decide(EvaluateParams(), _GOOD, None, num_not_finite=3)
+    decision = decide_on(EvaluateParams(), _GOOD, num_not_finite=3)
     assert not decision.promote
     assert said(decision)[0] == "failed: 3 predictions are not finite numbers"
 
@@ -120,22 +121,25 @@ def test_predictions_that_are_not_finite_are_refused_whatever_the_metrics_say():
     ],
 )
 def test_metric_that_is_nan_fails_its_bound(thresholds, reason):
-    assert said(decide(EvaluateParams(**thresholds), {"loss": math.nan, "r2": math.nan}, None))[0] == reason
+    assert said(decide_on(EvaluateParams(**thresholds), {"loss": math.nan, "r2": math.nan}))[0] == reason
 
 
 def test_metric_that_could_not_be_measured_fails_its_minimum():
-    decision = decide(EvaluateParams(minimum={"roc_auc": 0.9}), _GOOD, None)
+    decision = decide_on(EvaluateParams(minimum={"roc_auc": 0.9}), _GOOD)
     assert not decision.promote
     assert said(decision)[0] == "failed: roc_auc was not measured: it needs two classes, both in the split"
-    other = decide(EvaluateParams(maximum={"bits_per_character": 2.3}), _GOOD, None)
+    other = decide_on(EvaluateParams(maximum={"bits_per_character": 2.3}), _GOOD)
     assert said(other)[0] == "failed: bits_per_character was not measured: it is of another task"
 
 
 def test_what_is_to_be_known_of_a_metric_is_said_where_it_is_bounded():
     params = EvaluateParams(minimum={"macro_f1": 0.9, "accuracy": 0.9})
-    decision = decide(params, {"macro_f1": 0.8, "accuracy": 0.95}, None, notes={"macro_f1": "1 class counts 0"})
+    row = {"support": 1, "precision": 0.9, "recall": 0.9, "f1": 0.9}
+    details = {"num_absent_classes": 1, "per_class": [row, row, dict.fromkeys(row, 0)]}
+    decision = decide_on(params, {"macro_f1": 0.6, "accuracy": 0.95}, details=details)
     assert said(decision)[:2] == (
-        "failed: macro_f1 0.8000, required at least 0.9000 (1 class counts 0)",
+        "failed: macro_f1 0.6000, required at least 0.9000 (1 of 3 classes have no examples and count 0; the mean of "
+        "the others is 0.9000)",
         "passed: accuracy 0.9500, required at least 0.9000",
     )
 
@@ -153,12 +157,10 @@ def test_a_bound_says_how_often_chance_gives_as_much_and_asks_for_the_confidence
     """The probability is the exact binomial test's."""
     right = np.arange(359) < num_right
     figures = compute_figures(Classification(), np.zeros(359, int), np.eye(2)[(~right).astype(int)], "ab")
-    bound = {"accuracy": 0.97}
-    params = EvaluateParams(minimum=bound, bound_confidence=confidence)
-    probabilities = find_probabilities(figures, bound)
+    params = EvaluateParams(minimum={"accuracy": 0.97}, bound_confidence=confidence)
     exact = stats.binom.cdf(345, 359, 0.97) if num_right == 345 else stats.binom.sf(num_right - 1, 359, 0.97)
-    assert probabilities["accuracy"] == pytest.approx(exact, abs=1e-6)
-    decision = decide(params, figures.metrics, None, probabilities=probabilities)
+    assert find_probability(figures.estimates["accuracy"], 0.97) == pytest.approx(exact, abs=1e-6)
+    decision = decide(params, figures)
     words = [" with 95% confidence", "a model of exactly 0.9700"][-reason.count("{}") :]
     assert said(decision)[0] == reason.format(*words)
 
@@ -167,7 +169,7 @@ def test_a_bound_with_confidence_refuses_what_too_few_examples_measure():
     labels = (np.arange(500) < 3).astype(int)
     figures = compute_figures(Classification(), labels, np.eye(2)[labels], "ab")
     params = EvaluateParams(minimum={"roc_auc": 0.9}, bound_confidence=0.95)
-    decision = decide(params, figures.metrics, None, probabilities=find_probabilities(figures, params.minimum))
+    decision = decide(params, figures)
     assert said(decision)[0] == (
         "failed: roc_auc 1.0000, required at least 0.9000 with 95% confidence, which so few examples cannot say"
     )
@@ -175,7 +177,7 @@ def test_a_bound_with_confidence_refuses_what_too_few_examples_measure():
 
 def test_every_check_gives_its_reason_in_words():
     params = _raw(minimum={"accuracy": 0.99}, maximum={"loss": 0.5}, max_regression={"accuracy": 0.0, "loss": 0.0})
-    decision = decide(params, _BAD, _GOOD)
+    decision = decide_on(params, _BAD, _GOOD)
     assert not decision.promote
     assert [reason.partition(":")[0] for reason in said(decision)] == ["failed", "passed", "failed", "failed"]
     for reason in said(decision):
@@ -223,7 +225,7 @@ def test_an_error_is_better_when_it_is_smaller_and_is_shown_in_its_own_unit():
     params = _raw(
         minimum={"r2": 0.5}, maximum={"mean_absolute_error": 2e-5}, max_regression={"mean_absolute_error": 1e-6}
     )
-    decision = decide(params, {"r2": 0.9, "mean_absolute_error": 1.25e-5}, {"r2": 0.8, "mean_absolute_error": 1e-5})
+    decision = decide_on(params, {"r2": 0.9, "mean_absolute_error": 1.25e-5}, {"r2": 0.8, "mean_absolute_error": 1e-5})
     assert not decision.promote
     assert said(decision) == (
         "passed: r2 0.9000, required at least 0.5000",
@@ -234,7 +236,7 @@ def test_an_error_is_better_when_it_is_smaller_and_is_shown_in_its_own_unit():
 
 def test_a_figure_that_is_not_defined_fails_the_gate_that_asks_for_it():
     params = EvaluateParams(minimum={"r2": 0.5}, max_regression={"r2": 0.0})
-    decision = decide(params, {"loss": 0.1}, {"loss": 0.1})
+    decision = decide_on(params, {"loss": 0.1}, {"loss": 0.1})
     assert said(decision) == (
         "failed: r2 was not measured: it needs targets that differ within the split",
         "failed: r2 cannot be compared: it needs targets that differ within the split",
@@ -306,13 +308,15 @@ def _difference(**changes):
 )
 def test_a_challenger_passes_by_what_chance_leaves_of_its_advantage(difference, allowed, reason):
     params = EvaluateParams(max_regression={"accuracy": allowed})
-    decision = decide(params, _GOOD, _BAD, differences=_difference(**difference))
+    decision = decide_on(params, _GOOD, _BAD, differences=_difference(**difference))
     assert said(decision) == (reason,)
     assert decision.promote == reason.startswith("passed")
 
 
 def test_a_tie_is_no_better():
-    decision = decide(EvaluateParams(), _GOOD, dict(_GOOD), differences=_difference(advantage=0.0, least=0.0, luck=1.0))
+    decision = decide_on(
+        EvaluateParams(), _GOOD, dict(_GOOD), differences=_difference(advantage=0.0, least=0.0, luck=1.0)
+    )
     assert not decision.promote
     assert said(decision)[0].startswith(
         "failed: accuracy 0.9800 ties with the champion's 0.9800; it has to be better, with 95% confidence"

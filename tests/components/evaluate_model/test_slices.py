@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.components.judging import said
+from tests.components.judging import decide_on, said
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.interface import Classification, MultiLabel, Regression
@@ -19,7 +19,6 @@ from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.evaluate_model import EvaluateParams
 from tpu_components.evaluate_model.evaluation import check_slices
 from tpu_components.evaluate_model.figures import find_slices
-from tpu_components.evaluate_model.gate import decide
 
 _FIGURES = {"accuracy": 0.9}
 
@@ -64,28 +63,28 @@ def test_a_better_mean_hides_no_class_that_broke():
         ("class", name, 300, "accuracy") for name in ("cat", "dog", "fox")
     ]
     assert (slices[0].value, slices[0].champion) == (0.7, 1.0)
-    decision = decide(params, _FIGURES, _FIGURES, slices=slices)
+    decision = decide_on(params, _FIGURES, _FIGURES, slices=slices)
     assert not decision.promote
     assert said(decision) == (
         "failed: accuracy 0.7000 of class 'cat' (300 examples) is worse than the champion's 1.0000 by more than 0.0500"
         ", with 95% confidence in all 3 slices",
     )
     allowed = dataclasses.replace(params, max_slice_regression=0.31)
-    assert said(decide(allowed, _FIGURES, _FIGURES, slices=slices)) == (
+    assert said(decide_on(allowed, _FIGURES, _FIGURES, slices=slices)) == (
         "passed: no slice is worse than the champion's by more than 0.3100, with 95% confidence in all 3 slices",
     )
 
 
 def test_a_slice_below_its_minimum_is_named_and_one_that_chance_may_have_put_there_is_not():
     params = EvaluateParams(slice_minimum=0.8)
-    decision = decide(params, _FIGURES, None, slices=find_slices(params, *_broken_cats()))
+    decision = decide_on(params, _FIGURES, slices=find_slices(params, *_broken_cats()))
     assert said(decision)[1] == (
         "failed: accuracy 0.7000 of class 'cat' (300 examples) is below the least that a slice may have, 0.8000, "
         "with 95% confidence in all 3 slices"
     )
     labels = np.repeat([0, 1], [10, 300])
     few = _classes(labels, np.where(np.arange(310) < 3, 1, labels))
-    assert said(decide(params, _FIGURES, None, slices=find_slices(params, *few)))[1] == (
+    assert said(decide_on(params, _FIGURES, slices=find_slices(params, *few)))[1] == (
         "passed: no slice is below the least that a slice may have, 0.8000, with 95% confidence in all 2 slices"
     )
 
@@ -97,7 +96,7 @@ def test_of_equal_models_with_three_classes_one_in_twenty_seems_to_have_broken_o
     for _ in range(400):
         answers = [np.where(generator.random(600) < 0.1, (labels + 1) % 3, labels) for _ in range(2)]
         slices = find_slices(params, *_classes(labels, *answers))
-        refused += not decide(params, _FIGURES, _FIGURES, slices=slices).promote
+        refused += not decide_on(params, _FIGURES, _FIGURES, slices=slices).promote
     assert 0 < refused / 400 <= 0.05 + 3.1 * np.sqrt(0.05 * 0.95 / 400)
 
 
@@ -105,9 +104,9 @@ def test_without_confidence_slices_are_compared_as_they_are():
     params = EvaluateParams(max_regression={}, confidence=0.5, max_slice_regression=0.3)
     slices = find_slices(params, *_broken_cats())
     assert slices[0].difference.most == pytest.approx(-0.3)
-    assert decide(params, _FIGURES, _FIGURES, slices=slices).promote
+    assert decide_on(params, _FIGURES, _FIGURES, slices=slices).promote
     stricter = dataclasses.replace(params, max_slice_regression=0.299)
-    assert not decide(stricter, _FIGURES, _FIGURES, slices=slices).promote
+    assert not decide_on(stricter, _FIGURES, _FIGURES, slices=slices).promote
 
 
 def test_many_slices_that_broke_are_counted():
@@ -115,7 +114,7 @@ def test_many_slices_that_broke_are_counted():
     data = _Data(_Interface(Classification()), tuple("abcdefgh"))
     outputs = np.stack([np.eye(8, dtype=np.float32)[answer] for answer in ((labels + 1) % 8, labels)])
     params = EvaluateParams(max_regression={})
-    decision = decide(params, _FIGURES, _FIGURES, slices=find_slices(params, data, labels, outputs, {}))
+    decision = decide_on(params, _FIGURES, _FIGURES, slices=find_slices(params, data, labels, outputs, {}))
     assert len(said(decision)) == 6
     assert said(decision)[-1] == "failed: 3 more slices are as bad"
 
@@ -140,7 +139,7 @@ def test_a_regression_is_judged_by_the_loss_of_its_slices():
     params = EvaluateParams(slices=("length",), max_regression={})
     slices = find_slices(params, data, targets, outputs, {"length": np.repeat([3, 8], 20)})
     assert [part.metric for part in slices] == ["loss", "loss"]
-    decision = decide(params, {"loss": 1}, {"loss": 1}, slices=slices)
+    decision = decide_on(params, {"loss": 1}, {"loss": 1}, slices=slices)
     assert "of length '8 to 8 tokens' (20 examples) is worse than the champion's 0.0000" in said(decision)[0]
     assert find_slices(EvaluateParams(), data, targets, outputs, {}) == ()
 
