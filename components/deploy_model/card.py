@@ -201,9 +201,7 @@ class CardFacts:
     @property
     def judged_on(self) -> str:
         """The examples from which `scores` are computed, in words, for example `30 images`."""
-        unseen = self.evaluation.unseen
-        judged = unseen.num_examples if unseen and unseen.scalars else self.evaluation.challenger.get("num_examples", 0)
-        return f"{judged:,} {self.manifest.input.plural}"
+        return f"{self.evaluation.num_judged:,} {self.manifest.input.plural}"
 
     @property
     def worst_slices(self) -> Sequence[Slice]:

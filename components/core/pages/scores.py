@@ -124,13 +124,11 @@ def list_scores(
 
 def scores_of(evaluation: Evaluation) -> list[Score]:
     """Return the metrics that the gate used: if examples were left out, the metrics on the remaining examples."""
-    ours, theirs = evaluation.challenger, evaluation.champion or {}
     judged = judged_figure(evaluation.metrics)
     if not judged:
         return []
     task = next(name for name, task in TASKS.items() if task.judged == judged)
-    if evaluation.unseen and evaluation.unseen.scalars:
-        ours, theirs = (*evaluation.unseen.scalars, {})[:2]
+    ours, theirs = (*evaluation.judged_metrics, {})[:2]
     return list_scores(
         task, ours, theirs, evaluation.intervals, evaluation.differences, evaluation.challenger.get("top_k")
     )

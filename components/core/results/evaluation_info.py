@@ -337,6 +337,20 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
         """The model's metrics that are single numbers and defined."""
         return {name: value for name, value in self.challenger.items() if isinstance(value, int | float)}
 
+    @property
+    def judged_metrics(self) -> tuple[Mapping[str, Any], ...]:
+        """Metrics of the model, and of the champion if there is one, on the examples that the gate judged."""
+        if self.unseen and self.unseen.scalars:
+            return self.unseen.scalars[:2]
+        return (self.challenger, self.champion) if self.champion else (self.challenger,)
+
+    @property
+    def num_judged(self) -> int:
+        """Number of examples that the gate judged; 0 if unknown."""
+        if self.unseen and self.unseen.scalars:
+            return self.unseen.num_examples
+        return int(self.challenger.get("num_examples", 0))
+
     @classmethod
     def parse(cls, raw: Any) -> Self:
         """Parse the file like `JsonFile`, and check the types of all known metrics."""
