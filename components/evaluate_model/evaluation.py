@@ -58,6 +58,7 @@ from tpu_components.core.results.evaluation_info import (
 from tpu_components.core.results.metric_table import NO_CONFIDENCE, direction
 from tpu_components.evaluate_model.figures import (
     Figures,
+    GroundTruth,
     compare_figures,
     compute_figures,
     find_baseline,
@@ -164,22 +165,21 @@ def _judge(
         rate = held_out.error_rate(whole, planned)
         test_set = TestSetUse(len(held_out.decisions) + 1, planned, whole, rate, held_out.examples_uri)
         params = dataclasses.replace(params, confidence=1 - rate)
-    figures = judged = _compute_figures(params, manifest, scores)
+    figures = judged = _compute_figures(params, scores)
     judges, unseen = scores, None
     if seen is not None:
         rest = np.flatnonzero(~seen.any(axis=0))
         if len(rest):
             judges = scores.select(rest)
-            judged = _compute_figures(params, manifest, judges)
+            judged = _compute_figures(params, judges)
         unseen = Unseen.find(seen, scores.keys, [own.metrics for own in judged] if len(rest) else [])
-    ours, task = judged[0], manifest.interface.task
+    ours, truth = judged[0], judges.truth
     comparisons = [
         Comparison(rival.whose, theirs.metrics, compare_figures(ours, theirs, params.confidence))
         for rival, theirs in zip(rivals, judged[1:], strict=True)
     ]
-    baseline = find_baseline(task, judges.targets, judges.outputs[0], manifest.class_names, judges.groups)
-    groups = _describe_groups(judges.groups, task.judged, ours)
-    slices = find_slices(params, manifest, judges.targets, judges.outputs[:2], judges.properties, judges.groups)
+    baseline, groups = find_baseline(truth, judges.outputs[0]), _describe_groups(truth, ours)
+    slices = find_slices(params, truth, judges.outputs[:2])
     evaluation = Evaluation(
         split=params.split,
         dataset_fingerprint=manifest.fingerprint,
@@ -250,18 +250,18 @@ def _find_best(
     return dataclasses.replace(champion, directory=directory, number=number, digest=best, whose=whose)
 
 
-def _describe_groups(groups: np.ndarray | None, metric: str, figures: Figures) -> Groups | None:
+def _describe_groups(truth: GroundTruth, figures: Figures) -> Groups | None:
+    groups, metric = truth.groups, truth.task.judged
     if groups is None or metric not in figures.estimates:
         return None
     num_independent = figures.estimates[metric].num_independent or len(groups)
     return Groups(len(np.unique(groups)), len(groups), metric, num_independent)
 
 
-def _compute_figures(params: EvaluateParams, manifest: Manifest, scores: "Scores") -> list[Figures]:
+def _compute_figures(params: EvaluateParams, scores: "Scores") -> list[Figures]:
     """Return the metrics and details of each model."""
-    task, names = manifest.interface.task, manifest.class_names
-    targets, groups, further = scores.targets, scores.groups, [*scores.further.values()]
-    return [compute_figures(task, targets, outputs, names, params.top_k, groups, further) for outputs in scores.outputs]
+    further = [*scores.further.values()]
+    return [compute_figures(scores.truth, outputs, params.top_k, further) for outputs in scores.outputs]
 
 
 def _show_examples(
@@ -276,7 +276,7 @@ def _show_examples(
         pick_some = records.pick_texts if isinstance(manifest.input, TextInput) else records.pick_inputs
         return pick_some(records_dir, manifest, params.split, indices)
 
-    examples = manifest.class_names, scores.keys, scores.targets
+    examples = manifest.class_names, scores.keys, scores.truth.targets
     if manifest.task != LANGUAGE_MODEL:
         return show_examples(manifest.interface.task, *examples, list(scores.outputs[:2]), params.num_pictures, pick)
     with device.scope():
@@ -388,22 +388,17 @@ class Scores:
 
     Attributes:
         keys: Names of the examples.
-        targets: Targets of the examples: [examples] or [examples, …].
+        truth: The examples.
         outputs: Predictions of the model, and of other models if there are any: [models, examples, …]. Predictions that
             are not finite are replaced by `_no_answer`. For a language model, results of `score_passages`.
-        properties: Properties of all examples, by name: those of `load_slices`; for texts also `length`, int[examples],
-            the number of tokens that a model reads.
-        groups: Group of each example: int[examples]; None if the data set has no groups.
         num_not_finite: Number of examples for which the model predicted NaN or infinity.
         predictions: Content of predictions.npz.
         further: Further Keras metrics of the model, by name.
     """
 
     keys: Sequence[str]
-    targets: np.ndarray
+    truth: GroundTruth
     outputs: np.ndarray
-    properties: Mapping[str, np.ndarray]
-    groups: np.ndarray | None
     num_not_finite: int
     predictions: Mapping[str, Any]
     further: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -413,10 +408,8 @@ class Scores:
         return dataclasses.replace(
             self,
             keys=[self.keys[i] for i in rows.tolist()],
-            targets=self.targets[rows],
+            truth=self.truth.select(rows),
             outputs=self.outputs[:, rows],
-            properties={name: values[rows] for name, values in self.properties.items()},
-            groups=None if self.groups is None else self.groups[rows],
             predictions={},
         )
 
@@ -462,13 +455,17 @@ def score(
     if is_language:
         bits = (answers[0, ..., 0] / np.log(2)).astype(np.float32)
         predictions = {"labels": targets[:, -1], "probabilities": joined["last"], "bits": bits}
+    lengths = {name: joined[name] for name in (LENGTH,) if name in joined}
     return Scores(
         keys=[key.decode() for key in joined["keys"].tolist()],
-        targets=targets,
+        truth=GroundTruth(
+            task=manifest.interface.task,
+            targets=targets,
+            names=manifest.class_names,
+            groups=load_groups(records_dir, params.split),
+            properties=lengths | load_slices(records_dir, params.split),
+        ),
         outputs=answers,
-        properties={name: joined[name] for name in (LENGTH,) if name in joined}
-        | load_slices(records_dir, params.split),
-        groups=load_groups(records_dir, params.split),
         num_not_finite=int(joined["bad"].sum()),
         predictions=predictions,
         further=further,

@@ -3,13 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import show
-from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     LANGUAGE_MODEL,
@@ -25,6 +24,7 @@ from tpu_components.core.examples.slice_values import SIZE
 from tpu_components.core.models.measuring import direction_of, measure
 from tpu_components.core.results.estimates import (
     Estimate,
+    Estimators,
     calibration_bins,
     compare,
     count_classes,
@@ -57,6 +57,39 @@ _UNITS: Mapping[str, str] = {LENGTH: "tokens", SIZE: "pixels"}
 _NUM_QUARTERS = 4
 # Property, its value, number of examples with this value, and their index in an array of all examples.
 _Part = tuple[str, str, int, np.ndarray | tuple[slice, slice]]
+
+
+@dataclasses.dataclass(frozen=True)
+class GroundTruth:
+    """The examples that predictions are compared with.
+
+    Attributes:
+        task: The task.
+        targets: Targets of the examples, each shaped as `Interface.target_shape` says.
+        names: Names of the classes, labels or targets.
+        groups: Group of each example: int[examples]; None if all are independent.
+        properties: Properties of all examples, by name: those of `load_slices`; for texts also `length`, int[examples],
+            the number of tokens that a model reads.
+    """
+
+    task: Task
+    targets: np.ndarray
+    names: Sequence[str]
+    groups: np.ndarray | None = None
+    properties: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def select(self, rows: np.ndarray) -> Self:
+        """Return the examples at some indices."""
+        return dataclasses.replace(
+            self,
+            targets=self.targets[rows],
+            groups=None if self.groups is None else self.groups[rows],
+            properties={name: values[rows] for name, values in self.properties.items()},
+        )
+
+    def estimators(self, outputs: np.ndarray, top_k: int = 1) -> Estimators:
+        """Return a function for every metric of these predictions, see `estimates.estimators`."""
+        return estimators(self.task, self.targets, outputs, top_k, self.groups)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,26 +131,15 @@ class Figures:
         return {"num_examples": self.num_examples, **metrics, **self.details}
 
 
-def compute_figures(
-    task: Task,
-    targets: np.ndarray,
-    outputs: np.ndarray,
-    names: Sequence[str],
-    top_k: int = 5,
-    groups: np.ndarray | None = None,
-    further: Sequence[Any] = (),
-) -> Figures:
+def compute_figures(truth: GroundTruth, outputs: np.ndarray, top_k: int = 5, further: Sequence[Any] = ()) -> Figures:
     """Compute the metrics of a model's predictions.
 
     Args:
-        task: The task.
-        targets: Targets of at least one example, each shaped as `Interface.target_shape` says.
+        truth: At least one example.
         outputs: Finite predictions for these examples, each shaped as `Interface.output_shape` says; for a language
             model, results of `score_passages`.
-        names: Names of the classes, labels or targets.
         top_k: Number of most probable classes for `top_k_accuracy`; lowered to num_classes - 1, because all classes
             always contain the true one.
-        groups: Group of each example: int[examples]; None if all are independent.
         further: Further Keras metrics; see `measuring.adapt`.
 
     Raises:
@@ -125,22 +147,24 @@ def compute_figures(
 
     Example:
         >>> from tpu_components.core.examples.interface import TASKS
-        >>> figures = compute_figures(TASKS[CLASSIFICATION], np.array([0, 1]), np.array([[0.9, 0.1], [0.6, 0.4]]), "ab")
+        >>> truth = GroundTruth(TASKS[CLASSIFICATION], np.array([0, 1]), "ab")
+        >>> figures = compute_figures(truth, np.array([[0.9, 0.1], [0.6, 0.4]]))
         >>> figures.metrics["accuracy"], figures.details["confusion_matrix"]
         (0.5, [[1, 0], [1, 0]])
     """
-    if task.name in (CLASSIFICATION, MULTI_LABEL):
-        _require_probabilities(task.name, outputs)
+    task, targets, names = truth.task.name, truth.targets, truth.names
+    if task in (CLASSIFICATION, MULTI_LABEL):
+        _require_probabilities(task, outputs)
     top_k = max(1, min(top_k, len(names) - 1))
-    estimates = {name: make() for name, make in estimators(task, targets, outputs, top_k, groups).items()}
+    estimates = {name: make() for name, make in truth.estimators(outputs, top_k).items()}
     for metric in further:
-        estimates[metric.name] = jackknife(functools.partial(measure, metric), targets, outputs, groups)
-    details = _DETAILS[task.name](targets, outputs, names)
-    if task.name == CLASSIFICATION:
+        estimates[metric.name] = jackknife(functools.partial(measure, metric), targets, outputs, truth.groups)
+    details = _DETAILS[task](targets, outputs, names)
+    if task == CLASSIFICATION:
         details["top_k"] = top_k
     defined = {name: estimate for name, estimate in estimates.items() if estimate is not None}
     directions = {metric.name: direction_of(metric) for metric in further}
-    return Figures(task.name, len(targets), defined, details, directions)
+    return Figures(task, len(targets), defined, details, directions)
 
 
 def _require_probabilities(task: str, outputs: np.ndarray) -> None:
@@ -264,24 +288,19 @@ def macro_notes(figures: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def find_baseline(
-    task: Task, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str], groups: np.ndarray | None = None
-) -> Baseline:
+def find_baseline(truth: GroundTruth, outputs: np.ndarray) -> Baseline:
     """Compare a model with the best constant prediction, which a useful model has to beat.
 
     The constant prediction is fitted to the scored examples: the most frequent class, the set of labels with the
     highest F1, the mean of every target, or the frequency of every character.
 
     Args:
-        task: The task.
-        targets: See `compute_figures`.
+        truth: See `compute_figures`.
         outputs: See `compute_figures`.
-        names: See `compute_figures`.
-        groups: See `compute_figures`.
     """
-    answer, constant, collapsed_to = _CONSTANT_ANSWERS[task.name](targets, outputs, names)
-    metric = task.judged
-    ours, theirs = (estimators(task, targets, answers, groups=groups)[metric]() for answers in (outputs, constant))
+    answer, constant, collapsed_to = _CONSTANT_ANSWERS[truth.task.name](truth.targets, outputs, truth.names)
+    metric = truth.task.judged
+    ours, theirs = (truth.estimators(answers)[metric]() for answers in (outputs, constant))
     if ours is None or theirs is None:
         return Baseline(metric, answer, None, 0.0, 0.0, collapsed_to)
     advantage = direction(metric) * (ours.value - theirs.value)
@@ -340,47 +359,37 @@ def _all_alike(predicted: np.ndarray) -> bool:
     return len(predicted) > 1 and bool((predicted == predicted[0]).all())
 
 
-def find_slices(
-    params: EvaluateParams,
-    manifest: Manifest,
-    labels: np.ndarray,
-    outputs: np.ndarray,
-    properties: Mapping[str, np.ndarray],
-    groups: np.ndarray | None = None,
-) -> tuple[Slice, ...]:
+def find_slices(params: EvaluateParams, truth: GroundTruth, outputs: np.ndarray) -> tuple[Slice, ...]:
     """Return the metric of every slice that has examples, beside the champion's; () for a language model.
 
     All bounds together hold with the gate's confidence: each has a higher one, by the Bonferroni correction.
 
     Args:
         params: Properties by which to divide, and the confidence.
-        manifest: The data set.
-        labels: Targets of all examples, each shaped as `Interface.target_shape` says.
+        truth: The examples to divide.
         outputs: Predictions of the model and, if there is one, of the champion: float32[models, examples, …].
-        properties: Properties of all examples, by name; see `Scores`.
-        groups: See `compute_figures`.
     """
-    parts = [part for name in params.slices for part in _divide(name, manifest, labels, properties)]
+    parts = [part for name in params.slices for part in _divide(name, truth)]
     confidence = params.confidence
     if confidence != NO_CONFIDENCE:
         confidence = 1 - (1 - confidence) / max(len(parts), 1)
-    return tuple(_judge(part, manifest.interface.task, labels, outputs, confidence, groups) for part in parts)
+    return tuple(_judge(part, truth, outputs, confidence) for part in parts)
 
 
-def _divide(name: str, manifest: Manifest, labels: np.ndarray, properties: Mapping[str, np.ndarray]) -> Iterator[_Part]:
+def _divide(name: str, truth: GroundTruth) -> Iterator[_Part]:
     if name != CLASS:
-        names, places = _by_value(properties[name], _UNITS.get(name, ""))
+        names, places = _by_value(truth.properties[name], _UNITS.get(name, ""))
         for i, value in enumerate(names):
             rows = np.flatnonzero(places == i)
             yield name, value, len(rows), rows
-    elif manifest.task == CLASSIFICATION:
-        for i in np.unique(labels).tolist():
-            rows = np.flatnonzero(labels == i)
-            yield name, manifest.class_names[i], len(rows), rows
-    elif manifest.task == MULTI_LABEL:
-        for i, count in enumerate((labels > 0).sum(axis=0).tolist()):
+    elif truth.task.name == CLASSIFICATION:
+        for i in np.unique(truth.targets).tolist():
+            rows = np.flatnonzero(truth.targets == i)
+            yield name, truth.names[i], len(rows), rows
+    elif truth.task.name == MULTI_LABEL:
+        for i, count in enumerate((truth.targets > 0).sum(axis=0).tolist()):
             if count:
-                yield name, manifest.class_names[i], count, (slice(None), slice(i, i + 1))
+                yield name, truth.names[i], count, (slice(None), slice(i, i + 1))
 
 
 def _by_value(values: np.ndarray, unit: str) -> tuple[list[str], np.ndarray]:
@@ -394,20 +403,16 @@ def _by_value(values: np.ndarray, unit: str) -> tuple[list[str], np.ndarray]:
     return [f"{part.min():,} to {part.max():,} {unit}" for part in parts], places
 
 
-def _judge(
-    part: _Part,
-    task: Task,
-    labels: np.ndarray,
-    outputs: np.ndarray,
-    confidence: float,
-    groups: np.ndarray | None,
-) -> Slice:
+def _judge(part: _Part, truth: GroundTruth, outputs: np.ndarray, confidence: float) -> Slice:
     by, name, num_examples, chosen = part
-    metric = SLICED[task.name]
-    if groups is not None and isinstance(chosen, np.ndarray):  # The slice of a label has all examples.
-        groups = groups[chosen]
-    estimates = (estimators(task, labels[chosen], answers[chosen], groups=groups)[metric]() for answers in outputs)
-    ours, *others = [estimate for estimate in estimates if estimate]
+    metric = SLICED[truth.task.name]
+    if isinstance(chosen, np.ndarray):
+        own = truth.select(chosen)
+    else:  # The slice of a label has all examples.
+        own = dataclasses.replace(truth, targets=truth.targets[chosen])
+    ours, *others = [
+        estimate for answers in outputs if (estimate := own.estimators(answers[chosen])[metric]()) is not None
+    ]
     interval = find_interval(ours, 2 * confidence - 1)
     if not others:
         return Slice(by, name, num_examples, metric, ours.value, interval)

@@ -27,7 +27,7 @@ from tpu_components.core.results.estimates import (
 )
 from tpu_components.core.results.metric_table import direction
 from tpu_components.evaluate_model import EvaluateParams
-from tpu_components.evaluate_model.figures import Figures, compare_figures, find_baseline, find_slices
+from tpu_components.evaluate_model.figures import Figures, GroundTruth, compare_figures, find_baseline, find_slices
 from tpu_components.evaluate_model.gate import decide
 
 CONFIDENCE = 0.95
@@ -317,26 +317,6 @@ def _rates(counts: Mapping[str, list[float]]) -> Rates:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Data:
-    """What slices need to know of a data set."""
-
-    interface: Any
-    class_names: tuple[str, ...]
-    input: Any = None
-
-    @property
-    def task(self) -> str:
-        """Name of the task."""
-        name: str = self.interface.task.name
-        return name
-
-
-@dataclasses.dataclass(frozen=True)
-class _Interface:
-    task: Any
-
-
 _FIGURES = Figures("classification", 1, {}, {})
 _RARE = "80 rare labels"
 
@@ -345,13 +325,13 @@ def refused_by_slices(kind: str, num_examples: int, repetitions: int) -> float:
     """Return how often the slices refuse a model that is equal to the champion."""
     pool = (_rare_labels if kind == _RARE else KINDS[kind][0])((_SKILL, _SKILL))
     task = Classification() if pool.targets.ndim == 1 else MultiLabel()
-    data = _Data(_Interface(task), tuple(map(str, range(pool.outputs[0].shape[-1]))))
+    names = tuple(map(str, range(pool.outputs[0].shape[-1])))
     params = EvaluateParams(max_regression={}, max_slice_regression=0.0 if task.name == "classification" else 0.05)
     rng = np.random.default_rng(zlib.crc32(f"{kind} {num_examples}".encode()))
     refused = 0
     for _ in range(repetitions):
         targets, outputs = pool.draw(rng, num_examples)
-        slices = find_slices(params, data, targets, np.stack(outputs), {})  # type: ignore[arg-type]
+        slices = find_slices(params, GroundTruth(task, targets, names), np.stack(outputs))
         refused += not decide(params, _FIGURES, slices=slices).promote
     return refused / repetitions
 
@@ -362,15 +342,14 @@ def _rare_labels(skills: tuple[float, float]) -> Pool:
 
 def refused_by_sites(num_sites: int, num_examples: int, repetitions: int) -> float:
     """Return how often a least accuracy of 0.9 in every site refuses a model whose accuracy is 0.95."""
-    data = _Data(_Interface(Classification()), ("no", "yes"))
     params = EvaluateParams(slices=("site",), slice_minimum=0.9)
     sites = {"site": np.repeat([f"site {i}" for i in range(num_sites)], num_examples)}
     rng = np.random.default_rng(num_sites * num_examples)
-    targets = np.zeros(num_sites * num_examples, int)
+    truth = GroundTruth(Classification(), np.zeros(num_sites * num_examples, int), ("no", "yes"), properties=sites)
     refused = 0
     for _ in range(repetitions):
-        answers = np.eye(2)[(rng.random(len(targets)) > 0.95).astype(int)][None]
-        slices = find_slices(params, data, targets, answers, sites)  # type: ignore[arg-type]
+        answers = np.eye(2)[(rng.random(num_sites * num_examples) > 0.95).astype(int)][None]
+        slices = find_slices(params, truth, answers)
         refused += not decide(params, _FIGURES, slices=slices).promote
     return refused / repetitions
 
@@ -382,7 +361,9 @@ def beaten_by_guesses(num_classes: int, num_examples: int, repetitions: int) -> 
     beaten = 0
     for _ in range(repetitions):
         targets = rng.integers(0, num_classes, num_examples)
-        beaten += find_baseline(Classification(), targets, rng.random((num_examples, num_classes)), names).is_beaten
+        beaten += find_baseline(
+            GroundTruth(Classification(), targets, names), rng.random((num_examples, num_classes))
+        ).is_beaten
     return beaten / repetitions
 
 

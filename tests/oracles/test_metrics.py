@@ -7,7 +7,7 @@ from tests.oracles.cases import cases
 from tests.oracles.figures import compute, deviations
 from tpu_components.core.examples.interface import TASKS
 from tpu_components.core.results.metric_table import METRICS
-from tpu_components.evaluate_model.figures import find_baseline
+from tpu_components.evaluate_model.figures import GroundTruth, find_baseline
 
 _CASES = {f"{task}, {name}": (task, targets, outputs) for task, name, targets, outputs in cases()}
 _PERMUTABLE = [name for name, (task, *_) in _CASES.items() if task in ("classification", "multi_label")]
@@ -68,9 +68,11 @@ def test_the_baseline_depends_on_no_order_and_on_no_duplicates(name):
     task, targets, outputs = _CASES[name]
     names = [str(i) for i in range(outputs.shape[1])]
     order = np.random.default_rng(1).permutation(len(targets))
-    plain = find_baseline(TASKS[task], targets, outputs, names)
-    mixed = find_baseline(TASKS[task], targets[order], outputs[order], names)
+    plain = find_baseline(GroundTruth(TASKS[task], targets, names), outputs)
+    mixed = find_baseline(GroundTruth(TASKS[task], targets[order], names), outputs[order])
     assert (mixed.metric, mixed.answer, mixed.value) == (plain.metric, plain.answer, pytest.approx(plain.value))
     assert (mixed.advantage, mixed.margin) == pytest.approx((plain.advantage, plain.margin))
-    thrice = find_baseline(TASKS[task], np.repeat(targets, 3, axis=0), np.repeat(outputs, 3, axis=0), names)
+    thrice = find_baseline(
+        GroundTruth(TASKS[task], np.repeat(targets, 3, axis=0), names), np.repeat(outputs, 3, axis=0)
+    )
     assert (thrice.value, thrice.advantage) == (pytest.approx(plain.value), pytest.approx(plain.advantage))

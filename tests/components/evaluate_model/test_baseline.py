@@ -11,14 +11,14 @@ from sklearn import metrics as judge
 from tests.components.judging import decide_on, said
 from tpu_components.core.examples.interface import TASKS, Regression
 from tpu_components.evaluate_model import EvaluateParams
-from tpu_components.evaluate_model.figures import find_baseline
+from tpu_components.evaluate_model.figures import GroundTruth, find_baseline
 
 _NAMES = ("pos", "neg", "other")
 
 
 def _classes(labels, predicted, num_classes=3):
     return find_baseline(
-        TASKS["classification"], np.array(labels), np.eye(num_classes)[predicted], _NAMES[:num_classes]
+        GroundTruth(TASKS["classification"], np.array(labels), _NAMES[:num_classes]), np.eye(num_classes)[predicted]
     )
 
 
@@ -61,7 +61,10 @@ def test_the_margin_of_a_rare_label_is_the_spread_of_the_advantage():
     rng = np.random.default_rng(0)
     true = (rng.random((2000, 200, 1)) < 0.1).astype(np.float32)
     said = np.where(rng.random(true.shape) < 0.05, 1 - true, true)
-    baselines = [find_baseline(TASKS["multi_label"], *pair, ["a"]) for pair in zip(true, said, strict=True)]
+    baselines = [
+        find_baseline(GroundTruth(TASKS["multi_label"], labels, ["a"]), answers)
+        for labels, answers in zip(true, said, strict=True)
+    ]
     margins, advantages = np.array([(own.margin, own.advantage) for own in baselines]).T
     assert np.mean(margins) == pytest.approx(1.645 * np.std(advantages), rel=0.1)
 
@@ -85,11 +88,13 @@ def test_labels_have_to_beat_the_constant_set_with_the_greatest_f1():
     sets = [np.isin(np.arange(5), some) for size in range(1, 6) for some in itertools.combinations(range(5), size)]
     best = max(judge.f1_score(true, np.tile(some, (80, 1)), average="micro", zero_division=0) for some in sets)
     said = np.where(rng.random(true.shape) < 0.1, ~true, true)
-    baseline = find_baseline(TASKS["multi_label"], true.astype(np.float32), said * 0.9, list("abcde"))
+    baseline = find_baseline(GroundTruth(TASKS["multi_label"], true.astype(np.float32), list("abcde")), said * 0.9)
     assert baseline.value == pytest.approx(best)
     assert baseline.value + baseline.advantage == pytest.approx(judge.f1_score(true, said, average="micro"))
     assert baseline.is_beaten
-    nothing = find_baseline(TASKS["multi_label"], true.astype(np.float32), np.zeros(true.shape), list("abcde"))
+    nothing = find_baseline(
+        GroundTruth(TASKS["multi_label"], true.astype(np.float32), list("abcde")), np.zeros(true.shape)
+    )
     assert not nothing.is_beaten
     assert nothing.collapsed_to == "no label"
 
@@ -98,7 +103,7 @@ def test_the_margin_of_f1_agrees_with_resampling():
     rng = np.random.default_rng(2)
     true = rng.random((300, 3)) < 0.4
     said = np.where(rng.random(true.shape) < 0.3, ~true, true)
-    baseline = find_baseline(TASKS["multi_label"], true.astype(np.float32), said * 0.9, list("abc"))
+    baseline = find_baseline(GroundTruth(TASKS["multi_label"], true.astype(np.float32), list("abc")), said * 0.9)
     always = np.ones_like(true)  # The best set here.
     assert baseline.answer == "always answering 'a', 'b', 'c'"
 
@@ -114,21 +119,21 @@ def test_numbers_have_to_beat_their_mean():
     rng = np.random.default_rng(3)
     targets = rng.normal(50, 10, (40, 2))
     near, far = targets + rng.normal(0, 2, targets.shape), targets + rng.normal(0, 12, targets.shape)
-    good, bad = (find_baseline(Regression(), targets, values, ["a", "b"]) for values in (near, far))
+    good, bad = (find_baseline(GroundTruth(Regression(), targets, ["a", "b"]), values) for values in (near, far))
     assert (good.metric, good.value) == ("r2", 0.0)
     assert good.advantage == pytest.approx(judge.r2_score(targets, near))
     assert good.is_beaten
     assert bad.advantage == pytest.approx(judge.r2_score(targets, far))
     assert not bad.is_beaten
-    mean = find_baseline(Regression(), targets, np.full((40, 2), [50.0, 49.0]), ["a", "b"])
+    mean = find_baseline(GroundTruth(Regression(), targets, ["a", "b"]), np.full((40, 2), [50.0, 49.0]))
     assert mean.rule.text.endswith("the model gives every example the same answer, 50, 49")
-    perfect = find_baseline(Regression(), targets[:3], targets[:3], ["a", "b"])
+    perfect = find_baseline(GroundTruth(Regression(), targets[:3], ["a", "b"]), targets[:3])
     assert perfect.is_beaten
 
 
 def test_targets_that_never_change_tell_nothing():
     targets = np.ones((5, 1))
-    baseline = find_baseline(Regression(), targets, targets + np.arange(5)[:, None], ["a"])
+    baseline = find_baseline(GroundTruth(Regression(), targets, ["a"]), targets + np.arange(5)[:, None])
     assert said(_gate(baseline))[-1] == (
         "failed: r2 cannot tell the model from always answering the mean: it needs targets that differ within the split"
     )
@@ -142,10 +147,10 @@ def test_a_language_model_has_to_beat_the_frequencies_of_characters():
     entropy = -sum(share * math.log2(share) for share in shares if share)
     unigram = np.where(targets > 0, -np.log(np.where(targets > 0, shares[targets], 1)), 0)
     language, nothing = TASKS["language_model"], np.zeros_like(unigram)
-    same = find_baseline(language, targets, np.stack([unigram, nothing], -1), ())
+    same = find_baseline(GroundTruth(language, targets, ()), np.stack([unigram, nothing], -1))
     assert (same.metric, same.value) == ("bits_per_character", pytest.approx(entropy))
     assert not same.is_beaten
-    better = find_baseline(language, targets, np.stack([0.8 * unigram, nothing], -1), ())
+    better = find_baseline(GroundTruth(language, targets, ()), np.stack([0.8 * unigram, nothing], -1))
     assert better.is_beaten
     assert better.rule.text.startswith(f"bits_per_character {0.8 * entropy:.4f} beats the {entropy:.4f} of foretelling")
 

@@ -18,33 +18,15 @@ from tpu_components.core.examples.slice_values import load_groups, load_slices
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.evaluate_model import EvaluateParams
 from tpu_components.evaluate_model.evaluation import check_slices
-from tpu_components.evaluate_model.figures import find_slices
+from tpu_components.evaluate_model.figures import GroundTruth, find_slices
 
 _FIGURES = {"accuracy": 0.9}
 
 
-@dataclasses.dataclass
-class _Interface:
-    task: object
-
-
-@dataclasses.dataclass
-class _Data:
-    """As much of a manifest as slices look at."""
-
-    interface: _Interface
-    class_names: tuple[str, ...] = ("cat", "dog", "fox")
-    input: object = None
-
-    @property
-    def task(self):
-        return self.interface.task.name
-
-
-def _classes(labels, *answers):
-    """Return a data set of three classes, and what the model and the champion answer."""
+def _classes(labels, *answers, **properties):
+    """Return examples of three classes, and what the model and the champion answer."""
     outputs = np.stack([np.eye(3, dtype=np.float32)[answer] for answer in answers])
-    return _Data(_Interface(Classification())), labels, outputs, {}
+    return GroundTruth(Classification(), labels, ("cat", "dog", "fox"), properties=properties), outputs
 
 
 def _broken_cats():
@@ -111,20 +93,25 @@ def test_without_confidence_slices_are_compared_as_they_are():
 
 def test_many_slices_that_broke_are_counted():
     labels = np.repeat(np.arange(8), 100)
-    data = _Data(_Interface(Classification()), tuple("abcdefgh"))
     outputs = np.stack([np.eye(8, dtype=np.float32)[answer] for answer in ((labels + 1) % 8, labels)])
     params = EvaluateParams(max_regression={})
-    decision = decide_on(params, _FIGURES, _FIGURES, slices=find_slices(params, data, labels, outputs, {}))
+    decision = decide_on(
+        params,
+        _FIGURES,
+        _FIGURES,
+        slices=find_slices(params, GroundTruth(Classification(), labels, "abcdefgh"), outputs),
+    )
     assert len(said(decision)) == 6
     assert said(decision)[-1] == "failed: 3 more slices are as bad"
 
 
 def test_a_label_is_judged_by_its_f1_and_texts_by_their_length():
     labels = np.array([[1, 0], [1, 1], [0, 0], [0, 0]], np.float32)
-    data = _Data(_Interface(MultiLabel()), ("hot", "sour"))
     outputs = np.array([[[0.9, 0.1], [0.2, 0.8], [0.1, 0.1], [0.9, 0.2]]], np.float32)
+    lengths = {"length": np.array([5, 9, 2, 7])}
+    truth = GroundTruth(MultiLabel(), labels, ("hot", "sour"), properties=lengths)
     params = EvaluateParams(slices=("class", "length"))
-    slices = find_slices(params, data, labels, outputs, {"length": np.array([5, 9, 2, 7])})
+    slices = find_slices(params, truth, outputs)
     assert [(part.name, part.num_examples, part.metric, part.value) for part in slices[:2]] == [
         ("hot", 2, "micro_f1", 0.5),
         ("sour", 1, "micro_f1", 1.0),
@@ -133,15 +120,15 @@ def test_a_label_is_judged_by_its_f1_and_texts_by_their_length():
 
 
 def test_a_regression_is_judged_by_the_loss_of_its_slices():
-    data = _Data(_Interface(Regression((0.0,), (1.0,))), ("price",))
-    targets = np.zeros((40, 1))
+    lengths = {"length": np.repeat([3, 8], 20)}
+    truth = GroundTruth(Regression((0.0,), (1.0,)), np.zeros((40, 1)), ("price",), properties=lengths)
     outputs = np.stack([np.where(np.arange(40) < 20, 0.0, 1.0 + np.arange(40) / 100)[:, None], np.zeros((40, 1))])
     params = EvaluateParams(slices=("length",), max_regression={})
-    slices = find_slices(params, data, targets, outputs, {"length": np.repeat([3, 8], 20)})
+    slices = find_slices(params, truth, outputs)
     assert [part.metric for part in slices] == ["loss", "loss"]
     decision = decide_on(params, {"loss": 1}, {"loss": 1}, slices=slices)
     assert "of length '8 to 8 tokens' (20 examples) is worse than the champion's 0.0000" in said(decision)[0]
-    assert find_slices(EvaluateParams(), data, targets, outputs, {}) == ()
+    assert find_slices(EvaluateParams(), truth, outputs) == ()
 
 
 def test_what_the_examples_cannot_be_divided_by_is_refused(digits_records):
@@ -174,7 +161,8 @@ def test_examples_are_divided_by_a_column_that_the_records_keep(tmp_path):
     assert sites["site"].tolist() == expected, "in stored order"
     labels = np.zeros(len(expected), int)
     outputs = np.eye(2, dtype=np.float32)[labels][None]
-    slices = find_slices(asked, manifest, labels, outputs, sites)
+    truth = GroundTruth(Classification(), labels, ("neg", "pos"), properties=sites)
+    slices = find_slices(asked, truth, outputs)
     assert [(part.by, part.name, part.num_examples) for part in slices] == [
         ("site", name, expected.count(name)) for name in ("", "berlin")
     ]
@@ -234,7 +222,8 @@ def test_pictures_are_divided_into_quarters_by_the_size_of_their_files(photos):
     check_slices(asked, manifest, photos)
     sizes = load_slices(photos, "train")
     labels = np.zeros(len(sizes["size"]), int)
-    slices = find_slices(asked, manifest, labels, np.eye(2, dtype=np.float32)[labels][None], sizes)
+    truth = GroundTruth(Classification(), labels, manifest.class_names, properties=sizes)
+    slices = find_slices(asked, truth, np.eye(2, dtype=np.float32)[labels][None])
     bounds = [re.fullmatch(r"([\d,]+) to ([\d,]+) pixels", part.name).groups() for part in slices]
     bounds = [[int(bound.replace(",", "")) for bound in pair] for pair in bounds]
     assert [part.num_examples for part in slices] == [
@@ -250,15 +239,17 @@ def test_pictures_of_one_size_are_one_slice_and_records_without_sizes_are_to_be_
     check_slices(asked, manifest, digits_records)
     labels = np.zeros(manifest.splits["test"].num_examples, int)
     outputs = np.eye(10, dtype=np.float32)[labels][None]
-    slices = find_slices(asked, manifest, labels, outputs, load_slices(digits_records, "test"))
+    sizes = load_slices(digits_records, "test")
+    truth = GroundTruth(Classification(), labels, manifest.class_names, properties=sizes)
+    slices = find_slices(asked, truth, outputs)
     assert [(part.name, part.num_examples) for part in slices] == [("64 to 64 pixels", len(labels))]
     with pytest.raises(InputError, match=r"by 'size', .*an older version wrote\. Run create_tfrecords again"):
         check_slices(asked, manifest, tmp_path)
 
 
 def test_a_column_called_like_a_property_is_the_column():
-    sizes = {"size": np.array(["S", "XL", "S"])}
-    slices = find_slices(EvaluateParams(slices=("size",)), *_classes(np.zeros(3, int), [0, 1, 0])[:3], sizes)
+    scored = _classes(np.zeros(3, int), [0, 1, 0], size=np.array(["S", "XL", "S"]))
+    slices = find_slices(EvaluateParams(slices=("size",)), *scored)
     assert [(part.name, part.num_examples, part.value) for part in slices] == [("S", 2, 1.0), ("XL", 1, 0.0)]
 
 

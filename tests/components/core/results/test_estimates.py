@@ -10,7 +10,7 @@ from scipy import stats
 from tpu_components.core.examples.interface import Classification, MultiLabel, Regression
 from tpu_components.core.results.estimates import compare, compare_shares, estimators, find_interval
 from tpu_components.core.results.metric_table import METRICS, direction
-from tpu_components.evaluate_model.figures import compare_figures, compute_figures
+from tpu_components.evaluate_model.figures import GroundTruth, compare_figures, compute_figures
 
 _NUM_COMPARISONS = 2000
 _NUMBERS = Regression(mean=(0.0, 0.0), std=(1.0, 5.0))
@@ -67,7 +67,7 @@ _NOT_SMOOTH = {"median_absolute_error"}  # One example moves it by a whole dista
 def _models(case, generator, num_examples, skills):
     task, draw = _CASES[case]
     targets, outputs = draw(generator, num_examples, skills)
-    return [compute_figures(task, targets, own, "abcd"[: own.shape[1]], 2) for own in outputs]
+    return [compute_figures(GroundTruth(task, targets, "abcd"[: own.shape[1]]), own, 2) for own in outputs]
 
 
 @pytest.mark.parametrize("case", _CASES)
@@ -168,7 +168,7 @@ def test_the_bounds_of_shares_are_where_so_great_an_advantage_is_as_rare_as_aske
 
 def test_answers_that_are_all_right_still_have_an_interval():
     labels, outputs = np.zeros(50, int), np.tile([0.9, 0.1], (50, 1))
-    low, high = compute_figures(Classification(), labels, outputs, "ab").intervals["accuracy"]
+    low, high = compute_figures(GroundTruth(Classification(), labels, "ab"), outputs).intervals["accuracy"]
     expected = stats.binomtest(50, 50).proportion_ci(method="exact")
     assert (low, high) == pytest.approx((expected.low, 1.0))
 
@@ -258,7 +258,7 @@ def test_groups_of_one_example_each_are_independent_examples():
     labels, outputs, _ = _patients(np.random.default_rng(0), 0.0)
     alone = np.arange(len(labels))
     without, grouped = (
-        compute_figures(Classification(), labels, outputs[0], "abcd", 2, rows) for rows in (None, alone)
+        compute_figures(GroundTruth(Classification(), labels, "abcd", rows), outputs[0], 2) for rows in (None, alone)
     )
     assert grouped.metrics == without.metrics
     for name, (low, high) in grouped.intervals.items():
