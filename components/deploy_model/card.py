@@ -19,7 +19,7 @@ import yaml
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import byte_size, dollars, percent, plain_number, show
-from tpu_components.core.drift.comparison import Shift, find_shifts, say_verdict
+from tpu_components.core.drift.shifts import Shift, find_shifts, say_verdict
 from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_of
 from tpu_components.core.examples.artifacts import (

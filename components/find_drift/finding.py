@@ -8,7 +8,9 @@ import markupsafe
 import numpy as np
 
 from tpu_components.core.base import progress
-from tpu_components.core.drift.comparison import (
+from tpu_components.core.drift.histograms import SWATCH, draw_histograms, draw_legend
+from tpu_components.core.drift.measuring import FIGURES, measure_pictures, thin_out
+from tpu_components.core.drift.shifts import (
     Shift,
     as_dict,
     figures_of,
@@ -17,8 +19,6 @@ from tpu_components.core.drift.comparison import (
     say_rule,
     say_verdict,
 )
-from tpu_components.core.drift.histograms import SWATCH, draw_histograms, draw_legend
-from tpu_components.core.drift.measuring import FIGURES, measure_pictures, thin_out
 from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at
 from tpu_components.core.examples.artifacts import KEY_FEATURE, Distribution, Manifest

@@ -11,7 +11,7 @@ from pathlib import Path
 from tpu_components.core.base.errors import DONE, REJECTED, InputError
 from tpu_components.core.base.formatting import percent
 from tpu_components.core.base.terminal import in_one_line
-from tpu_components.core.drift.comparison import Shift, as_dict, find_shifts, say_power, say_rule, say_verdict
+from tpu_components.core.drift.shifts import Shift, as_dict, find_shifts, say_power, say_rule, say_verdict
 from tpu_components.core.pages.blocks import Table, cut
 from tpu_components.core.registry.signing import verify_export
 from tpu_components.core.registry.versions import fetch_folder

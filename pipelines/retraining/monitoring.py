@@ -10,7 +10,7 @@ import numpy as np
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.comparison import Shift, find_shifts, judge, say_power
+from tpu_components.core.drift.shifts import Shift, find_shifts, judge, say_power
 from tpu_components.core.drift.sketches import FLOAT, sketch_answers
 from tpu_components.core.drift.version_sketches import answers_of
 from tpu_components.core.files import typed_json

@@ -6,8 +6,8 @@ import math
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.progress import say
-from tpu_components.core.drift.comparison import find_shifts
 from tpu_components.core.drift.measuring import MOST_MEASURED
+from tpu_components.core.drift.shifts import find_shifts
 from tpu_components.core.drift.sketches import SKETCH, DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at, sketch_of
 from tpu_components.core.examples.artifacts import MANIFEST_FILE

@@ -22,7 +22,7 @@ from tests.registered import write_model
 from tests.test_files_between_steps import CONTENT, EXPORT, FILES, MANIFEST, SHARD, use
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.comparison import find_shifts
+from tpu_components.core.drift.shifts import find_shifts
 from tpu_components.core.drift.sketches import DataSketch, sketch_answers
 from tpu_components.core.examples.artifacts import Manifest, load_history
 from tpu_components.core.examples.images import UnreadableImageError, check_encoded, read_image

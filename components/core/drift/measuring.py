@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tpu_components.core.drift.comparison import CLASSES
+from tpu_components.core.drift.shifts import CLASSES
 from tpu_components.core.drift.sketches import count_bins, find_independence
 from tpu_components.core.examples.artifacts import Distribution
 from tpu_components.core.examples.interface import IMAGE, TEXT

@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 
 from tests.registered import write_model
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.comparison import Shift
+from tpu_components.core.drift.shifts import Shift
 from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.examples.artifacts import (
     TRAIN,

@@ -211,7 +211,7 @@ def test_a_log_without_predictions_of_the_version_is_refused(version, outputs, w
 
 def test_false_alarms_are_rare(version, outputs, write):
     """Of pairs that are drawn from the same answers; the version's own are one half of them."""
-    from tpu_components.core.drift.comparison import find_shifts
+    from tpu_components.core.drift.shifts import find_shifts
     from tpu_components.core.drift.sketches import sketch_answers
 
     generator, alarms = np.random.default_rng(0), 0

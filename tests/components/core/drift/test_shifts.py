@@ -18,8 +18,8 @@ from scipy.stats import norm
 
 from tests.html_page import Page
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.comparison import MEASURES, find_shifts, say_power
 from tpu_components.core.drift.measuring import count_independent, count_labels, distributions, measure_pictures
+from tpu_components.core.drift.shifts import MEASURES, find_shifts, say_power
 from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at
 from tpu_components.core.examples.artifacts import Manifest, Quarantined, Split, TargetStatistics
