@@ -36,7 +36,7 @@ from tpu_components.core.results.estimates import (
     mean_average_precision,
     standard_error,
 )
-from tpu_components.core.results.evaluation_info import Baseline, Difference, Slice
+from tpu_components.core.results.evaluation_info import Baseline, Difference, SliceMetric
 from tpu_components.core.results.metric_table import NO_CONFIDENCE, direction, task_metrics
 from tpu_components.evaluate_model.params import CLASS, LENGTH, EvaluateParams
 
@@ -359,7 +359,7 @@ def _all_alike(predicted: np.ndarray) -> bool:
     return len(predicted) > 1 and bool((predicted == predicted[0]).all())
 
 
-def find_slices(params: EvaluateParams, truth: GroundTruth, outputs: np.ndarray) -> tuple[Slice, ...]:
+def find_slices(params: EvaluateParams, truth: GroundTruth, outputs: np.ndarray) -> tuple[SliceMetric, ...]:
     """Return the metric of every slice that has examples, beside the champion's; () for a language model.
 
     All bounds together hold with the gate's confidence: each has a higher one, by the Bonferroni correction.
@@ -403,7 +403,7 @@ def _by_value(values: np.ndarray, unit: str) -> tuple[list[str], np.ndarray]:
     return [f"{part.min():,} to {part.max():,} {unit}" for part in parts], places
 
 
-def _judge(part: _Part, truth: GroundTruth, outputs: np.ndarray, confidence: float) -> Slice:
+def _judge(part: _Part, truth: GroundTruth, outputs: np.ndarray, confidence: float) -> SliceMetric:
     by, name, num_examples, chosen = part
     metric = SLICED[truth.task.name]
     if isinstance(chosen, np.ndarray):
@@ -415,6 +415,6 @@ def _judge(part: _Part, truth: GroundTruth, outputs: np.ndarray, confidence: flo
     ]
     interval = find_interval(ours, 2 * confidence - 1)
     if not others:
-        return Slice(by, name, num_examples, metric, ours.value, interval)
+        return SliceMetric(by, name, num_examples, metric, ours.value, interval)
     difference = compare(ours, others[0], direction(metric), confidence)
-    return Slice(by, name, num_examples, metric, ours.value, interval, others[0].value, difference)
+    return SliceMetric(by, name, num_examples, metric, ours.value, interval, others[0].value, difference)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tpu_components.core.base.formatting import level, percent, show
 from tpu_components.core.results.estimates import find_probability
-from tpu_components.core.results.evaluation_info import Baseline, Decision, Difference, Rule, Slice
+from tpu_components.core.results.evaluation_info import Baseline, Decision, Difference, Rule, SliceMetric
 from tpu_components.core.results.metric_table import BY_NAME, NO_CONFIDENCE
 from tpu_components.evaluate_model.figures import Figures, macro_notes
 from tpu_components.evaluate_model.params import EvaluateParams
@@ -36,7 +36,7 @@ def decide(
     challenger: Figures,
     comparisons: Sequence[Comparison] = (),
     num_not_finite: int = 0,
-    slices: Sequence[Slice] = (),
+    slices: Sequence[SliceMetric] = (),
     baseline: Baseline | None = None,
     remarks: Sequence[Rule] = (),
 ) -> Decision:
@@ -139,7 +139,7 @@ def _is_no_worse(difference: Difference, allowed: float, confidence: float, sure
     return True, f"{limit}, and is not by more than {worst} {sure}"
 
 
-def _check_slices(params: EvaluateParams, slices: Sequence[Slice]) -> list[Rule]:
+def _check_slices(params: EvaluateParams, slices: Sequence[SliceMetric]) -> list[Rule]:
     """Return a failed rule for each slice that is significantly too low or worse; passed rules if there is none."""
     sure = f"with {level(params.confidence)} confidence in all {len(slices):,} slices"
     rules = []

@@ -8,7 +8,7 @@ from typing import Self
 from tpu_components.core.base.formatting import percent, show, signed
 from tpu_components.core.examples.interface import TASKS, judged_figure
 from tpu_components.core.pages.blocks import Cell, Table
-from tpu_components.core.results.evaluation_info import Difference, Evaluation, Slice
+from tpu_components.core.results.evaluation_info import Difference, Evaluation, SliceMetric
 from tpu_components.core.results.metric_table import BY_NAME, Metric, task_metrics
 
 
@@ -85,7 +85,7 @@ class Score:
         return dataclasses.replace(score, champion=shown(before), difference=difference, look=look)
 
     @classmethod
-    def of_slice(cls, part: Slice) -> Self:
+    def of_slice(cls, part: SliceMetric) -> Self:
         """Format the metric of a slice."""
         return cls.make(BY_NAME[part.metric], str(part), part.value, part.interval, part.champion, part.difference)
 

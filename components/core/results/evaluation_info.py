@@ -159,8 +159,8 @@ class Difference:
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice:
-    """A slice: examples with the same value of a property, which the gate judges separately.
+class SliceMetric:
+    """The metric of a slice: of examples with the same value of a property, which the gate judges separately.
 
     Attributes:
         by: Property that defines the slices, for example `class`.
@@ -328,7 +328,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
     unseen: Unseen | None = None
     intervals: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     differences: Mapping[str, Difference] = dataclasses.field(default_factory=dict)
-    slices: tuple[Slice, ...] = ()
+    slices: tuple[SliceMetric, ...] = ()
     groups: Groups | None = None
     test_set: TestSetUse | None = None
 

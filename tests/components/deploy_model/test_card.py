@@ -33,7 +33,7 @@ from tpu_components.core.results.evaluation_info import (
     Evaluation,
     RegisteredChampion,
     Rule,
-    Slice,
+    SliceMetric,
     Unseen,
 )
 from tpu_components.core.results.export_info import ComparedOn, ExportInfo, FormatFacts, Output
@@ -118,7 +118,7 @@ def facts_of(kind="classes of images", names=("cat", "dog"), source="csv:animals
         intervals={judged: (0.2, 0.3)},
         differences={judged: better},
         slices=tuple(
-            Slice("class", name, 10 + i, "accuracy", 0.5 + i / 100, (0.1, 0.9)) for i, name in enumerate(names)
+            SliceMetric("class", name, 10 + i, "accuracy", 0.5 + i / 100, (0.1, 0.9)) for i, name in enumerate(names)
         ),
     )
     measured = FormatFacts(

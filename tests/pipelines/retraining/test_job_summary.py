@@ -5,7 +5,14 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from tpu_components.core.base.states import result_of
-from tpu_components.core.results.evaluation_info import Decision, Difference, EvaluatedModel, Evaluation, Rule, Slice
+from tpu_components.core.results.evaluation_info import (
+    Decision,
+    Difference,
+    EvaluatedModel,
+    Evaluation,
+    Rule,
+    SliceMetric,
+)
 from tpu_pipelines.retraining.job_summary import RunFindings, render_junit, render_markdown, render_runs
 from tpu_pipelines.retraining.retrain import RunDecision
 from tpu_pipelines.runs.summary import Summary
@@ -36,8 +43,8 @@ def run_dir(tmp_path):
         intervals={"accuracy": (0.969, 0.988)},
         differences={"accuracy": Difference(0.03, 0.01, 0.05, 0.004), "loss": alike},
         slices=(
-            Slice("class", "cat|<dog>", 300, "accuracy", 0.7, (0.6, 0.8), 1.0, worse),
-            Slice("class", "fox", 600, "accuracy", 0.9, (0.8, 0.95), 0.89, alike),
+            SliceMetric("class", "cat|<dog>", 300, "accuracy", 0.7, (0.6, 0.8), 1.0, worse),
+            SliceMetric("class", "fox", 600, "accuracy", 0.9, (0.8, 0.95), 0.89, alike),
         ),
     ).save(tmp_path / "evaluation")
     return tmp_path
