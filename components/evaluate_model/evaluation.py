@@ -56,15 +56,15 @@ from tpu_components.core.results.evaluation_info import (
     Unseen,
 )
 from tpu_components.core.results.metric_table import NO_CONFIDENCE, direction
-from tpu_components.evaluate_model.figures import (
-    Figures,
+from tpu_components.evaluate_model.gate import Comparison, decide
+from tpu_components.evaluate_model.metrics import (
     GroundTruth,
-    compare_figures,
-    compute_figures,
+    ModelMetrics,
+    compare_metrics,
+    compute_metrics,
     find_baseline,
     find_slices,
 )
-from tpu_components.evaluate_model.gate import Comparison, decide
 from tpu_components.evaluate_model.params import CLASS, LENGTH, EvaluateParams, EvaluateResult
 from tpu_components.evaluate_model.report import render_report, show_examples, show_passages
 
@@ -104,14 +104,14 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
                 rivals.append(best)
         models = [model_dir, *(rival.directory for rival in rivals)]
         device = devices.prepare(params.backend, params.accelerator, params.num_replicas, "float32")
-        scores = score(params, device, records_dir, manifest, models)
+        predictions = predict_split(params, device, records_dir, manifest, models)
         seen = find_seen_examples(params.split, records_dir, manifest.fingerprint, models)
     model = EvaluatedModel(info.name, info.parameters, "best", digest)
-    evaluation, figures, comparisons = _judge(params, manifest, model, rivals, scores, seen, held_out)
+    evaluation, measured, comparisons = _judge(params, manifest, model, rivals, predictions, seen, held_out)
     with storage.staged_directory(output) as staged:
         evaluation.save(staged)
-        np.savez_compressed(staged / PREDICTIONS_FILE, **scores.predictions)
-        examples = _show_examples(params, device, records_dir, manifest, model_dir, scores)
+        np.savez_compressed(staged / PREDICTIONS_FILE, **predictions.saved)
+        examples = _show_examples(params, device, records_dir, manifest, model_dir, predictions)
         report = render_report(
             evaluation, manifest, info, load_history(model_dir), examples, dataclasses.asdict(params)
         )
@@ -130,8 +130,8 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         promote=decision.promote,
         reasons=decision.reasons,
         num_examples=evaluation.challenger["num_examples"],
-        metrics=figures[0].metrics,
-        champion_metrics=figures[1].metrics if champion else None,
+        metrics=measured[0].metrics,
+        champion_metrics=measured[1].metrics if champion else None,
     )
 
 
@@ -140,10 +140,10 @@ def _judge(
     manifest: Manifest,
     model: EvaluatedModel,
     rivals: Sequence["Rival"],
-    scores: "Scores",
+    predictions: "Predictions",
     seen: np.ndarray | None,
     held_out: HeldOutSet | None,
-) -> tuple[Evaluation, list[Figures], list[Comparison]]:
+) -> tuple[Evaluation, list[ModelMetrics], list[Comparison]]:
     """Judge a model by the examples that no compared model was trained on; by all examples if none is left.
 
     Args:
@@ -151,7 +151,7 @@ def _judge(
         manifest: The data set.
         model: Description of the model.
         rivals: The models that it is compared with, the champion first.
-        scores: Predictions of the model and of its rivals.
+        predictions: Predictions of the model and of its rivals.
         seen: See `find_seen_examples`.
         held_out: The gate's decisions on the test set; None if they are not counted.
 
@@ -165,17 +165,17 @@ def _judge(
         rate = held_out.error_rate(whole, planned)
         test_set = TestSetUse(len(held_out.decisions) + 1, planned, whole, rate, held_out.examples_uri)
         params = dataclasses.replace(params, confidence=1 - rate)
-    figures = judged = _compute_figures(params, scores)
-    judges, unseen = scores, None
+    measured = judged = _compute_metrics(params, predictions)
+    judges, unseen = predictions, None
     if seen is not None:
         rest = np.flatnonzero(~seen.any(axis=0))
         if len(rest):
-            judges = scores.select(rest)
-            judged = _compute_figures(params, judges)
-        unseen = Unseen.find(seen, scores.keys, [own.metrics for own in judged] if len(rest) else [])
+            judges = predictions.select(rest)
+            judged = _compute_metrics(params, judges)
+        unseen = Unseen.find(seen, predictions.keys, [own.metrics for own in judged] if len(rest) else [])
     ours, truth = judged[0], judges.truth
     comparisons = [
-        Comparison(rival.whose, theirs.metrics, compare_figures(ours, theirs, params.confidence))
+        Comparison(rival.whose, theirs.metrics, compare_metrics(ours, theirs, params.confidence))
         for rival, theirs in zip(rivals, judged[1:], strict=True)
     ]
     baseline, groups = find_baseline(truth, judges.outputs[0]), _describe_groups(truth, ours)
@@ -189,13 +189,13 @@ def _judge(
             params,
             ours,
             comparisons,
-            num_not_finite=scores.num_not_finite,
+            num_not_finite=predictions.num_not_finite,
             baseline=baseline,
             slices=slices,
             remarks=[rule for known in (unseen, groups, test_set) if known and (rule := known.rule)],
         ),
-        challenger=figures[0].as_dict(),
-        champion=figures[1].as_dict() if rivals else None,
+        challenger=measured[0].as_dict(),
+        champion=measured[1].as_dict() if rivals else None,
         registered_champion=_describe_champion(params.champion, rivals),
         baseline=baseline,
         unseen=unseen,
@@ -205,7 +205,7 @@ def _judge(
         groups=groups,
         test_set=test_set,
     )
-    return evaluation, figures, comparisons
+    return evaluation, measured, comparisons
 
 
 def _describe_champion(named: str, rivals: Sequence["Rival"]) -> RegisteredChampion | None:
@@ -250,18 +250,18 @@ def _find_best(
     return dataclasses.replace(champion, directory=directory, number=number, digest=best, whose=whose)
 
 
-def _describe_groups(truth: GroundTruth, figures: Figures) -> Groups | None:
+def _describe_groups(truth: GroundTruth, measured: ModelMetrics) -> Groups | None:
     groups, metric = truth.groups, truth.task.judged
-    if groups is None or metric not in figures.estimates:
+    if groups is None or metric not in measured.estimates:
         return None
-    num_independent = figures.estimates[metric].num_independent or len(groups)
+    num_independent = measured.estimates[metric].num_independent or len(groups)
     return Groups(len(np.unique(groups)), len(groups), metric, num_independent)
 
 
-def _compute_figures(params: EvaluateParams, scores: "Scores") -> list[Figures]:
+def _compute_metrics(params: EvaluateParams, predictions: "Predictions") -> list[ModelMetrics]:
     """Return the metrics and details of each model."""
-    further = [*scores.further.values()]
-    return [compute_figures(scores.truth, outputs, params.top_k, further) for outputs in scores.outputs]
+    further = [*predictions.further.values()]
+    return [compute_metrics(predictions.truth, outputs, params.top_k, further) for outputs in predictions.outputs]
 
 
 def _show_examples(
@@ -270,17 +270,19 @@ def _show_examples(
     records_dir: Path,
     manifest: Manifest,
     model_dir: Path,
-    scores: "Scores",
+    predictions: "Predictions",
 ) -> list[Block]:
     def pick(indices: Sequence[int]) -> Mapping[int, Any]:
         pick_some = records.pick_texts if isinstance(manifest.input, TextInput) else records.pick_inputs
         return pick_some(records_dir, manifest, params.split, indices)
 
-    examples = manifest.class_names, scores.keys, scores.truth.targets
+    examples = manifest.class_names, predictions.keys, predictions.truth.targets
     if manifest.task != LANGUAGE_MODEL:
-        return show_examples(manifest.interface.task, *examples, list(scores.outputs[:2]), params.num_pictures, pick)
+        return show_examples(
+            manifest.interface.task, *examples, list(predictions.outputs[:2]), params.num_pictures, pick
+        )
     with device.scope():
-        return show_passages(*examples, scores.outputs[0], pick, StepModel(load_trained_model(model_dir)))
+        return show_passages(*examples, predictions.outputs[0], pick, StepModel(load_trained_model(model_dir)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -383,7 +385,7 @@ def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: 
 
 
 @dataclasses.dataclass(frozen=True)
-class Scores:
+class Predictions:
     """The predictions of every model for a split, in the order of the records.
 
     Attributes:
@@ -392,7 +394,7 @@ class Scores:
         outputs: Predictions of the model, and of other models if there are any: [models, examples, …]. Predictions that
             are not finite are replaced by `_no_answer`. For a language model, results of `score_passages`.
         num_not_finite: Number of examples for which the model predicted NaN or infinity.
-        predictions: Content of predictions.npz.
+        saved: Arrays of predictions.npz, by name.
         further: Further Keras metrics of the model, by name.
     """
 
@@ -400,23 +402,23 @@ class Scores:
     truth: GroundTruth
     outputs: np.ndarray
     num_not_finite: int
-    predictions: Mapping[str, Any]
+    saved: Mapping[str, Any]
     further: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def select(self, rows: np.ndarray) -> Self:
-        """Return the scores of the examples at some indices, with `predictions` empty."""
+        """Return the predictions for the examples at some indices, with `saved` empty."""
         return dataclasses.replace(
             self,
             keys=[self.keys[i] for i in rows.tolist()],
             truth=self.truth.select(rows),
             outputs=self.outputs[:, rows],
-            predictions={},
+            saved={},
         )
 
 
-def score(
+def predict_split(
     params: EvaluateParams, device: devices.Device, records_dir: Path, manifest: Manifest, model_dirs: Sequence[Path]
-) -> Scores:
+) -> Predictions:
     """Predict every example of a split once with every model."""
     with device.scope():
         models = [load_trained_model(directory) for directory in model_dirs]
@@ -451,12 +453,12 @@ def score(
                 bar.update(len(answers))
     joined = {name: np.concatenate(parts) for name, parts in columns.items()}
     targets, answers = joined["targets"], np.stack([np.concatenate(parts) for parts in outputs])
-    predictions = {"labels": targets, manifest.interface.task.answer: answers[0]}
+    saved = {"labels": targets, manifest.interface.task.answer: answers[0]}
     if is_language:
         bits = (answers[0, ..., 0] / np.log(2)).astype(np.float32)
-        predictions = {"labels": targets[:, -1], "probabilities": joined["last"], "bits": bits}
+        saved = {"labels": targets[:, -1], "probabilities": joined["last"], "bits": bits}
     lengths = {name: joined[name] for name in (LENGTH,) if name in joined}
-    return Scores(
+    return Predictions(
         keys=[key.decode() for key in joined["keys"].tolist()],
         truth=GroundTruth(
             task=manifest.interface.task,
@@ -467,7 +469,7 @@ def score(
         ),
         outputs=answers,
         num_not_finite=int(joined["bad"].sum()),
-        predictions=predictions,
+        saved=saved,
         further=further,
     )
 

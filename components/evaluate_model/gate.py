@@ -8,7 +8,7 @@ from tpu_components.core.base.formatting import level, percent, show
 from tpu_components.core.results.estimates import find_probability
 from tpu_components.core.results.evaluation_info import Baseline, Decision, Difference, Rule, SliceMetric
 from tpu_components.core.results.metric_table import BY_NAME, NO_CONFIDENCE
-from tpu_components.evaluate_model.figures import Figures, macro_notes
+from tpu_components.evaluate_model.metrics import ModelMetrics, macro_notes
 from tpu_components.evaluate_model.params import EvaluateParams
 
 # Relative difference below which values count as equal: the same numbers may be summed in another order.
@@ -33,7 +33,7 @@ class Comparison:
 
 def decide(
     params: EvaluateParams,
-    challenger: Figures,
+    challenger: ModelMetrics,
     comparisons: Sequence[Comparison] = (),
     num_not_finite: int = 0,
     slices: Sequence[SliceMetric] = (),
@@ -76,7 +76,7 @@ def decide(
     return Decision(all(rule.passed for rule in rules), tuple(rules))
 
 
-def _check_bound(challenger: Figures, metric: str, bound: float, word: str, confidence: float) -> Rule:
+def _check_bound(challenger: ModelMetrics, metric: str, bound: float, word: str, confidence: float) -> Rule:
     if metric not in challenger.estimates:
         return Rule(False, metric, f"{metric} was not measured: {_why_undefined(metric)}")
     estimate = challenger.estimates[metric]
@@ -95,7 +95,7 @@ def _check_bound(challenger: Figures, metric: str, bound: float, word: str, conf
     return Rule(passed, metric, f"{text} ({note})" if note else text)
 
 
-def _compare(challenger: Figures, comparison: Comparison, metric: str, allowed: float, confidence: float) -> Rule:
+def _compare(challenger: ModelMetrics, comparison: Comparison, metric: str, allowed: float, confidence: float) -> Rule:
     ours, theirs = challenger.metrics.get(metric), comparison.metrics.get(metric)
     if ours is None or theirs is None:
         return Rule(False, metric, f"{metric} cannot be compared: {_why_undefined(metric)}")

@@ -46,7 +46,7 @@ from tpu_components.core.pages.pictures import show_picture
 from tpu_components.core.pages.scores import Score, list_scores, table_of
 from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_components.core.results.metric_table import BY_NAME
-from tpu_components.evaluate_model.figures import macro_notes
+from tpu_components.evaluate_model.metrics import macro_notes
 
 _MAX_MATRIX_CLASSES = 30
 _MAX_PAIRS = _MAX_SLICES = 30

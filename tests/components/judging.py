@@ -9,8 +9,8 @@ from tpu_components.core.examples.interface import CLASSIFICATION
 from tpu_components.core.results.estimates import Estimate
 from tpu_components.core.results.evaluation_info import Decision, Difference
 from tpu_components.evaluate_model import EvaluateParams
-from tpu_components.evaluate_model.figures import Figures
 from tpu_components.evaluate_model.gate import Comparison, decide
+from tpu_components.evaluate_model.metrics import ModelMetrics
 
 
 def decide_on(
@@ -24,7 +24,7 @@ def decide_on(
     """Decide from the metrics of a model and a champion; nothing is known of what chance leaves of them."""
     estimates = {name: Estimate(value, np.zeros(1)) for name, value in challenger.items()}
     comparisons = [] if champion is None else [Comparison("the champion's", champion, differences)]
-    return decide(params, Figures(CLASSIFICATION, 1, estimates, details), comparisons, **facts)
+    return decide(params, ModelMetrics(CLASSIFICATION, 1, estimates, details), comparisons, **facts)
 
 
 def said(judged: Any) -> tuple[str, ...]:

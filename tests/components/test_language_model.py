@@ -24,7 +24,7 @@ from tpu_components.core.results.estimates import score_passages
 from tpu_components.create_tfrecords import write_records
 from tpu_components.deploy_model import DeployParams, deploy_model, health_check
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
-from tpu_components.evaluate_model.figures import GroundTruth, compute_figures
+from tpu_components.evaluate_model.metrics import GroundTruth, compute_metrics
 from tpu_components.export_model import ExportParams, export_model
 from tpu_components.serving.exported import load_model
 from tpu_components.serving.inputs import continue_texts
@@ -81,7 +81,7 @@ def test_what_does_not_count_changes_no_figure():
     other = outputs.copy()
     other[:, :3] = random.dirichlet(np.ones(5), (6, 3))
     figures = [
-        compute_figures(
+        compute_metrics(
             GroundTruth(TASKS["language_model"], targets, "abcde"), score_passages(targets, given)
         ).as_dict()
         for given in (outputs, other)

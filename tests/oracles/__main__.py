@@ -7,8 +7,8 @@ writes `components/evaluate_model/intervals.md`; a number after it is the most d
 import argparse
 from pathlib import Path
 
-from tests.oracles.figures import deviations
 from tests.oracles.intervals import simulate_all
+from tests.oracles.metrics import deviations
 from tests.oracles.steps import deviations_elsewhere
 from tpu_components.core.pages.blocks import Table
 

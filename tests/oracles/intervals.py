@@ -27,8 +27,8 @@ from tpu_components.core.results.estimates import (
 )
 from tpu_components.core.results.metric_table import direction
 from tpu_components.evaluate_model import EvaluateParams
-from tpu_components.evaluate_model.figures import Figures, GroundTruth, compare_figures, find_baseline, find_slices
 from tpu_components.evaluate_model.gate import decide
+from tpu_components.evaluate_model.metrics import GroundTruth, ModelMetrics, compare_metrics, find_baseline, find_slices
 
 CONFIDENCE = 0.95
 _NUM_IN_POOL = 40_000
@@ -77,10 +77,10 @@ class Pool:
         groups = np.arange(len(targets)) // self.group_size if self.group_size else None
         return estimators(self.task, targets, answers, min(_TOP_K, answers.shape[-1] - 1), groups)
 
-    def figures(self, targets: np.ndarray, answers: np.ndarray) -> Figures:
+    def figures(self, targets: np.ndarray, answers: np.ndarray) -> ModelMetrics:
         """Return the figures of one model."""
         found = {name: make() for name, make in self.estimators(targets, answers).items()}
-        return Figures(self.task.name, len(targets), {name: own for name, own in found.items() if own}, {})
+        return ModelMetrics(self.task.name, len(targets), {name: own for name, own in found.items() if own}, {})
 
     @functools.cached_property
     def _truths(self) -> list[tuple[Mapping[str, float], list[np.ndarray], Mapping[str, np.ndarray]]]:
@@ -280,7 +280,7 @@ def simulate(kind: str, num_examples: int, repetitions: int) -> Iterator[tuple[s
             targets, outputs = pool.draw(rng, num_examples)
             truth, truth_of_champion = pool.truths(targets, outputs)
             models = [pool.figures(targets, answers) for answers in outputs]
-            intervals, differences = models[0].intervals, compare_figures(*models, CONFIDENCE)
+            intervals, differences = models[0].intervals, compare_metrics(*models, CONFIDENCE)
             for metric in models[0].estimates:
                 counts = counted[metric]
                 if name == "equal":
@@ -317,7 +317,7 @@ def _rates(counts: Mapping[str, list[float]]) -> Rates:
     )
 
 
-_FIGURES = Figures("classification", 1, {}, {})
+_FIGURES = ModelMetrics("classification", 1, {}, {})
 _RARE = "80 rare labels"
 
 
@@ -379,7 +379,7 @@ def passed_at_the_bound(kind: str, num_examples: int, metric: str, repetitions: 
         estimate = pool.estimators(targets, outputs[0])[metric]()
         assert estimate is not None
         params = EvaluateParams(bound_confidence=CONFIDENCE, **{name: bound})  # type: ignore[arg-type]
-        passed += decide(params, Figures(pool.task.name, num_examples, {metric: estimate}, {})).promote
+        passed += decide(params, ModelMetrics(pool.task.name, num_examples, {metric: estimate}, {})).promote
     return passed / repetitions
 
 

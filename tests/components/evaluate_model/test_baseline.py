@@ -11,7 +11,7 @@ from sklearn import metrics as judge
 from tests.components.judging import decide_on, said
 from tpu_components.core.examples.interface import TASKS, Regression
 from tpu_components.evaluate_model import EvaluateParams
-from tpu_components.evaluate_model.figures import GroundTruth, find_baseline
+from tpu_components.evaluate_model.metrics import GroundTruth, find_baseline
 
 _NAMES = ("pos", "neg", "other")
 

@@ -16,7 +16,7 @@ from tpu_components.core.examples.interface import TASKS
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
 from tpu_components.evaluate_model.evaluation import find_seen_examples
-from tpu_components.evaluate_model.figures import GroundTruth, compute_figures
+from tpu_components.evaluate_model.metrics import GroundTruth, compute_metrics
 from tpu_components.train_model import train_model
 
 _CPU = EvaluateParams(backend="tensorflow", accelerator="cpu", num_replicas=1)
@@ -40,7 +40,7 @@ def evaluated(digits_records, trained_digits, tmp_path_factory):
 
 
 def _compute(labels, probabilities):
-    return compute_figures(GroundTruth(TASKS["classification"], labels, "0123456789"), probabilities).metrics
+    return compute_metrics(GroundTruth(TASKS["classification"], labels, "0123456789"), probabilities).metrics
 
 
 def test_every_example_of_the_split_is_scored_once(digits_records, trained_digits, evaluated):

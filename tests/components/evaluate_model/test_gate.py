@@ -11,8 +11,8 @@ from tpu_components.core.examples.interface import Classification
 from tpu_components.core.results.estimates import find_probability
 from tpu_components.core.results.evaluation_info import Decision, Difference, Rule
 from tpu_components.evaluate_model import EvaluateParams
-from tpu_components.evaluate_model.figures import GroundTruth, compute_figures
 from tpu_components.evaluate_model.gate import decide
+from tpu_components.evaluate_model.metrics import GroundTruth, compute_metrics
 
 _GOOD, _BAD = {"accuracy": 0.98, "loss": 0.1}, {"accuracy": 0.95, "loss": 0.2}
 
@@ -156,7 +156,7 @@ def test_what_is_to_be_known_of_a_metric_is_said_where_it_is_bounded():
 def test_a_bound_says_how_often_chance_gives_as_much_and_asks_for_the_confidence(num_right, confidence, reason):
     """The probability is the exact binomial test's."""
     right = np.arange(359) < num_right
-    figures = compute_figures(GroundTruth(Classification(), np.zeros(359, int), "ab"), np.eye(2)[(~right).astype(int)])
+    figures = compute_metrics(GroundTruth(Classification(), np.zeros(359, int), "ab"), np.eye(2)[(~right).astype(int)])
     params = EvaluateParams(minimum={"accuracy": 0.97}, bound_confidence=confidence)
     exact = stats.binom.cdf(345, 359, 0.97) if num_right == 345 else stats.binom.sf(num_right - 1, 359, 0.97)
     assert find_probability(figures.estimates["accuracy"], 0.97) == pytest.approx(exact, abs=1e-6)
@@ -167,7 +167,7 @@ def test_a_bound_says_how_often_chance_gives_as_much_and_asks_for_the_confidence
 
 def test_a_bound_with_confidence_refuses_what_too_few_examples_measure():
     labels = (np.arange(500) < 3).astype(int)
-    figures = compute_figures(GroundTruth(Classification(), labels, "ab"), np.eye(2)[labels])
+    figures = compute_metrics(GroundTruth(Classification(), labels, "ab"), np.eye(2)[labels])
     params = EvaluateParams(minimum={"roc_auc": 0.9}, bound_confidence=0.95)
     decision = decide(params, figures)
     assert said(decision)[0] == (

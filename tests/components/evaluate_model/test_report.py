@@ -13,7 +13,7 @@ from tpu_components.core.examples.artifacts import Manifest, Split
 from tpu_components.core.examples.interface import TASKS, ImageInput, Regression
 from tpu_components.core.pages import page
 from tpu_components.core.results.evaluation_info import Decision, Difference, EvaluatedModel, Evaluation, Rule
-from tpu_components.evaluate_model.figures import GroundTruth, compute_figures, find_baseline
+from tpu_components.evaluate_model.metrics import GroundTruth, compute_metrics, find_baseline
 from tpu_components.evaluate_model.report import chart_training, describe_run, render_report, show_examples
 
 _HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }} ]]>&amp;"
@@ -72,7 +72,7 @@ def _drawn(num_classes, num_examples, lean):
 def _classes(num_classes=3, num_examples=60, lean=3.0, names=None):
     names = names or [f"class {i}" for i in range(num_classes)]
     labels, outputs = _drawn(num_classes, num_examples, lean)
-    return compute_figures(GroundTruth(TASKS["classification"], labels, names), outputs).as_dict()
+    return compute_metrics(GroundTruth(TASKS["classification"], labels, names), outputs).as_dict()
 
 
 def _render(evaluation=None, task="classification", history=(), examples=(), name="digits_cnn", **manifest):
@@ -123,7 +123,7 @@ def _labels_report(names=("sky", "sea", "sun")):
     labels = rng.integers(0, 2, (50, 3))
     probabilities = (0.2 + 0.5 * labels + 0.3 * rng.random(labels.shape)).clip(0, 1)
     labels[0], probabilities[0] = [1, 0, 1], [0.91, 0.73, 0.18]
-    figures = compute_figures(GroundTruth(TASKS["multi_label"], labels, names), probabilities).as_dict()
+    figures = compute_metrics(GroundTruth(TASKS["multi_label"], labels, names), probabilities).as_dict()
     history = [{"epoch": i, "loss": 1 / i, "binary_accuracy": 1 - 0.5 / i} for i in (1, 2)]
     examples = _examples("multi_label", labels, probabilities, probabilities, names=names)
     return _render(_evaluation(figures, figures), "multi_label", history, examples)
@@ -135,7 +135,7 @@ def _numbers_report(names=("mass", "width"), num_examples=700):
     values = targets + 0.1 * rng.normal(size=targets.shape)
     targets[0, 0], values[0, 0] = 2, -1.25
     task = Regression((0.0,) * len(names), (1.0,) * len(names))
-    figures = compute_figures(GroundTruth(task, targets, names), values).as_dict()
+    figures = compute_metrics(GroundTruth(task, targets, names), values).as_dict()
     history = [{"epoch": i, "loss": 1 / i, "mean_absolute_error": 1 / i} for i in (1, 2)]
     examples = _examples("regression", targets, values, values, names=names)
     return _render(_evaluation(figures, figures), "regression", history, examples)
@@ -290,7 +290,7 @@ def test_headline_figures_show_what_chance_leaves_of_them_and_judge_no_differenc
 
 def test_headline_figures_say_what_a_constant_answer_reaches_and_which_classes_are_absent():
     labels, answers, names = np.array([0] * 6 + [2] * 4), np.eye(3)[[0] * 6 + [2, 2, 2, 0]], ["cat", "absent", "dog"]
-    figures = compute_figures(GroundTruth(TASKS["classification"], labels, names), answers).as_dict()
+    figures = compute_metrics(GroundTruth(TASKS["classification"], labels, names), answers).as_dict()
     baseline = find_baseline(GroundTruth(TASKS["classification"], labels, names), answers)
     text = _words(_render(_evaluation(figures, baseline=baseline)))
     assert "Accuracy 90.00% baseline 60.00%: always answering 'cat'" in text

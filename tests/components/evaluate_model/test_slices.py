@@ -18,7 +18,7 @@ from tpu_components.core.examples.slice_values import load_groups, load_slices
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.evaluate_model import EvaluateParams
 from tpu_components.evaluate_model.evaluation import check_slices
-from tpu_components.evaluate_model.figures import GroundTruth, find_slices
+from tpu_components.evaluate_model.metrics import GroundTruth, find_slices
 
 _FIGURES = {"accuracy": 0.9}
 

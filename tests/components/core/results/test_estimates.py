@@ -10,7 +10,7 @@ from scipy import stats
 from tpu_components.core.examples.interface import Classification, MultiLabel, Regression
 from tpu_components.core.results.estimates import compare, compare_shares, estimators, find_interval
 from tpu_components.core.results.metric_table import METRICS, direction
-from tpu_components.evaluate_model.figures import GroundTruth, compare_figures, compute_figures
+from tpu_components.evaluate_model.metrics import GroundTruth, compare_metrics, compute_metrics
 
 _NUM_COMPARISONS = 2000
 _NUMBERS = Regression(mean=(0.0, 0.0), std=(1.0, 5.0))
@@ -67,7 +67,7 @@ _NOT_SMOOTH = {"median_absolute_error"}  # One example moves it by a whole dista
 def _models(case, generator, num_examples, skills):
     task, draw = _CASES[case]
     targets, outputs = draw(generator, num_examples, skills)
-    return [compute_figures(GroundTruth(task, targets, "abcd"[: own.shape[1]]), own, 2) for own in outputs]
+    return [compute_metrics(GroundTruth(task, targets, "abcd"[: own.shape[1]]), own, 2) for own in outputs]
 
 
 @pytest.mark.parametrize("case", _CASES)
@@ -90,7 +90,7 @@ def test_every_metric_of_every_task_can_be_compared_and_has_an_interval():
     known = set()
     for case in _CASES:
         models = _models(case, np.random.default_rng(1), 400, [1.6, 1.5])
-        differences, intervals = compare_figures(*models, 0.95), models[0].intervals
+        differences, intervals = compare_metrics(*models, 0.95), models[0].intervals
         assert set(differences) == set(models[0].metrics) == set(intervals)
         for difference in differences.values():
             assert difference.least < difference.advantage < difference.most
@@ -168,7 +168,7 @@ def test_the_bounds_of_shares_are_where_so_great_an_advantage_is_as_rare_as_aske
 
 def test_answers_that_are_all_right_still_have_an_interval():
     labels, outputs = np.zeros(50, int), np.tile([0.9, 0.1], (50, 1))
-    low, high = compute_figures(GroundTruth(Classification(), labels, "ab"), outputs).intervals["accuracy"]
+    low, high = compute_metrics(GroundTruth(Classification(), labels, "ab"), outputs).intervals["accuracy"]
     expected = stats.binomtest(50, 50).proportion_ci(method="exact")
     assert (low, high) == pytest.approx((expected.low, 1.0))
 
@@ -206,15 +206,15 @@ def test_a_detectably_better_model_is_seen_four_times_in_five_by_any_figure(case
     """The judged figure of models whose true difference, measured on very many examples, is what is detectable."""
     generator = np.random.default_rng(5)
     metric = _CASES[case][0].judged
-    equals = [compare_figures(*_models(case, generator, 500, [1.5, 1.5]), 0.95)[metric] for _ in range(50)]
+    equals = [compare_metrics(*_models(case, generator, 500, [1.5, 1.5]), 0.95)[metric] for _ in range(50)]
     found = float(np.median([difference.detectable for difference in equals]))
     skills = np.linspace(1.5, 1.9, 9)
     truth = [
-        compare_figures(*_models(case, generator, 200_000, [skill, 1.5]), 0.95)[metric].advantage for skill in skills
+        compare_metrics(*_models(case, generator, 200_000, [skill, 1.5]), 0.95)[metric].advantage for skill in skills
     ]
     skill = float(np.interp(found, truth, skills))
     lucks = [
-        compare_figures(*_models(case, generator, 500, [skill, 1.5]), 0.95)[metric].luck
+        compare_metrics(*_models(case, generator, 500, [skill, 1.5]), 0.95)[metric].luck
         for _ in range(_NUM_COMPARISONS)
     ]
     share = float(np.mean(np.array(lucks) <= 0.05))
@@ -258,7 +258,7 @@ def test_groups_of_one_example_each_are_independent_examples():
     labels, outputs, _ = _patients(np.random.default_rng(0), 0.0)
     alone = np.arange(len(labels))
     without, grouped = (
-        compute_figures(GroundTruth(Classification(), labels, "abcd", rows), outputs[0], 2) for rows in (None, alone)
+        compute_metrics(GroundTruth(Classification(), labels, "abcd", rows), outputs[0], 2) for rows in (None, alone)
     )
     assert grouped.metrics == without.metrics
     for name, (low, high) in grouped.intervals.items():

@@ -8,7 +8,7 @@ from tests.oracles import definitions
 from tests.oracles.cases import cases
 from tpu_components.core.examples.interface import TASKS, Regression
 from tpu_components.core.results.estimates import score_passages
-from tpu_components.evaluate_model.figures import GroundTruth, compute_figures
+from tpu_components.evaluate_model.metrics import GroundTruth, compute_metrics
 
 TOP_K = 3
 
@@ -18,7 +18,7 @@ def compute(task: str, targets: np.ndarray, outputs: np.ndarray) -> dict[str, fl
     names = [f"name {i}" for i in range(outputs.shape[-1])]
     asked = Regression((0.0,) * len(names), tuple(stds(targets))) if task == "regression" else TASKS[task]
     answers = score_passages(targets, outputs) if task == "language_model" else outputs
-    return compute_figures(GroundTruth(asked, targets, names), answers, TOP_K).metrics
+    return compute_metrics(GroundTruth(asked, targets, names), answers, TOP_K).metrics
 
 
 def define(task: str, targets: np.ndarray, outputs: np.ndarray) -> dict[str, float]:

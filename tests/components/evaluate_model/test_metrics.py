@@ -9,7 +9,7 @@ from sklearn import metrics as judge
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import TASKS, Regression
 from tpu_components.core.results.metric_table import task_metrics
-from tpu_components.evaluate_model.figures import GroundTruth, compute_figures, macro_notes
+from tpu_components.evaluate_model.metrics import GroundTruth, compute_metrics, macro_notes
 
 
 def _names(num):
@@ -19,7 +19,7 @@ def _names(num):
 def _compute(task, targets, outputs, names=None, top_k=5):
     names = names or _names(outputs.shape[1])
     asked = Regression((0.0,) * len(names), (2.0,) * len(names)) if task == "regression" else TASKS[task]
-    return compute_figures(GroundTruth(asked, targets, names), outputs, top_k)
+    return compute_metrics(GroundTruth(asked, targets, names), outputs, top_k)
 
 
 def _classes(num_examples, num_classes, seed=0, absent=None):

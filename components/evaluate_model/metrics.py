@@ -93,7 +93,7 @@ class GroundTruth:
 
 
 @dataclasses.dataclass(frozen=True)
-class Figures:
+class ModelMetrics:
     """Metrics of a model on some examples, and details such as the confusion matrix.
 
     Attributes:
@@ -131,7 +131,9 @@ class Figures:
         return {"num_examples": self.num_examples, **metrics, **self.details}
 
 
-def compute_figures(truth: GroundTruth, outputs: np.ndarray, top_k: int = 5, further: Sequence[Any] = ()) -> Figures:
+def compute_metrics(
+    truth: GroundTruth, outputs: np.ndarray, top_k: int = 5, further: Sequence[Any] = ()
+) -> ModelMetrics:
     """Compute the metrics of a model's predictions.
 
     Args:
@@ -148,8 +150,8 @@ def compute_figures(truth: GroundTruth, outputs: np.ndarray, top_k: int = 5, fur
     Example:
         >>> from tpu_components.core.examples.interface import TASKS
         >>> truth = GroundTruth(TASKS[CLASSIFICATION], np.array([0, 1]), "ab")
-        >>> figures = compute_figures(truth, np.array([[0.9, 0.1], [0.6, 0.4]]))
-        >>> figures.metrics["accuracy"], figures.details["confusion_matrix"]
+        >>> measured = compute_metrics(truth, np.array([[0.9, 0.1], [0.6, 0.4]]))
+        >>> measured.metrics["accuracy"], measured.details["confusion_matrix"]
         (0.5, [[1, 0], [1, 0]])
     """
     task, targets, names = truth.task.name, truth.targets, truth.names
@@ -164,7 +166,7 @@ def compute_figures(truth: GroundTruth, outputs: np.ndarray, top_k: int = 5, fur
         details["top_k"] = top_k
     defined = {name: estimate for name, estimate in estimates.items() if estimate is not None}
     directions = {metric.name: direction_of(metric) for metric in further}
-    return Figures(task, len(targets), defined, details, directions)
+    return ModelMetrics(task, len(targets), defined, details, directions)
 
 
 def _require_probabilities(task: str, outputs: np.ndarray) -> None:
@@ -263,7 +265,7 @@ _DETAILS: Mapping[str, Callable[[np.ndarray, np.ndarray, Sequence[str]], dict[st
 }
 
 
-def compare_figures(challenger: Figures, champion: Figures, confidence: float) -> dict[str, Difference]:
+def compare_metrics(challenger: ModelMetrics, champion: ModelMetrics, confidence: float) -> dict[str, Difference]:
     """Return the differences of a model from the champion on the same examples, by metric, with confidence bounds.
 
     Metrics that are undefined, or have too few examples to compare, are left out.
@@ -276,10 +278,10 @@ def compare_figures(challenger: Figures, champion: Figures, confidence: float) -
     return {name: difference for name, difference in differences.items() if difference}
 
 
-def macro_notes(figures: Mapping[str, Any]) -> dict[str, str]:
+def macro_notes(details: Mapping[str, Any]) -> dict[str, str]:
     """Return notes on macro-averaged metrics about classes without examples, by metric; {} if all have examples."""
-    absent = figures.get("num_absent_classes", 0)
-    present = [item for item in figures["per_class"] if item["support"]] if absent else []
+    absent = details.get("num_absent_classes", 0)
+    present = [item for item in details["per_class"] if item["support"]] if absent else []
     text = f"{absent:,} of {len(present) + absent:,} classes have no examples and count 0; the mean of the others is"
     return {
         f"macro_{name}": f"{text} {show(float(np.mean([item[name] for item in present])))}"
@@ -295,8 +297,8 @@ def find_baseline(truth: GroundTruth, outputs: np.ndarray) -> Baseline:
     highest F1, the mean of every target, or the frequency of every character.
 
     Args:
-        truth: See `compute_figures`.
-        outputs: See `compute_figures`.
+        truth: See `compute_metrics`.
+        outputs: See `compute_metrics`.
     """
     answer, constant, collapsed_to = _CONSTANT_ANSWERS[truth.task.name](truth.targets, outputs, truth.names)
     metric = truth.task.judged
