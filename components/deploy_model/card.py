@@ -53,7 +53,7 @@ from tpu_components.core.pages.markdown import fence, plain, quote
 from tpu_components.core.pages.scores import Score, scores_of, table_of
 from tpu_components.core.registry.opening import origin_of_version
 from tpu_components.core.registry.versions import Registry, short_digest
-from tpu_components.core.results.evaluation_info import Evaluation, Slice
+from tpu_components.core.results.evaluation_info import Evaluation, SliceMetric
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.core.results.metric_table import direction, task_metrics
 from tpu_components.deploy_model.params import PREFLIGHT, DeployParams
@@ -204,7 +204,7 @@ class CardFacts:
         return f"{self.evaluation.num_judged:,} {self.manifest.input.plural}"
 
     @property
-    def worst_slices(self) -> Sequence[Slice]:
+    def worst_slices(self) -> Sequence[SliceMetric]:
         """The slices with the worst metrics, the worst first."""
         slices = self.evaluation.slices
         return sorted(slices, key=lambda part: part.value * (direction(part.metric) or 1))[:_SLICES]
