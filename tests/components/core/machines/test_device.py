@@ -30,7 +30,8 @@ def test_precision_is_bfloat16_where_the_hardware_gains_from_it(accelerator, bac
 
 def test_one_cpu_is_the_default():
     chosen = device.prepare("auto", "cpu", 0, "float32")
-    assert chosen == device.Device("tensorflow", "cpu", 1, "float32", jit_compile=False)
+    assert chosen == device.Device("tensorflow", "cpu", 1, "float32")
+    assert not chosen.jit_compile
     import keras
 
     assert keras.config.dtype_policy().name == "float32"
