@@ -58,7 +58,7 @@ class Estimate:
         freedom: Upper limit of the degrees of freedom of the standard error.
         bias: Amount by which the metric is expected to be below its value on many examples; negative if above.
         smallest: Weight of the smallest class in a mean over classes, and the number of examples of that class.
-        find_interval: Returns the interval for a confidence, if the metric has its own method; else None.
+        interval_method: Returns the interval for a confidence, if the metric has a method of its own; else None.
         num_independent: Number of independent examples that would give the same standard error; None without groups.
     """
 
@@ -70,7 +70,7 @@ class Estimate:
     freedom: float = math.inf
     bias: float = 0.0
     smallest: tuple[float, float] = (0.0, 1.0)
-    find_interval: Callable[[float], tuple[float, float] | None] | None = None
+    interval_method: Callable[[float], tuple[float, float] | None] | None = None
     num_independent: float | None = None
 
 
@@ -491,7 +491,7 @@ def _calibration_error(hit: np.ndarray, probabilities: np.ndarray, members: Any)
         shared = (grouped.T @ grouped).toarray() / np.sqrt(np.outer(single, single))
         np.fill_diagonal(shared, np.maximum(shared.diagonal(), 1))
         num_drawn = members.shape[0] - 1
-    return Estimate(value, influence, find_interval=functools.partial(_calibration_interval, bins, shared, num_drawn))
+    return Estimate(value, influence, interval_method=functools.partial(_calibration_interval, bins, shared, num_drawn))
 
 
 def _calibration_interval(
@@ -545,12 +545,12 @@ def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] 
 
     A share of correct predictions has the exact interval (Clopper and Pearson, 1934). Other metrics from 0 to 1 use it
     with the effective number of examples (Korn and Graubard, Survey Methodology 24, 1998), and need at least ten
-    examples. Unbounded metrics use Student's t. A metric with its own method (`Estimate.find_interval`) uses that.
+    examples. Unbounded metrics use Student's t. A metric with its own method (`Estimate.interval_method`) uses that.
     """
     if confidence == 0:
         return estimate.value, estimate.value
-    if estimate.find_interval:
-        return estimate.find_interval(confidence)
+    if estimate.interval_method:
+        return estimate.interval_method(confidence)
     if estimate.hits is not None:
         return _share_interval(estimate.value, len(estimate.hits), confidence)
     error, freedom = standard_error(estimate.influence)
