@@ -156,7 +156,7 @@ def read_answers(work: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Scorer:
-    """Computes the metric that is compared, for the trained model and for the formats.
+    """Computes the metric that is compared, for the trained model and for the formats, and applies the limits.
 
     Args:
         task: Task of the model.
@@ -194,47 +194,40 @@ class Scorer:
             "drop_interval": [drop - spread, drop + spread] if is_known else None,
         }
 
+    def find_differing(self, params: ExportParams, measured: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        """Return the formats that differ too much from the trained model, by name, with the reasons.
 
-def find_differing(
-    params: ExportParams, judged: str, trained_score: float, measured: Mapping[str, Mapping[str, Any]]
-) -> dict[str, str]:
-    """Return the formats that differ too much from the trained model, by name, with the reasons.
+        Args:
+            params: Limits.
+            measured: Measurements by format, with the result of `score` unless the format has failed.
+        """
+        problems = {name: "; ".join(self._problems(params, name, facts)) for name, facts in measured.items()}
+        return {name: reasons for name, reasons in problems.items() if reasons}
 
-    Args:
-        params: Limits.
-        judged: Name of the metric that is compared.
-        trained_score: Metric of the trained model; NaN or infinite if it is undefined.
-        measured: Measurements by format.
-    """
-    return {
-        name: "; ".join(problems)
-        for name, facts in measured.items()
-        if (problems := _problems(params, judged, trained_score, name, facts))
-    }
-
-
-def _problems(
-    params: ExportParams, judged: str, trained_score: float, name: str, facts: Mapping[str, Any]
-) -> list[str]:
-    if "error" in facts:
-        return [facts["error"]]
-    against = f"the trained model on {facts['num_compared']:,} examples"
-    if FORMATS[name].quantized_from:
-        if not math.isfinite(trained_score):
-            return []
-        drop, interval = trained_score - facts["score"], facts["drop_interval"]
-        at_least = interval[0] if interval else -math.inf
-        if math.isfinite(drop) and at_least <= params.max_int8_accuracy_drop:
-            return []
-        return [
-            f"it loses {drop:.4f} of {judged} against {against}, at least {at_least:.4f} with 95% confidence, allowed "
-            f"{params.max_int8_accuracy_drop} (raise export.calibration_examples, or export.max_int8_accuracy_drop)"
-        ]
-    problems = []
-    if not facts["max_difference"] <= params.tolerance:  # Written so that NaN fails.
-        problems.append(f"it differs from {against} by {facts['max_difference']:.2e}, allowed {params.tolerance:.2e}")
-    if facts["agreement"] < params.min_agreement:
-        problems.append(
-            f"it gives the same answer as {against} for {facts['agreement']:.4%}, required {params.min_agreement:.4%}"
-        )
-    return problems
+    def _problems(self, params: ExportParams, name: str, facts: Mapping[str, Any]) -> list[str]:
+        if "error" in facts:
+            return [facts["error"]]
+        against = f"the trained model on {facts['num_compared']:,} examples"
+        if FORMATS[name].quantized_from:
+            if not math.isfinite(self.trained):
+                return []
+            drop, interval = self.trained - facts["score"], facts["drop_interval"]
+            at_least = interval[0] if interval else -math.inf
+            if math.isfinite(drop) and at_least <= params.max_int8_accuracy_drop:
+                return []
+            return [
+                f"it loses {drop:.4f} of {self._judged} against {against}, at least {at_least:.4f} with 95% "
+                f"confidence, allowed {params.max_int8_accuracy_drop} (raise export.calibration_examples, or "
+                "export.max_int8_accuracy_drop)"
+            ]
+        problems = []
+        if not facts["max_difference"] <= params.tolerance:  # Written so that NaN fails.
+            problems.append(
+                f"it differs from {against} by {facts['max_difference']:.2e}, allowed {params.tolerance:.2e}"
+            )
+        if facts["agreement"] < params.min_agreement:
+            problems.append(
+                f"it gives the same answer as {against} for {facts['agreement']:.4%}, required "
+                f"{params.min_agreement:.4%}"
+            )
+        return problems

@@ -31,7 +31,6 @@ from tpu_components.core.results.export_info import ComparedOn, ExportInfo, Form
 from tpu_components.export_model.comparison import (
     Judge,
     Scorer,
-    find_differing,
     judged_metric,
     read_answers,
     write_examples,
@@ -98,7 +97,7 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             if info.task == CLASSIFICATION and np.isfinite(answers).all():
                 confidences = answers.max(axis=1).astype(np.float64)
                 sketches[name] = sketch_answers(source, info.class_names, answers.argmax(axis=1), confidences)
-        left_out |= find_differing(params, judged, scorer.trained, measured)
+        left_out |= scorer.find_differing(params, measured)
         for name in measured:
             if (origin := FORMATS[name].quantized_from) in left_out:  # Int8 is compared by the judged metric only.
                 left_out.setdefault(name, f"the {origin} model, of which it is made, is left out")

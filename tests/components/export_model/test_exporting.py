@@ -277,9 +277,12 @@ def test_a_figure_that_cannot_be_measured_is_not_judged():
     """R² of a split whose targets are all equal: agreement and difference still are."""
     same = {"score": math.nan, "agreement": 1.0, "max_difference": 0.0, "drop_interval": None, "num_compared": 1}
     formats = {name: dict(same) for name in ("saved_model", "float", "int8")}
-    assert comparison.find_differing(ExportParams(), "r2", math.nan, formats) == {}
+    equal = np.ones((4, 2), np.float32)
+    scorer = comparison.Scorer(TASKS["regression"], "r2", equal, equal)
+    assert math.isnan(scorer.trained)
+    assert scorer.find_differing(ExportParams(), formats) == {}
     formats["float"]["max_difference"] = 1.0
-    differing = comparison.find_differing(ExportParams(), "r2", math.nan, formats)
+    differing = scorer.find_differing(ExportParams(), formats)
     assert "it differs from the trained model" in differing["float"]
 
 
@@ -291,7 +294,7 @@ def _left_out(num_examples, num_lost, **params):
     answers[:num_lost] = [0, 1]
     scorer = comparison.Scorer(TASKS["classification"], "accuracy", labels, expected)
     facts = {"num_compared": num_examples, **scorer.score(answers, np.arange(num_examples))}
-    return comparison.find_differing(ExportParams(**params), "accuracy", 1.0, {"int8": facts}).get("int8")
+    return scorer.find_differing(ExportParams(**params), {"int8": facts}).get("int8")
 
 
 def test_one_image_of_a_small_test_split_is_chance():
