@@ -166,20 +166,20 @@ def _judge(
         test_set = TestSetUse(len(held_out.decisions) + 1, planned, whole, rate, held_out.examples_uri)
         params = dataclasses.replace(params, confidence=1 - rate)
     measured = judged = _compute_metrics(params, predictions)
-    judges, unseen = predictions, None
+    counted, unseen = predictions, None
     if seen is not None:
         rest = np.flatnonzero(~seen.any(axis=0))
         if len(rest):
-            judges = predictions.select(rest)
-            judged = _compute_metrics(params, judges)
+            counted = predictions.select(rest)
+            judged = _compute_metrics(params, counted)
         unseen = Unseen.find(seen, predictions.keys, [own.metrics for own in judged] if len(rest) else [])
-    ours, truth = judged[0], judges.truth
+    ours, truth = judged[0], counted.truth
     comparisons = [
         Comparison(rival.whose, theirs.metrics, compare_metrics(ours, theirs, params.confidence))
         for rival, theirs in zip(rivals, judged[1:], strict=True)
     ]
-    baseline, groups = find_baseline(truth, judges.outputs[0]), _describe_groups(truth, ours)
-    slices = find_slices(params, truth, judges.outputs[:2])
+    baseline, groups = find_baseline(truth, counted.outputs[0]), _describe_groups(truth, ours)
+    slices = find_slices(params, truth, counted.outputs[:2])
     evaluation = Evaluation(
         split=params.split,
         dataset_fingerprint=manifest.fingerprint,
