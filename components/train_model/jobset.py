@@ -165,7 +165,7 @@ def _pod(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class JobSetState:
     """State of a JobSet.
 
     Attributes:
@@ -220,7 +220,7 @@ class JobSet:
         """Close the connections to the cluster; the client's own `close` leaves them open."""
         self._client.rest_client.pool_manager.clear()
 
-    def state(self) -> State | None:
+    def state(self) -> JobSetState | None:
         """Return the state of the JobSet in the cluster; None if it does not exist."""
         try:
             jobset = self._ask(self._objects.get_namespaced_custom_object, *self._place, self.name)
@@ -230,7 +230,7 @@ class JobSet:
         messages = {
             item["type"]: item.get("message", "") for item in status.get("conditions", ()) if item["status"] == "True"
         }
-        return State("Completed" in messages, messages.get("Failed"), int(status.get("restarts", 0)))
+        return JobSetState("Completed" in messages, messages.get("Failed"), int(status.get("restarts", 0)))
 
     def create(self, manifest: dict[str, Any]) -> None:
         """Create the JobSet, unless an earlier attempt of this step has created it.

@@ -315,7 +315,7 @@ def load_run(path: Place) -> Run:
     return Run(Path(path), Summary.load(Path(path)))
 
 
-def compare(*runs: Place | Run) -> comparison.Comparison:
+def compare(*runs: Place | Run) -> comparison.RunComparison:
     """Compare runs: metrics, speed, sizes, and the differences of their configurations.
 
     Args:

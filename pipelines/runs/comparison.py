@@ -89,7 +89,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Comparison(Displayed):
+class RunComparison(Displayed):
     """Comparison of runs.
 
     Attributes:
@@ -136,7 +136,7 @@ def select_runs(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ..
     return runs, tuple(path for path in paths if path not in runs)
 
 
-def compare(folders: Sequence[Path]) -> Comparison:
+def compare(folders: Sequence[Path]) -> RunComparison:
     """Compare runs.
 
     Args:
@@ -164,7 +164,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
         for run in runs
         if (absent := run.summary.metrics.get("num_absent_classes", 0))
     ]
-    return Comparison(runs, {title: rows for title, rows in sections.items() if rows}, tuple(notes))
+    return RunComparison(runs, {title: rows for title, rows in sections.items() if rows}, tuple(notes))
 
 
 def _load(folder: Path, label: str) -> ComparedRun:
@@ -285,7 +285,7 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= _MAX_TEXT else f"…{text[1 - _MAX_TEXT :]}"
 
 
-def as_text(comparison: Comparison) -> str:
+def as_text(comparison: RunComparison) -> str:
     """Return tables for a terminal, with a column for each run; a star marks the best value of a row."""
     columns = {"": "<"} | {f"{run.label} ": ">" for run in comparison.runs}  # The space is for the star.
     blocks = []
@@ -298,7 +298,7 @@ def as_text(comparison: Comparison) -> str:
     return "\n\n".join([*blocks, *comparison.notes])
 
 
-def as_markdown(comparison: Comparison) -> str:
+def as_markdown(comparison: RunComparison) -> str:
     """Return a Markdown table with a row for each run: its metrics, speed, exports on a CPU, and machine."""
     rows = {row.name: row.texts for rows in comparison.sections.values() for row in rows}
 
@@ -343,7 +343,7 @@ def check_page(path: Path) -> None:
     storage.require_file(path)
 
 
-def write_page(comparison: Comparison, path: Path) -> None:
+def write_page(comparison: RunComparison, path: Path) -> None:
     """Write the comparison, with the curves of all trainings, as a self-contained HTML page."""
     names = [run.label for run in comparison.runs]
     columns: dict[str | Cell, str] = {"": "<"}

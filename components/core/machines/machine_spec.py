@@ -53,8 +53,8 @@ def billed_by(target: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """Source of a value, and the date of the source; only a year if the day is unknown."""
+class Citation:
+    """Source of a value, and its date; only a year if the day is unknown."""
 
     text: str
     date: str
@@ -114,7 +114,7 @@ class Generation:
     vertex_quota: str = ""
     vertex_pod_quota: str = ""
     compute_quota: str = ""
-    sources: Mapping[str, Source] = dataclasses.field(default_factory=dict, hash=False, repr=False)
+    sources: Mapping[str, Citation] = dataclasses.field(default_factory=dict, hash=False, repr=False)
 
     @property
     def device_peak_flops(self) -> float:
@@ -328,7 +328,7 @@ class Catalogue:
 def load_catalogue() -> Catalogue:
     """Return the catalogue of this package; the file is read once."""
     raw = json.loads(CATALOGUE_FILE.read_text(encoding="utf-8"))
-    sources = {key: Source(**source) for key, source in raw["sources"].items()}
+    sources = {key: Citation(**source) for key, source in raw["sources"].items()}
 
     def cited(row: Mapping[str, Any]) -> dict[str, Any]:
         source = sources[row["source"]]

@@ -23,7 +23,7 @@ from tpu_components.core.models.step.hyperparameters import Stage
 from tpu_components.core.step import command_line
 from tpu_components.core.step.step_inputs import params_from
 from tpu_components.train_model import TrainParams, TrainResult, heartbeat, jobset
-from tpu_components.train_model.jobset import JOBSET_VARIABLE, JobSet, State, name_jobset, train_on_hosts
+from tpu_components.train_model.jobset import JOBSET_VARIABLE, JobSet, JobSetState, name_jobset, train_on_hosts
 
 _GOOD = "echo trained"
 
@@ -88,7 +88,7 @@ def train(find_jobset):
 
 def test_what_host_0_prints_is_relayed_once_and_the_last_line_too(train, capfd):
     script = 'echo "host $TPU_WORKER_ID of $TPU_WORKER_HOSTNAMES"; sleep 0.3; echo trained'
-    assert train(script) == State(True, None, restarts=0)
+    assert train(script) == JobSetState(True, None, restarts=0)
     assert capfd.readouterr().err == "host 0 of 127.0.0.1,127.0.0.1\ntrained\n"
 
 
@@ -97,7 +97,7 @@ def test_of_a_long_log_only_the_end_is_fetched_and_a_new_log_is_read_from_its_be
 ):
     monkeypatch.setattr(jobset, "OVERLAP_SECONDS", 0)
     lines = "for i in $(seq 14); do echo line $i; sleep 0.1; done"
-    assert train(lines) == State(True, None, restarts=0)
+    assert train(lines) == JobSetState(True, None, restarts=0)
     assert capfd.readouterr().err == "".join(f"line {i}\n" for i in range(1, 15))
     first, *others = [query for query in cluster.log_queries if query["timestamps"].lower() == "true"]
     assert "sinceSeconds" not in first
@@ -132,7 +132,7 @@ def test_a_mistake_is_told_as_the_host_told_it_and_starts_nothing_again(cluster,
 
 def test_a_lost_host_is_told_and_all_start_again(train, tmp_path, capfd):
     lose = f'[ "$TPU_WORKER_ID" = 0 ] || [ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; echo gone; kill -9 $$; }}'
-    assert train(f"{lose}; sleep 0.2; {_GOOD}") == State(True, None, restarts=1)
+    assert train(f"{lose}; sleep 0.2; {_GOOD}") == JobSetState(True, None, restarts=1)
     err = capfd.readouterr().err
     assert "host 1 ended with exit code 137: gone\n" in err
     assert "all hosts start again (restart 1)\n" in err
