@@ -119,7 +119,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     if held_out:
         compared = {rival.digest: each.metrics for rival, each in zip(rivals, comparisons, strict=True)}
         try:
-            held_out.record(digest, evaluation.gate.promote, evaluation.metrics, compared)
+            held_out.record(digest, evaluation.gate.promote, evaluation.judged_metrics[0], compared)
         except (OSError, InputError) as error:  # The decision is valid anyway. The registry may be read-only.
             progress.say("evaluate_model", f"this decision on the test set is not counted: {error}")
     decision = evaluation.gate

@@ -335,14 +335,17 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
     @property
     def metrics(self) -> dict[str, int | float]:
         """The model's metrics that are single numbers and defined."""
-        return {name: value for name, value in self.challenger.items() if isinstance(value, int | float)}
+        return _numbers(self.challenger)
 
     @property
-    def judged_metrics(self) -> tuple[Mapping[str, Any], ...]:
-        """Metrics of the model, and of the champion if there is one, on the examples that the gate judged."""
+    def judged_metrics(self) -> tuple[dict[str, int | float], ...]:
+        """The model's metrics by which the gate judged it, as in `metrics`, and the champion's if there is one.
+
+        If examples were left out, they are the metrics on the remaining examples.
+        """
         if self.unseen and self.unseen.scalars:
-            return self.unseen.scalars[:2]
-        return (self.challenger, self.champion) if self.champion else (self.challenger,)
+            return tuple(map(_numbers, self.unseen.scalars[:2]))
+        return tuple(map(_numbers, (self.challenger, self.champion) if self.champion else (self.challenger,)))
 
     @property
     def num_judged(self) -> int:
@@ -363,3 +366,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
                 elif name in _DETAILS:
                     typed_values.read(value, _DETAILS[name], f"{role}.{name}", any_version=True)
         return evaluation
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}

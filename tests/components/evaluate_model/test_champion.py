@@ -5,6 +5,7 @@ import json
 import shutil
 
 import h5py
+import numpy as np
 import pytest
 
 from tests.components.judging import said
@@ -158,3 +159,14 @@ def test_the_report_shows_what_changed_since_the_champion_not_since_the_best(
     changed = "{num_better} right that were wrong, {num_worse} wrong that were right".format(**difference)
     assert f"Changed since the champion {changed}" in words
     assert difference["num_better"] > 100
+
+
+def test_a_decision_is_recorded_with_the_metrics_that_the_gate_judged_by(
+    registry, digits_records, trained_digits, tmp_path
+):
+    model, identities = _with_other_bytes(trained_digits, tmp_path / "b"), load_identities(digits_records, "test")
+    np.save(model / "trained_on.npy", np.unique(identities[:100]))
+    evaluate_model(_against_the_best(registry), digits_records, model, tmp_path / "evaluation")
+    (decision,) = HeldOutSet.find(f"{registry.directory}/tests", identities, "other").decisions
+    scored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    assert decision.metrics == scored["unseen"]["scalars"][0] != scored["challenger"]

@@ -206,6 +206,8 @@ def test_a_split_that_was_all_trained_on_is_judged_and_said(digits_records, trai
     np.save(model / "trained_on.npy", np.unique(load_identities(digits_records, "test")))
     result = evaluate_model(_CPU, digits_records, model, tmp_path / "e")
     assert said(result)[0] == "passed: judged on all 359 examples, though all have been trained on (by the model 359)"
+    low, high = _scored(tmp_path / "e")["intervals"]["accuracy"]
+    assert f"{low:.2%} to {high:.2%}" in (tmp_path / "e" / "report.html").read_text()
 
 
 def test_a_class_of_which_all_examples_were_trained_on_is_said_where_a_macro_average_is_bounded(
