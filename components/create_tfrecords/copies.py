@@ -199,9 +199,10 @@ class Copies:
     def without_leaks(self) -> np.ndarray:
         """Return splits without leaks: each set of copies stays in one split (test, else validation, else train).
 
-        The other copies get LEFT_OUT; no example moves to another split. The split of an example depends only on the
-        example itself. A test example is therefore never trained on, even if examples are added or further copies are
-        found. If the source defines splits, only the examples of its training split are considered.
+        Copies in other splits are left out (LEFT_OUT); no example moves to another split. Whether an example belongs to
+        the test split depends only on the example itself. A test example is therefore never trained on, even if
+        examples are added or further copies are found. If the source defines splits, only examples of
+        its training split are compared.
 
         Returns:
             int8[num_examples], like `splits`.

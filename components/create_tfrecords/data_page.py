@@ -69,7 +69,7 @@ def _members(listing: Listing, labels: np.ndarray, task: str) -> Iterator[tuple[
 
 
 def _show(rule: ImageRule | None, key: str, content: Any) -> str:
-    """Return a small picture, or without a rule the beginning of a text, as HTML."""
+    """Return HTML: a small picture of an image, or the beginning of a text if `rule` is None."""
     if rule:
         return show_picture(read_image(content, rule).pixels, _PICTURE_PIXELS, key)
     text = content.decode("utf-8", "replace")

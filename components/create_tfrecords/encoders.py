@@ -66,7 +66,7 @@ class ImageEncoder:
         image: Size and channels that images are converted to.
         input: Description of the examples in the manifest.
         jpeg_quality: Quality of the JPEG files of one shape.
-        measured_share: Share of the images that are measured.
+        measured_share: Share of the images for which `figures` are computed.
     """
 
     image: ImageRule

@@ -102,7 +102,7 @@ class Merger:
                 self._columns.setdefault(name, Column(rows.dtype, rows.shape[1:])).extend(rows)
 
     def metadata(self, places: np.ndarray) -> Part:
-        """Return the metadata, without digests, of the examples at some positions in storage order, int[…]."""
+        """Return the metadata of the examples at `places`, positions in storage order, int[…]; digests are left out."""
         own = {name: self._columns[name].rows()[places] for name in METADATA if name in self._columns}
         return Part("", kept=np.arange(len(places), dtype=np.int32), digests=b"", **own)
 

@@ -46,7 +46,7 @@ class Part:
     """The examples of a task, as a worker wrote them.
 
     Attributes:
-        path: File that begins with the framed records, where a worker wrote them; bytes after them are ignored.
+        path: File that a worker wrote. It begins with the framed records; bytes after them are ignored.
         kept: Indices of the kept examples in the task, int32[kept].
         sizes: Size of each record in bytes, int32[kept].
         digests: SHA-256 digests of the records, concatenated.
@@ -243,7 +243,7 @@ def part_bytes(part: Part) -> bytes:
 
 
 def read_part(uri: str, file: bytes) -> Part:
-    """Return the part in a part's file; computes the digests of the records again.
+    """Parse the content of a part's file, and compute the digests of its records again.
 
     Raises:
         InputError: If the file is not a part.

@@ -28,7 +28,7 @@ class DatasetPlan:
     """The examples of a source, their splits, and the order in which they are stored.
 
     Attributes:
-        params: Parameters of the records.
+        params: Parameters with which the records are written.
         listing: The examples.
         order: Examples of each split in stored order, as indices into the listing: int32, or int64 for at least 2³¹
             examples. Empty splits are left out.

@@ -467,7 +467,7 @@ def _classes(manifest: Manifest) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _procedure(model: ModelInfo) -> list[Block]:
-    """Return hyper-parameters, without those that are off, and how much the model was trained."""
+    """Return the hyper-parameters that are in effect, and how many epochs, examples and steps the model was trained."""
     training = model.training
     settings = {name: training.get(name) for name in _SETTINGS if training.get(name) not in _OFF}
     settings = {"model_parameters": _pairs(model.parameters), **settings, "seed": training.get("seed", "")}

@@ -153,11 +153,11 @@ def _judge(
         rivals: The models that it is compared with, the champion first.
         predictions: Predictions of the model and of its rivals.
         seen: See `find_seen_examples`.
-        held_out: The gate's decisions on the test set; None if they are not counted.
+        held_out: The gate's earlier decisions on the test set; None if they are not counted.
 
     Returns:
         The evaluation, the metrics of all models on all examples, and the comparisons with the rivals on the examples
-        of the judgement.
+        by which the model was judged.
     """
     test_set = None
     if held_out and params.confidence > NO_CONFIDENCE:
@@ -209,7 +209,7 @@ def _judge(
 
 
 def _describe_champion(named: str, rivals: Sequence["Rival"]) -> RegisteredChampion | None:
-    """Return version and digest of the first rival, both empty without one; None if no registry was queried.
+    """Return version and digest of the champion; both are empty if there is none. None if no registry was queried.
 
     Args:
         named: `EvaluateParams.champion`.
@@ -231,9 +231,9 @@ def _find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champ
 def _find_best(
     params: EvaluateParams, manifest: Manifest, digest: str, champion: "Rival", held_out: HeldOutSet, scratch: Path
 ) -> "Rival | None":
-    """Return the best model that was ever promoted, by the first metric of `max_regression` with a margin above 0.
+    """Return the best model that was ever promoted; the first metric in `max_regression` with a margin above 0 decides.
 
-    The result is None if this model is unknown, or is the champion or the challenger.
+    The result is None if the best model is unknown, or is the champion or the challenger.
     """
     metric = next((name for name, margin in params.max_regression.items() if margin), "")
     best = held_out.find_best(metric, direction(metric)) if metric else ""
@@ -295,7 +295,7 @@ class Rival:
         digest: Digest of the model.
         place: Folder for the decisions on test sets, beside the versions of the registry.
         registry: The registry; None for a model that is only a folder.
-        whose: Words that name the model in a reason, before the value of its metric.
+        whose: Words that name the model in a reason of the gate, for example `the champion's`.
     """
 
     directory: Path

@@ -88,7 +88,7 @@ class GroundTruth:
         )
 
     def estimators(self, outputs: np.ndarray, top_k: int = 1) -> Estimators:
-        """Return a function for every metric of these predictions, see `estimates.estimators`."""
+        """Return, for each metric of these predictions, the function that computes it; see `estimates.estimators`."""
         return estimators(self.task, self.targets, outputs, top_k, self.groups)
 
 

@@ -35,7 +35,7 @@ class Work:
         params: Parameters of the step.
         export: Folder of the model, local or in a bucket.
         model_digest: Digest of the model.
-        stored: Input that the records of a `records:` source have; None for all other sources.
+        stored: Description of the inputs in the records of a `records:` source; None for all other sources.
         types: Arrow types, by name, of the values that are copied to each prediction.
         num_threads: Number of threads for one call of the model.
     """

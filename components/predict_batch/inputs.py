@@ -35,8 +35,8 @@ class Inputs:
     Attributes:
         keys: Name of each example. For records, shard and index of each record, because the name is in the record.
         version: Digest that changes with the content.
-        select: Function of indices, int[…], that returns these examples as they are sent to a worker.
-        stored: Input that the records of a `records:` source have; None for all other sources.
+        select: Takes indices, int[…]; returns these examples in the form that is sent to a worker.
+        stored: Description of the inputs in the records of a `records:` source; None for all other sources.
         kept: Values of each example to copy to its prediction, by name: its `id`, and the columns to keep.
         types: Arrow types of these values, by name.
     """

@@ -76,7 +76,7 @@ class Adviser:
         )
 
     def _prices(self) -> str:
-        """Return the hourly prices of the cheapest GPU and of the machine, to end a sentence; empty if it has none."""
+        """Return a clause with the hourly prices of the cheapest GPU and the machine; empty if the GPU has none."""
         cost = self.report.cost
         gpu = load_catalogue().find(_CHEAPEST_GPU).price(target=self.paid.target)
         ours = f", {self.report.label} ${cost.usd_per_hour:,.2f}" if cost else ""

@@ -83,10 +83,10 @@ class DataFacts:
     assumed: str = ""
 
     def estimate_feed(self, cpus: int) -> float:
-        """Estimate the examples per second that a host with `cpus` CPUs feeds; 0 CPUs are unknown.
+        """Estimate the examples per second that a host with `cpus` CPUs feeds; 0 if the number is unknown.
 
         The rate is assumed to grow with the number of CPUs, up to the highest rate at which one process decodes. A host
-        of unknown CPUs feeds as many as this machine.
+        with an unknown number of CPUs is assumed to feed as many as this machine.
         """
         if not cpus:
             return self.host.feed_per_second
@@ -101,11 +101,11 @@ class Measurement:
     """Measures a data set as a training on this machine reads it; once per data set, reader and machine.
 
     Attributes:
-        in_memory_mib: Parameter of train_model.
-        shuffle_buffer: Parameter of train_model.
+        in_memory_mib: `TrainParams.in_memory_mib`.
+        shuffle_buffer: `TrainParams.shuffle_buffer`.
         cache_dir: Folder that keeps the facts.
-        meanwhile: Called while TensorFlow is imported. It returns before anything is measured, because a compilation
-            takes every core.
+        meanwhile: Function that compiles the program; it is called while TensorFlow is imported. Nothing is measured
+            before it returns, because a compilation takes every core.
     """
 
     in_memory_mib: int
@@ -141,7 +141,9 @@ class Measurement:
         return facts
 
     def measure(self, records_dir: Path, manifest: Manifest, split_examples: Mapping[str, int]) -> DataFacts:
-        """Measure the rates of the first shards of the training split, from files and as in training.
+        """Measure how many examples per second are read from the first shards of the training split.
+
+        They are read twice: from files alone, and as the training reads them, which may hold them in memory.
 
         Args:
             records_dir: Folder that create_tfrecords wrote: the data set, or a sample of it.

@@ -124,12 +124,12 @@ class Examination:
 
     @property
     def measurement(self) -> Measurement:
-        """Measurement of the training's data, with the compilation meanwhile."""
+        """Measures the data of the training, and compiles the program meanwhile."""
         training = self.params.training
         return Measurement(training.in_memory_mib, training.shuffle_buffer, self._sandbox.cache_dir, self.compile)
 
     def compile(self, interface: Interface, num_examples: int, num_validation: int) -> None:
-        """Compile for every machine, with the data in the devices' memory if they may lie there and fit.
+        """Compile for every machine; the data are in device memory if `residency` allows it and they fit.
 
         Args:
             interface: Input and output of the model.
@@ -277,7 +277,7 @@ class MachineExamination:
 
     @functools.cached_property
     def _fed(self) -> float:
-        """Examples per second that the hosts feed, or whose order they draw if the data are in the devices' memory."""
+        """Examples per second that the hosts feed; if the data are in device memory, that they draw an order for."""
         machine = self.compilation.machine
         if self.compilation.is_resident:
             return order_rate(self.data.num_examples, self.compilation.batch_size)

@@ -27,7 +27,7 @@ class _Session:
 
     Attributes:
         start: Start of the session.
-        end: Time at which the session was last saved.
+        end: Time at which the entry of the session was last written.
         began: End of the first step of the session; None if it has finished no step.
         kept: Time of the session's last checkpoint that a later session continued from; None if there is none.
     """
@@ -52,7 +52,7 @@ class _Session:
 
 
 class GoodputRecorder:
-    """Records the sessions of a training run, each from its start to the last time it was saved, in a file.
+    """Records the sessions of a training run in a file, each from its start to the last update of its entry.
 
     Args:
         folder: Folder of the checkpoints.
@@ -144,7 +144,7 @@ class GoodputRecorder:
         - `start_up`: Start of each session to the end of its first step: TPU_INITIALIZATION, TRAINING_PREP,
           PROGRAM_STARTUP and UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME.
         - `waiting`: DATA_LOADING, UNPRODUCTIVE_CHECKPOINT_SAVE_TIME.
-        - `lost`: Time from the last checkpoint of a killed session to the last time it was saved:
+        - `lost`: Time from the last checkpoint of a killed session to the last update of its entry:
           WASTED_PROGRESS_FROM_DISRUPTION.
         - `other`: Validation and saving the model: OTHER. Also time that a file of an older version does not classify.
 

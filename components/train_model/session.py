@@ -161,7 +161,7 @@ class Session:
         return {name: variable for name, variable in self.variables().items() if name in self._averages}
 
     def select_weights(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Select the weights to validate and save from the values of all variables, by the names of `weights`.
+        """Select the weights to validate and save from the values of all variables. Their names are those of `weights`.
 
         They are the running averages if `ema_decay` is set, otherwise the weights themselves.
         """

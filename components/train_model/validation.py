@@ -1,4 +1,4 @@
-"""Validates a model after each epoch: the validation split in parts, predictions on several devices, loss, metrics."""
+"""Validates a model after each epoch: reads the validation split, predicts on all devices, computes metrics."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -145,7 +145,8 @@ class Validation:
         session: The session.
         split: This host's share of the validation split.
         metrics: Additional Keras metrics.
-        is_resident: Whether the training split stays in device memory; a validation split that is held then does too.
+        is_resident: Whether the training split stays in device memory; a validation split that is held in
+            memory then stays on the device too.
     """
 
     def __init__(self, session: Session, split: ValidationSplit, metrics: Sequence[Any], is_resident: bool) -> None:

@@ -82,7 +82,7 @@ def argument(*names: str, **settings: Any) -> Argument:
 
 
 def typed(name: str, kind: Any, metavar: str, text: str, **settings: Any) -> Argument:
-    """Return an argument with its help text, whose value `read_by_hand` reads as a type."""
+    """Return an argument with its help text; `read_by_hand` converts its value to `kind`."""
     read = functools.partial(parse_argument, lambda value: read_by_hand(value, kind, metavar))
     return argument(name, type=read, metavar=metavar, help=text, **settings)
 

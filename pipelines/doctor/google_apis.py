@@ -245,7 +245,7 @@ class Permissions:
     def _own(self, resource: Resource) -> Policy:
         """Return the policy of a resource, without those of its project.
 
-        An older version than 3 hides conditions: https://cloud.google.com/iam/docs/troubleshooting-withcond.
+        It asks for version 3, because older versions hide conditions: https://cloud.google.com/iam/docs/troubleshooting-withcond.
         """
         if resource.host == STORAGE:
             return self._apis.get(STORAGE, f"{resource.path}/iam", optionsRequestedPolicyVersion=3)

@@ -279,7 +279,7 @@ class VertexChecks:
     def _of_image(
         self, about: str, image: str, name: str, cost: CheckCost = CheckCost.NETWORK, least_python: str = ""
     ) -> list[Check]:
-        """Return the checks that an image exists, if it is named, and that Vertex AI's service agent may pull it.
+        """Return the checks that an image exists, if one is set, and that Vertex AI's service agent may pull it.
 
         The variable TPU_PIPELINES_{name}IMAGE sets the image. Service agent:
         https://cloud.google.com/vertex-ai/docs/general/custom-service-account. It pulls a model's image when the model
@@ -322,7 +322,7 @@ class VertexChecks:
         return f"serviceAccount:{account or self._account}"
 
     def _account_resource(self) -> Resource:
-        """Return the account in its own project; with `projects/-`, a missing account gives 403 (iam.proto)."""
+        """Return the account, by its own project; for `projects/-`, a missing account gives 403 (iam.proto)."""
         account, project = self._account, self._settings.project
         own = re.fullmatch(r"[^@]+@(.+)\.iam\.gserviceaccount\.com", account)
         path = f"v1/projects/{own[1] if own else project}/serviceAccounts/{account}"

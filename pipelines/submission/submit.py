@@ -73,7 +73,7 @@ class RunPlan:
         )
 
     def number_of(self, job_id: str) -> int:
-        """Return the number of the submission that a job belongs to; the inverse of `round`."""
+        """Return the number of the submission that a job belongs to; see `RunPlan.round`."""
         match = re.match(r"-r(\d+)", job_id.removeprefix(self.jobs[0].job_id))
         return int(match[1]) if match else 1
 

@@ -94,7 +94,7 @@ class Field:
         name: Name of the field.
         kind: Type of the value; see `read`.
         meaning: Description in the docstring of the dataclass; empty if there is none.
-        declared: The field's own object, with its default.
+        declared: The field as `dataclasses.fields` returns it, with its default.
     """
 
     name: str

@@ -112,7 +112,7 @@ class Tokenizer:
         return encoded
 
     def read(self, text: str) -> np.ndarray:
-        """Return the ids of a text, int32[num_tokens].
+        """Return the token ids of a text, int32[num_tokens].
 
         Raises:
             InputError: If the text holds half a surrogate pair, which UTF-8 cannot encode.

@@ -46,7 +46,7 @@ class Device:
 
     @property
     def jit_compile(self) -> bool:
-        """Argument for `Model.compile`: on a CPU, XLA makes TensorFlow's convolutions three times slower."""
+        """Whether `Model.compile` uses XLA, which makes TensorFlow's convolutions on a CPU three times slower."""
         return self.backend == "jax"
 
     @property

@@ -613,7 +613,7 @@ def _names(slices: Iterable[Slice]) -> str:
 
 
 def _nearest(slices: Iterable[Slice], chips: int) -> str:
-    """Return the names of the slices of each generation that are nearest in size."""
+    """Return, for each generation, the names of the slices whose number of chips is nearest to `chips`."""
     generations: defaultdict[str, list[Slice]] = defaultdict(list)
     for entry in slices:
         generations[entry.generation.name].append(entry)

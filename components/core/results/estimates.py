@@ -53,10 +53,11 @@ class Estimate:
         influence: float64[examples]: influence of every example, or group of examples, on the metric. The mean is 0,
             except for classes with few examples, see `_centers`.
         hits: bool[examples]: correct predictions, if the metric is their share; None for other metrics.
-        support: Number of examples, or groups, that determine a metric from 0 to 1 without `hits`; else None.
+        support: Number of examples, or groups, that determine a metric between 0 and 1 that has no `hits`; None for
+            other metrics.
         correction: Factor by which the standard error is multiplied; above 1 for few examples.
         freedom: Upper limit of the degrees of freedom of the standard error.
-        bias: Amount by which the metric is expected to be below its value on many examples; negative if above.
+        bias: Expected value of the metric on many examples, minus that on this number of examples.
         smallest: Weight of the smallest class in a mean over classes, and the number of examples of that class.
         interval_method: Returns the interval for a confidence, if the metric has a method of its own; else None.
         num_independent: Number of independent examples that would give the same standard error; None without groups.

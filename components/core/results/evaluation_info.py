@@ -160,12 +160,12 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class SliceMetric:
-    """The metric of a slice: of examples with the same value of a property, which the gate judges separately.
+    """The metric of a slice, that is, of the examples with the same value of a property. The gate judges each slice.
 
     Attributes:
         by: Property that defines the slices, for example `class`.
         name: Value of the property in this slice.
-        num_examples: Number of examples; for a label, of the examples that have it.
+        num_examples: Number of examples in the slice; if the slice is a label, of the examples that have it.
         metric: Metric that the gate compares.
         value: The model's metric on the slice.
         interval: Confidence interval of the metric, corrected for the number of slices; None if there are too few
@@ -275,7 +275,7 @@ class TestSetUse:
 
     @property
     def rule(self) -> Rule | None:
-        """The number of decisions, as a rule that is always passed; None for the only decision."""
+        """Rule, always passed, that says how many decisions the test set has had; None for the only decision."""
         if self.planned == 1 and self.number == 1:
             return None
         whole, fresh = level(self.whole, 3), f"Draw a fresh one: data.retired_tests=[{self.examples}]"

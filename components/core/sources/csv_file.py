@@ -125,7 +125,7 @@ class _Rows:
 
     @property
     def kept(self) -> dict[str, str]:
-        """Columns that a listing keeps, as {name in the listing: name in `cells`}."""
+        """Columns to store with predictions, as {name in the listing: name in `cells`}."""
         params = self.table.params
         renamed = {column: name for name, column in params.columns.items()}
         kept = {name: renamed.get(name, name) for name in params.slice_columns}

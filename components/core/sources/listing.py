@@ -126,7 +126,7 @@ class Listing:
         return int(self.files.sizes.sum()) if self.files else 0
 
     def select(self, examples: np.ndarray) -> Selection:
-        """Return some examples, by indices int[…], as they are sent to a worker."""
+        """Return the examples at some indices, int[…], in the form that is sent to a worker."""
         return Selection(
             self.root,
             pick(self.keys, examples),

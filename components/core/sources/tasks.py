@@ -1,4 +1,4 @@
-"""Examples as they are sent to workers, which need not list the source: as arguments, or several tasks in one file."""
+"""Sends examples to workers as arguments, or as a file of several tasks, so that workers need not list the source."""
 
 import dataclasses
 import io
@@ -47,8 +47,8 @@ class Selection:
         Several contents are read at a time if they are in a bucket.
 
         Args:
-            convert: Function of key and content whose result is yielded instead of the content. An example is bad too
-                if this function raises InputError or UnreadableError.
+            convert: Function of key and content whose result is yielded instead of the content. If it raises
+                InputError or UnreadableError, this error is yielded.
         """
 
         def read(key: str, content: Any) -> Any:
@@ -71,8 +71,8 @@ class Selection:
 def pack_tasks(key: str, examples: Selection, counts: Mapping[int, int]) -> bytes:
     """Return the examples of several parts as the bytes of a file, which `load_tasks` reads.
 
-    The file has the paths and byte ranges of contents in files. Contents in memory or unpacked on this machine are
-    copied into it.
+    Of contents in files that other machines can read, the file has the paths and byte ranges. Contents in memory, or in
+    files that were unpacked on this machine, are copied into it.
 
     Args:
         key: Digest of the settings and data that determine the parts.

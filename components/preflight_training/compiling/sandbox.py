@@ -125,7 +125,7 @@ class Sandbox:
                 _kill(child)
 
     def _receive(self, machine: str, child: subprocess.Popen[bytes], pipe: "Connection[Any, Any]", log: Any) -> Outcome:
-        """Return the next outcome that a child sends, or the one that says why it sends none."""
+        """Return the next outcome that a child sends; if it sends none, an outcome that says why."""
         started = said = time.monotonic()
         while True:
             seconds = time.monotonic() - started

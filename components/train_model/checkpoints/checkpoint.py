@@ -29,7 +29,7 @@ class TrainingProgress:
     """Progress of a training run, over all its sessions.
 
     Attributes:
-        identity: The `run_digest`, with the program. A run continues only a checkpoint with its own identity.
+        identity: `run_digest` with its argument `program`. A run continues only a checkpoint with its own identity.
         epoch: Finished epochs.
         step: Finished steps of the current epoch.
         seconds: Training time so far.

@@ -21,7 +21,9 @@ _LEAST_VALUES = 1 << 12  # Smaller variables are replicated.
 
 
 def shard_axis(shape: Sequence[int], num_devices: int) -> int | None:
-    """Return the axis along which a variable is sharded: the longest that divides evenly; None for small variables.
+    """Return the axis along which a variable is sharded: the longest that the devices divide evenly.
+
+    Returns None if there is no such axis, or the variable is small.
 
     Example:
         >>> shard_axis((512, 1024), 8), shard_axis((511, 1023), 8), shard_axis((64,), 8)
@@ -103,7 +105,7 @@ def compute_dtypes(model: Any) -> list[str]:
 
 @contextlib.contextmanager
 def gathering_weights(model: Any, mesh: Any) -> Iterator[None]:
-    """Make the loss of a model gather its sharded weights before each use, in steps that are traced in the block.
+    """Let training steps that are traced in the block gather each sharded weight on all devices before its use.
 
     Args:
         model: A keras.Model, whose `compute_loss_and_updates` is wrapped.
