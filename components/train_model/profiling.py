@@ -95,7 +95,10 @@ class StepProfile:
             self._end()
 
     def update(self, count: int, note: str = "") -> None:
-        """Update the progress bar by a number of examples; starts the profile after the first step, and stops it."""
+        """Advance the progress bar by `count` examples, with `note` beside it.
+
+        The first call starts the profile; the call after `profile_steps` more steps ends it.
+        """
         self._bar.update(count, note)
         self._epoch_left -= count
         if self._is_on:

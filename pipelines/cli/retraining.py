@@ -103,7 +103,7 @@ class _Report:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The decision for JSON: `{"retrain": {"needed", "since", "changed", "reason"}}`."""
+        """Whether a run is needed, and why, for JSON: `{"retrain": {"needed", "since", "changed", "reason"}}`."""
         decision = self._decision
         named = {"needed": decision.needed, "since": decision.run, "changed": decision.changed}
         return {"retrain": named | {"reason": decision.reason}}

@@ -123,7 +123,12 @@ def _measure_colours(values: np.ndarray) -> np.ndarray:
 
 
 def distributions(kind: str, rows: np.ndarray) -> dict[str, Distribution]:
-    """Return the distribution of each figure over a split, from int[num_examples, figures]; empty if not measured."""
+    """Return the distribution of each figure of a kind of example, by name; empty if no example was measured.
+
+    Args:
+        kind: Kind of example, for example `image`.
+        rows: int[num_examples, figures], in the order of `FIGURES[kind]`.
+    """
     known = rows[rows[:, 0] != NOT_MEASURED].astype(np.int64)
     return {figure.name: _describe(figure, known[:, place]) for place, figure in enumerate(FIGURES[kind]) if len(known)}
 

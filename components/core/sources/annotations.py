@@ -45,8 +45,8 @@ def _of_task(task: Mapping[str, Any], controls: Collection[str]) -> _Item:
 
     Args:
         task: The task.
-        controls: Names of the controls with several choices. JSON-MIN stores several choices as {"choices": […]}, and
-            a single choice as text, like data.
+        controls: Names of the controls in which an annotator has selected several choices. JSON-MIN stores several
+            choices as {"choices": […]}, but a single choice as text, which looks like a field of the data.
     """
     choices: dict[str, list[str]] | None = None
     data = task.get("data", task)

@@ -50,7 +50,11 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
 
 
 def _convert(arrays: Arrays, params: WriteParams) -> tuple[Arrays, list[str]]:
-    """Convert arrays in other common formats, if all splits have them; also returns notes on the conversions."""
+    """Convert arrays to the format of `params.task`, and return a note on each conversion.
+
+    Converted are channels before height and width, pixels that are not uint8, and one-hot labels; each only if the
+    arrays of all splits have this form.
+    """
     images, labels = ([pair[i] for pair in arrays.values()] for i in range(2))
     notes = []
     if all(array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[3] not in (1, 3) for array in images):

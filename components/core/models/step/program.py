@@ -147,7 +147,7 @@ class Program:
         return variable_sharding(self.mesh, variable.shape, self.params.sharding)
 
     def jit(self) -> Any:
-        """Return the jitted function; a mesh of several devices sets the sharding of the new state."""
+        """Return the jitted program. On several devices, the new state has the sharding of the mesh."""
         if self.mesh is None or self.mesh.size == 1:
             return jax.jit(self.function(), donate_argnums=0)
         whole = array_sharding(self.mesh, None)
