@@ -243,8 +243,7 @@ def _headline_figures(evaluation: Evaluation, task: str) -> list[Figure]:
         value = percent(baseline.value, 2) if BY_NAME[baseline.metric].is_share else show(baseline.value)
         notes[baseline.metric] = f"baseline {value}: {baseline.answer}"
     # These metrics are of all examples, but intervals and differences may be of fewer.
-    has_others = evaluation.unseen and evaluation.unseen.scalars  # They are of the remaining examples.
-    known = ({}, {}) if has_others else (evaluation.intervals, evaluation.differences)
+    known = ({}, {}) if evaluation.rest else (evaluation.intervals, evaluation.differences)
     figures = []
     for score in list_scores(task, ours, evaluation.champion or {}, *known, ours.get("top_k")):
         if score.metric.is_headline:

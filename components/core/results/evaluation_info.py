@@ -338,21 +338,23 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
         return _numbers(self.challenger)
 
     @property
+    def rest(self) -> Unseen | None:
+        """The examples that the gate judged, if it left some out; None if it judged all."""
+        return self.unseen if self.unseen and self.unseen.scalars else None
+
+    @property
     def judged_metrics(self) -> tuple[dict[str, int | float], ...]:
         """The model's metrics by which the gate judged it, as in `metrics`, and the champion's if there is one.
 
         If examples were left out, they are the metrics on the remaining examples.
         """
-        if self.unseen and self.unseen.scalars:
-            return tuple(map(_numbers, self.unseen.scalars[:2]))
-        return tuple(map(_numbers, (self.challenger, self.champion) if self.champion else (self.challenger,)))
+        figures = self.rest.scalars if self.rest else (self.challenger, self.champion)
+        return tuple(_numbers(each) for each in figures[:2] if each)
 
     @property
     def num_judged(self) -> int:
         """Number of examples that the gate judged; 0 if unknown."""
-        if self.unseen and self.unseen.scalars:
-            return self.unseen.num_examples
-        return int(self.challenger.get("num_examples", 0))
+        return self.rest.num_examples if self.rest else int(self.challenger.get("num_examples", 0))
 
     @classmethod
     def parse(cls, raw: Any) -> Self:

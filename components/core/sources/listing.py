@@ -152,7 +152,7 @@ class Listing:
             InputError: If it cannot be read.
         """
         (content,) = self.select(np.array([example])).read_each()
-        if isinstance(content, InputError):
+        if isinstance(content, Exception):
             raise content
         return content
 
