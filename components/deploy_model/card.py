@@ -195,7 +195,7 @@ class CardFacts:
 
     @functools.cached_property
     def scores(self) -> Sequence[Score]:
-        """The metrics that the gate used."""
+        """The metrics of the model on the examples by which the gate judged it."""
         return scores_of(self.evaluation)
 
     @property

@@ -170,7 +170,7 @@ class Adviser:
 
     @property
     def _is_smallest(self) -> bool:
-        """Whether the catalogue has no smaller slice of the machine's generation."""
+        """Whether the machine is the smallest of its generation in the catalogue."""
         ours = self.paid.slice
         alike = (entry for entry in load_catalogue().slices if entry.generation == ours.generation)
         return all(entry.devices >= ours.devices for entry in alike)

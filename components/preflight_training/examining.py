@@ -214,7 +214,7 @@ class Examination:
 
 @dataclasses.dataclass(frozen=True)
 class MachineExamination:
-    """Preflight of a training on one machine, after its compilation and the measurement of the data.
+    """Examines a training on one machine, by its compiled program and the measured data.
 
     Attributes:
         whole: Examination of the training on all machines.

@@ -47,7 +47,7 @@ Prices = Mapping[str, Price | None]  # Price on each platform that offers a slic
 def select_slices(generation: str = "", region: str = "") -> dict[Slice, Prices]:
     """Return the catalogue's slices of a generation that train in a region, each with its prices.
 
-    An empty text selects all. The prices are those in the region, or in the cheapest region.
+    An empty generation or region selects all. The prices are those in `region`; if it is empty, in the cheapest region.
 
     Raises:
         InputError: If the generation or the region is unknown, or the generation does not train in the region.

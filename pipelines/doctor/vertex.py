@@ -279,7 +279,9 @@ class VertexChecks:
     def _of_image(
         self, about: str, image: str, name: str, cost: CheckCost = CheckCost.NETWORK, least_python: str = ""
     ) -> list[Check]:
-        """Return the checks that an image exists, if one is set, and that Vertex AI's service agent may pull it.
+        """Return two checks of an image: that it exists, and that Vertex AI's service agent may pull it.
+
+        Without an image, they are not asked.
 
         The variable TPU_PIPELINES_{name}IMAGE sets the image. Service agent:
         https://cloud.google.com/vertex-ai/docs/general/custom-service-account. It pulls a model's image when the model

@@ -363,7 +363,7 @@ def as_json(value: Any) -> Any:
 
 
 def changed_values(params: Any) -> dict[str, Any]:
-    """Return the values of a dataclass that are not the defaults of their fields, in JSON's types."""
+    """Return the fields of a dataclass that differ from their defaults, as {name: value in JSON's types}."""
     return {
         name: as_json(getattr(params, name))
         for name, field in fields_of(params.__class__).items()

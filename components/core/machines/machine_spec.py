@@ -613,7 +613,7 @@ def _names(slices: Iterable[Slice]) -> str:
 
 
 def _nearest(slices: Iterable[Slice], chips: int) -> str:
-    """Return, for each generation, the names of the slices whose number of chips is nearest to `chips`."""
+    """Return the names of some slices as a text: of each generation, the slice with about as many chips as `chips`."""
     generations: defaultdict[str, list[Slice]] = defaultdict(list)
     for entry in slices:
         generations[entry.generation.name].append(entry)

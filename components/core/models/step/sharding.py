@@ -21,9 +21,9 @@ _LEAST_VALUES = 1 << 12  # Smaller variables are replicated.
 
 
 def shard_axis(shape: Sequence[int], num_devices: int) -> int | None:
-    """Return the axis along which a variable is sharded: the longest that the devices divide evenly.
+    """Return the axis along which a variable is sharded: the longest whose length the number of devices divides.
 
-    Returns None if there is no such axis, or the variable is small.
+    Returns None if there is no such axis, or if the variable is small.
 
     Example:
         >>> shard_axis((512, 1024), 8), shard_axis((511, 1023), 8), shard_axis((64,), 8)
