@@ -24,12 +24,13 @@ from tpu_components.core.base.retries import Backoff, ExistsError, MissingError,
 from tpu_components.core.files import storage
 from tpu_components.core.files.vertex_clients import types
 from tpu_components.core.registry.folder import fill_version
-from tpu_components.core.registry.reference import EXPORT_DIR, SIGNATURE_FILE
+from tpu_components.core.registry.reference import EXPORT_DIR, SIGNATURE_FILE, as_label
 from tpu_components.core.registry.signing import public_key_text
 from tpu_components.core.registry.versions import (
     CARD_FILE,
     RegisteredVersion,
     VersionFacts,
+    check_promotable,
     describe_file,
     model_digest,
     short_digest,
@@ -41,7 +42,6 @@ from tpu_components.core.registry.vertex import (
     PARENT_LABEL,
     VertexRegistry,
     VertexVersion,
-    as_label,
 )
 from tpu_components.deploy_model.endpoint_address import address_of, check_access, endpoint_fields
 from tpu_components.deploy_model.health_check import HealthCheck
@@ -210,7 +210,7 @@ class VertexTarget:
         if not self._params.endpoint:
             yield ""
             return
-        self._registry.check_promotable(version.number, self._params.alias, champion)
+        check_promotable(self._registry, version.number, self._params.alias, champion)
         endpoint = self._require_endpoint(self._params.endpoint)
         known = self._find_deployed(endpoint, version)
         before = dict(self._get(endpoint).traffic_split)

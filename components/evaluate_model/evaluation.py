@@ -44,7 +44,7 @@ from tpu_components.core.models.trained import load_trained_model, predict
 from tpu_components.core.pages.blocks import Block
 from tpu_components.core.registry.held_out import FOLDER, HeldOutSet
 from tpu_components.core.registry.opening import parse_reference
-from tpu_components.core.registry.reference import MODEL_DIR, VERSIONS_DIR
+from tpu_components.core.registry.reference import MODEL_DIR, VERSIONS_DIR, as_label
 from tpu_components.core.registry.versions import Registry, fetch, fetch_folder, model_digest
 from tpu_components.core.results.estimates import score_passages
 from tpu_components.core.results.evaluation_info import (
@@ -68,7 +68,6 @@ from tpu_components.evaluate_model.metrics import (
 from tpu_components.evaluate_model.params import CLASS, LENGTH, EvaluateParams, EvaluateResult
 from tpu_components.evaluate_model.report import render_report, show_examples, show_passages
 
-_LABEL = 63  # Characters of a digest that every registry keeps.
 _CHUNK_BYTES = 256 << 20  # Bytes of decoded inputs, or of predictions, in memory at a time.
 
 
@@ -237,17 +236,17 @@ def _find_best(
     """
     metric = next((name for name, margin in params.max_regression.items() if margin), "")
     best = held_out.find_best(metric, direction(metric)) if metric else ""
-    is_known = any(best[:_LABEL] == other[:_LABEL] for other in (digest, champion.digest))
-    if champion.registry is None or not best or is_known:
+    if champion.registry is None or not best or best in map(as_label, (digest, champion.digest)):
         return None
     if not (number := champion.registry.number_of(best)):
         return None  # Deleted.
     (scratch / "best").mkdir()
-    directory = fetch(champion.registry.version(number), MODEL_DIR, scratch / "best")
+    version = champion.registry.version(number)
+    directory = fetch(version, MODEL_DIR, scratch / "best")
     if not ModelInfo.load(directory).understands(manifest):
         return None
     whose = f"that of version {number}, the best that was promoted:"
-    return dataclasses.replace(champion, directory=directory, number=number, digest=best, whose=whose)
+    return dataclasses.replace(champion, directory=directory, number=number, digest=version.model_digest, whose=whose)
 
 
 def _describe_groups(truth: GroundTruth, measured: ModelMetrics) -> Groups | None:

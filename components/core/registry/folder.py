@@ -19,6 +19,7 @@ from tpu_components.core.registry.reference import (
     ROLLBACK,
     VERSION_NUMBER,
     VERSIONS_DIR,
+    as_label,
     check_alias,
     check_registry,
     version_name,
@@ -115,7 +116,8 @@ class ModelRegistry:
 
     def number_of(self, model_digest: str) -> str:
         """Return the number of the latest version with this trained model; empty if there is none."""
-        numbers = [version.number for version in self.versions() if version.model_digest == model_digest]
+        label = as_label(model_digest)
+        numbers = [version.number for version in self.versions() if as_label(version.model_digest) == label]
         return numbers[-1] if numbers else ""
 
     def champion(self, alias: str, digest: str) -> Version | None:

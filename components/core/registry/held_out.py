@@ -23,6 +23,7 @@ from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.unpacking import read_arrays
+from tpu_components.core.registry.reference import as_label
 
 FOLDER, EXAMPLES_FILE = "tests", "examples.npy"
 _SAME_SHARE = 0.5  # A test set is an earlier one if at least this share of its examples is in the earlier one.
@@ -120,14 +121,16 @@ class HeldOutSet:
         return spend(whole, planned, [entry.promoted for entry in self.decisions])
 
     def find_best(self, metric: str, sign: int) -> str:
-        """Return the digest of the promoted model with the best metric on this test set; empty if unknown.
+        """Return the digest of the promoted model with the best metric on this test set, as a label; empty if unknown.
 
         If this test set has no decisions yet, the test set of the last decision is used.
         """
         known: dict[str, float] = {}
         for entry in self.decisions or [entry for entry in self.before if entry.test_set == self.before[-1].test_set]:
             models = {**entry.rivals, **({entry.model: entry.metrics} if entry.promoted else {})}
-            known |= {digest: sign * metrics[metric] for digest, metrics in models.items() if metric in metrics}
+            for digest, metrics in models.items():
+                if metric in metrics:
+                    known[as_label(digest)] = sign * metrics[metric]
         return max(known, key=lambda digest: known[digest], default="")
 
     def record(

@@ -55,6 +55,14 @@ def version_name(model_name: str, number: str) -> str:
     return f"{model_name}@{number}"
 
 
+def as_label(digest: str) -> str:
+    """Return the first 63 characters of a digest, which are all that a label on Vertex AI can hold.
+
+    Registries compare the digests of models in this form.
+    """
+    return digest[:63]
+
+
 def is_on_vertex(root: str) -> bool:
     """Return whether a registry is Vertex AI's.
 

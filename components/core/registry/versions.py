@@ -4,7 +4,7 @@ import dataclasses
 import datetime
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NotRequired, Protocol, Self, TypedDict
@@ -24,7 +24,14 @@ from tpu_components.core.examples.artifacts import (
 )
 from tpu_components.core.examples.interface import TextInput
 from tpu_components.core.files import storage, typed_json
-from tpu_components.core.registry.reference import EXPORT_DIR, MODEL_DIR, SIGNATURE_FILE, version_at
+from tpu_components.core.registry.reference import (
+    EXPORT_DIR,
+    MODEL_DIR,
+    SIGNATURE_FILE,
+    as_label,
+    check_alias,
+    version_at,
+)
 from tpu_components.core.results.export_info import ExportInfo
 
 VERSION_FILE, ALIASES_FILE, CARD_FILE = "version.json", "aliases.json", "README.md"
@@ -253,9 +260,7 @@ class Registry(Protocol):
         """Move an alias to a version that has passed the gate; does nothing if the version has the alias already."""
 
 
-def check_promotable(
-    registry: Registry, number: str, alias: str, champion: str | None, label: Callable[[str], str] = str
-) -> Any:
+def check_promotable(registry: Registry, number: str, alias: str, champion: str | None) -> Any:
     """Check that an alias may move to a version, and return the version that has the alias now, or None.
 
     Args:
@@ -264,14 +269,13 @@ def check_promotable(
         alias: Alias to move.
         champion: Digest of the champion that the model was compared with, empty if there was none; None if the
             model was compared with a version that did not have the alias.
-        label: Converts a digest to the form that the registry keeps.
 
     Raises:
         InputError: If the alias has moved since the comparison.
     """
-    current, version = registry.find(alias), registry.version(number)
+    current, version = registry.find(check_alias(alias)), registry.version(number)
     received = current.model_digest if current else ""
-    if champion is not None and received not in (label(champion), version.model_digest):
+    if champion is not None and as_label(received) not in map(as_label, (champion, version.model_digest)):
         raise InputError(
             f"Cannot promote version {number} of {registry.model_name!r}: it was compared with "
             f"{registry.number_of(champion) or 'none'}, and meanwhile the {alias} is "

@@ -14,7 +14,7 @@ from typing import Any
 
 from tpu_components.core.base.retries import Backoff, MissingError, OutageError
 from tpu_components.core.files.vertex_clients import VertexService
-from tpu_components.core.registry.reference import CHAMPION, EXPORT_DIR, GATE, check_alias, check_registry
+from tpu_components.core.registry.reference import CHAMPION, EXPORT_DIR, GATE, as_label, check_registry
 from tpu_components.core.registry.versions import Move, check_promotable
 
 DIGEST_LABEL, MODEL_LABEL, PARENT_LABEL = "tpu_pipelines_digest", "tpu_pipelines_model", "tpu_pipelines_parent"
@@ -23,11 +23,6 @@ DIGEST_LABEL, MODEL_LABEL, PARENT_LABEL = "tpu_pipelines_digest", "tpu_pipelines
 _DEFAULT = "default"
 _POLL_SECONDS = 10
 _OPERATION_SECONDS = 3600  # Four times the duration of the slowest operation, a deployment.
-
-
-def as_label(digest: str) -> str:
-    """Return the first 63 characters of a digest, the longest possible label."""
-    return digest[:63]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +139,6 @@ class VertexRegistry:
             return current
         return self.find(current.parent) if current.parent else None
 
-    def check_promotable(self, number: str, alias: str, champion: str | None) -> VertexVersion | None:
-        """Check that an alias may move to a version; see `versions.check_promotable`."""
-        return check_promotable(self, number, check_alias(alias), champion, as_label)
-
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
         """Move an alias to a version that has passed the gate, unless the version has the alias already.
 
@@ -159,7 +150,7 @@ class VertexRegistry:
         Raises:
             InputError: If the alias has moved since the comparison.
         """
-        current = self.check_promotable(number, alias, champion)
+        current = check_promotable(self, number, alias, champion)
         previous, aliases = (current.number, current.aliases) if current else ("", ())
         if current and previous == number:
             previous = current.parent

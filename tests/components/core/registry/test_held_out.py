@@ -7,6 +7,7 @@ import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.registry.held_out import HeldOutSet, spend
+from tpu_components.core.registry.reference import as_label
 
 _EXAMPLES = np.arange(100, dtype="<u8")
 
@@ -44,6 +45,13 @@ def test_the_best_of_all_that_were_promoted_is_known_also_on_a_fresh_test_set(pl
     assert (len(grown.decisions), grown.find_best("accuracy", 1)) == (3, "a"), "half of the examples were tested"
     assert grown.find_best("accuracy", -1) == "first"
     assert grown.find_best("loss", -1) == ""
+
+
+def test_a_model_is_one_whether_its_digest_is_whole_or_a_label(place):
+    model, better = "a" * 64, "b" * 64
+    _decide(place, model, 0.95, promoted=True)
+    _decide(place, better, 0.94, promoted=True, champion=(as_label(model), 0.9))
+    assert HeldOutSet.find(place, _EXAMPLES, "c").find_best("accuracy", 1) == as_label(better)
 
 
 def test_a_test_set_stays_the_same_while_it_grows_a_little_each_time(place):
