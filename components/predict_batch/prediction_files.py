@@ -14,6 +14,7 @@ from tpu_components.core.base import fingerprint, progress
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
+from tpu_components.core.registry.versions import fetch_folder
 from tpu_components.core.sources.columns import pick
 from tpu_components.core.sources.tasks import Selection
 from tpu_components.core.work.resume_state import ResumeState, gather
@@ -76,7 +77,7 @@ def plan_answers(params: PredictParams, export: str) -> Plan:
         InputError: If the model or the source cannot be used.
     """
     with tempfile.TemporaryDirectory() as folder:
-        here = storage.localize(export, Path(folder))
+        here = fetch_folder(export, Path(folder))
         model = load_model(here, params.use_int8)
         inputs = list_inputs(params, model)
         model_digest = digest_model(here)

@@ -26,7 +26,6 @@ from tpu_components.core.examples.interface import (
     TextInput,
 )
 from tpu_components.core.examples.text import Tokenizer, load_vocabulary
-from tpu_components.core.registry.versions import check_folder
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.serving import lite
 from tpu_components.serving.lite import Predict
@@ -120,7 +119,8 @@ class PromptReader:
 def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -> ExportedModel:
     """Load a model from an export folder and run it once on a blank input.
 
-    Without a float LiteRT file, the SavedModel is loaded, which needs TensorFlow.
+    Without a float LiteRT file, the SavedModel is loaded, which needs TensorFlow. The files of a version are not
+    checked: `fetch_folder` has done that.
 
     Args:
         export_dir: Folder that export_model wrote.
@@ -128,9 +128,8 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         num_threads: Threads for one call of `predict`; 0 is one per available CPU.
 
     Raises:
-        InputError: If the folder is no export, is damaged or part of a damaged version, or lacks the format.
+        InputError: If the folder is no export, is damaged, or lacks the format.
     """
-    check_folder(export_dir)
     path = export_dir / EXPORT_FILE
     if not path.is_file():
         raise InputError(

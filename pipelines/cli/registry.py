@@ -144,6 +144,7 @@ def _promote(model: ModelRegistry, number: str, reason: str, verify_key: str) ->
     version = model.version(number)
     if verify_key:
         verify_version(version.directory, verify_key)
+    version.check_files()
     load_model(version.export_dir)
     return model.override(number, CHAMPION, reason)
 

@@ -318,25 +318,16 @@ def fetch_folder(uri: str, scratch: Path) -> Path:
     """
     folder = storage.localize(uri, scratch)
     if not storage.is_remote(uri):
-        check_folder(folder)
+        resolved = folder.resolve()
+        is_of_version = resolved.name in (MODEL_DIR, EXPORT_DIR) and version_at(str(resolved.parent))[1]
+        if is_of_version and (resolved.parent / VERSION_FILE).is_file():
+            Version.load(resolved.parent).check_files()
         return folder
     place, _, part = uri.rstrip("/").rpartition("/")
     if part in (MODEL_DIR, EXPORT_DIR) and storage.exists(f"{place}/{VERSION_FILE}"):
         models, _, name = place.rpartition("/")
         _refuse_damaged(name, models, Version.load(place).damage(part, folder))
     return folder
-
-
-def check_folder(folder: Path) -> None:
-    """Check every file of the version that a folder is part of, if there is one.
-
-    Raises:
-        InputError: If a file is missing or changed.
-    """
-    folder = folder.resolve()
-    is_of_version = folder.name in (MODEL_DIR, EXPORT_DIR) and version_at(str(folder.parent))[1]
-    if is_of_version and (folder.parent / VERSION_FILE).is_file():
-        Version.load(folder.parent).check_files()
 
 
 def model_digest(model_dir: Path) -> str:

@@ -1,11 +1,13 @@
 import json
 import shutil
-from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.serving.exported import load_model
+from tpu_components.core.registry.versions import Version, fetch_folder
+from tpu_components.serving.params import ServeParams
+from tpu_components.serving.server import load_export
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.runs.exports import find_compared, find_export
 
@@ -44,7 +46,19 @@ def test_a_damaged_version_is_refused_however_it_is_named(workspace, name):
     file.unlink()
     file.write_bytes(content)
     with pytest.raises(InputError, match=r"is damaged: export/model\.tflite"):
-        load_model(Path(find_export(name.format(workspace, version), workspace)))
+        fetch_folder(find_export(name.format(workspace, version), workspace), workspace)
+
+
+@pytest.mark.parametrize("verb", ["serve", "predict"])
+def test_every_file_of_a_version_is_hashed_once_before_it_is_loaded(workspace, monkeypatch, tmp_path, verb):
+    checked, check_files = [], Version.check_files
+    monkeypatch.setattr(Version, "check_files", lambda version: checked.append(version.number) or check_files(version))
+    if verb == "serve":
+        load_export(find_export("digits", workspace), ServeParams(), tmp_path)
+    else:
+        Image.new("L", (8, 8)).save(tmp_path / "0.png")
+        assert main(["predict", "digits", str(tmp_path / "0.png"), "--workspace", str(workspace)]) == 0
+    assert checked == ["0001"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.registry.folder import ModelRegistry, list_models
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.registry.reference import GATE, HAND, ROLLBACK
-from tpu_components.core.registry.versions import check_folder, fetch_folder
+from tpu_components.core.registry.versions import fetch_folder
 
 _FACTS = {
     "metrics": {"accuracy": 0.9},
@@ -259,7 +259,7 @@ def test_no_alias_moves_to_a_version_with_damaged_files(registry, register, prom
         "export/saved_model/assets/new",
     ],
 )
-def test_every_file_of_a_version_is_checked(register, name):
+def test_every_file_of_a_version_is_checked(register, tmp_path, name):
     version = register("one")
     version.check_files()
     (version.export_dir / "saved_model" / "assets").mkdir()
@@ -270,15 +270,15 @@ def test_every_file_of_a_version_is_checked(register, name):
         version.check_files()
     for folder in (version.model_dir, version.export_dir):
         with pytest.raises(InputError, match=f"Version 0001 in .* is damaged: {name}"):
-            check_folder(folder)
-    check_folder(version.directory)
+            fetch_folder(str(folder), tmp_path)
+    fetch_folder(str(version.directory), tmp_path)
 
 
 @pytest.mark.parametrize("folder", ["app/export", "versions/app/export", "versions/0001/other"])
 def test_a_version_file_of_something_else_is_none_of_ours(tmp_path, folder):
     (tmp_path / folder).mkdir(parents=True)
     (tmp_path / folder).with_name("version.json").write_text('{"version": "1.4.2"}')
-    check_folder(tmp_path / folder)
+    fetch_folder(str(tmp_path / folder), tmp_path)
 
 
 def test_a_versions_digest_covers_all_of_its_files(register, registry):
