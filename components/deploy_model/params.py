@@ -108,7 +108,7 @@ class DeployParams:
         check_fields(self)
         check_alias(self.alias)
         check_registry(self.registry, self.model_name)
-        on_vertex, access = self.registry == VERTEX or is_on_vertex(self.registry), self.endpoint_access
+        access = self.endpoint_access
         check_together(
             (
                 len(self.notes) > _LONGEST_NOTES,
@@ -119,7 +119,7 @@ class DeployParams:
                 f"notes must be without '{{{{', which a pipeline fills in. Received: {self.notes[:80]!r}.",
             ),
             (
-                self.endpoint and self.registry and not on_vertex,
+                self.endpoint and self.registry and not self.is_on_vertex,
                 f"An endpoint serves what is registered on Vertex AI. Received: endpoint={self.endpoint!r} with "
                 f"registry={self.registry!r}. Leave endpoint out, or set registry=projects/PROJECT/locations/REGION/"
                 "models.",
@@ -141,7 +141,7 @@ class DeployParams:
                 "private.",
             ),
             (
-                self.encryption_key and self.registry and not on_vertex,
+                self.encryption_key and self.registry and not self.is_on_vertex,
                 f"A registry in a folder has no encryption_key. Received: {self.encryption_key!r} with registry="
                 f"{self.registry!r}. Leave it out.",
             ),
@@ -166,6 +166,11 @@ class DeployParams:
                     f"encryption_key must be of the registry's region, {region!r}. Received: one of {key_region!r}, "
                     f"{self.encryption_key!r}."
                 )
+
+    @property
+    def is_on_vertex(self) -> bool:
+        """Whether the registry is Vertex AI's, named by its path or by `vertex`."""
+        return self.registry == VERTEX or is_on_vertex(self.registry)
 
 
 @dataclasses.dataclass(frozen=True)

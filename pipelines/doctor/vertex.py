@@ -21,7 +21,6 @@ from tpu_components.core.files.object_stores import split
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_components.core.models.lookup import bundle_of
-from tpu_components.core.registry.reference import is_on_vertex
 from tpu_components.core.sources.params import BEAM
 from tpu_components.deploy_model.endpoint_address import check_access
 from tpu_components.deploy_model.params import PRIVATE, VERTEX, DeployParams
@@ -101,7 +100,7 @@ class VertexChecks:
         require_machine(config, "vertex")
         self._machines = [in_region(entry, settings) for entry in config.machines]
         self._deploy = config.deploy or DeployParams("", config.name)
-        self._is_deployed = self._deploy.registry == VERTEX or is_on_vertex(self._deploy.registry)
+        self._is_deployed = self._deploy.is_on_vertex
         self._serving_image = (self._deploy.serving_image or SERVING_IMAGE) if self._is_deployed else ""
         self._beam_image = BEAM_IMAGE if config.data.engine == BEAM else ""
         self._permissions = Permissions(apis)

@@ -254,7 +254,7 @@ def _with_carried_model(config: Config, target: str, settings: Settings) -> tupl
 def _with_registry(config: Config, target: str, settings: Settings) -> Config:
     """Return the configuration with the location of its registry on Vertex AI; unchanged for another registry."""
     deploy = config.deploy
-    if deploy is None or not (deploy.registry == VERTEX or is_on_vertex(deploy.registry)):
+    if deploy is None or not deploy.is_on_vertex:
         return config
     if (
         deploy.endpoint_access == PRIVATE

@@ -22,8 +22,6 @@ from tpu_components.core.base.states import LOOKS, NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Cell, Table
-from tpu_components.core.registry.reference import is_on_vertex
-from tpu_components.deploy_model.params import VERTEX
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.platforms.jobs import DIGEST, Platform, Submission, fingerprints_in, now
@@ -243,7 +241,7 @@ def place_of(config: Config, otherwise: str) -> str:
         otherwise: Parent folder, a bucket or the workspace, if the configuration has no registry that is a folder.
     """
     deploy = config.deploy
-    if deploy and deploy.registry and deploy.registry != VERTEX and not is_on_vertex(deploy.registry):
+    if deploy and deploy.registry and not deploy.is_on_vertex:
         return storage.join(storage.join(deploy.registry, deploy.model_name), FOLDER)
     return storage.join(otherwise, f"{config.name}.{FOLDER}")
 
