@@ -82,12 +82,15 @@ def answer_part(work: Work, examples: Selection, state: ResumeState, name: str) 
         rows += [row for row, _ in batch]
         with _ANSWERING:
             outputs.append(model.predict(np.stack([example for _, example in batch])))
-    answers = np.concatenate(outputs)
-    named = [[] if model.task == REGRESSION else [name for name, _ in model.answer(output, 1)] for output in answers]
-    write = functools.partial(_as_parquet, types=work.types) if work.params.form == PARQUET else _as_lines
+    joined = np.concatenate(outputs)
+    named = [[] if model.task == REGRESSION else [name for name, _ in model.decode(output, 1)] for output in joined]
     counts = Counter(itertools.chain.from_iterable(named))
     note = {"file": {"num_examples": len(rows)}, "predicted": counts, "set_aside": aside}
-    state.finish(name, write(model, rows, answers, named), note)
+    if work.params.form == PARQUET:
+        content = _as_parquet(model, rows, joined, named, work.types)
+    else:
+        content = _as_lines(model, rows, joined)
+    state.finish(name, content, note)
 
 
 def _read_all(
@@ -102,27 +105,20 @@ def _read_all(
             yield {"key": result[0], **more}, result[1]
 
 
-def _as_lines(
-    model: ExportedModel, rows: Sequence[dict[str, Any]], answers: np.ndarray, named: Sequence[Sequence[str]]
-) -> bytes:
+def _as_lines(model: ExportedModel, rows: Sequence[Mapping[str, Any]], outputs: np.ndarray) -> bytes:
     """Return one JSON object per line, in the format of the server: class and confidence, labels, or values."""
     lines = []
-    for row, output, own in zip(rows, answers, named, strict=True):
+    for row, output in zip(rows, outputs, strict=True):
         figures = dict(zip(model.class_names, output.astype(float).round(7).tolist(), strict=True))
-        if model.task == REGRESSION:
-            row["values"] = dict(zip(model.class_names, output.astype(float).tolist(), strict=True))
-        elif model.task == MULTI_LABEL:
-            row |= {"labels": own, "probabilities": figures}
-        else:
-            row |= {"class": own[0], "confidence": figures[own[0]], "probabilities": figures}
-        lines.append(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+        line = {**row, **model.describe(output, figures)}
+        lines.append(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
     return "".join(lines).encode()
 
 
 def _as_parquet(
     model: ExportedModel,
-    rows: Sequence[dict[str, Any]],
-    answers: np.ndarray,
+    rows: Sequence[Mapping[str, Any]],
+    outputs: np.ndarray,
     named: Sequence[Sequence[str]],
     types: Mapping[str, str],
 ) -> bytes:
@@ -131,19 +127,19 @@ def _as_parquet(
     Args:
         model: The model.
         rows: `key` and kept columns of each example.
-        answers: Outputs of the model, float32[num_examples, num_outputs].
+        outputs: Outputs of the model, float32[num_examples, num_outputs].
         named: Predicted classes or labels of each example.
         types: Arrow types of the kept columns, by name.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    figures = pa.FixedSizeListArray.from_arrays(pa.array(answers.reshape(-1), pa.float32()), answers.shape[1])
+    figures = pa.FixedSizeListArray.from_arrays(pa.array(outputs.reshape(-1), pa.float32()), outputs.shape[1])
     fields = {"key": "string", **types}
     columns = {name: pa.array([row[name] for row in rows], pa.type_for_alias(kind)) for name, kind in fields.items()}
     if model.task == CLASSIFICATION:
         columns["class"] = pa.array([classes[0] for classes in named], pa.string())
-        columns["confidence"] = pa.array(answers.max(1) if len(answers) else [], pa.float32())
+        columns["confidence"] = pa.array(outputs.max(1) if len(outputs) else [], pa.float32())
     elif model.task == MULTI_LABEL:
         columns["labels"] = pa.array(named, pa.list_(pa.string()))
     columns["values" if model.task == REGRESSION else "probabilities"] = figures

@@ -65,7 +65,7 @@ class ExportedModel:
     state_size: int = 0
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    def answer(self, output: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
+    def decode(self, output: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
         """Return the prediction for one example, from float32[outputs], as pairs of a name and a number.
 
         The pairs are the `top` most probable classes or characters (default: all), or all labels above 0.5, with
@@ -77,15 +77,22 @@ class ExportedModel:
             return tuple(zip(self.class_names, output.astype(float).tolist(), strict=True))
         return self.rank(output, top)
 
-    def summarize(self, output: np.ndarray) -> dict[str, Any]:
-        """Return the prediction for one example as a JSON object: `class` and `confidence`, `labels` or `values`."""
-        answer = self.answer(output)
+    def describe(self, output: np.ndarray, probabilities: Mapping[str, float] | None = None) -> dict[str, Any]:
+        """Return the prediction for one example as a JSON object: `class` and `confidence`, `labels` or `values`.
+
+        Args:
+            output: float32[outputs].
+            probabilities: Probabilities, by name, to return as `probabilities`; `labels` is then a list of names. None
+                gives a probability only to the predicted class or labels. Ignored for a regression.
+        """
+        prediction = dict(self.decode(output, 1))
         if self.task == REGRESSION:
-            return {"values": dict(answer)}
+            return {"values": prediction}
+        further = {} if probabilities is None else {"probabilities": probabilities}
         if self.task == MULTI_LABEL:
-            return {"labels": dict(answer)}
-        name, confidence = answer[0]
-        return {"class": name, "confidence": confidence}
+            return {"labels": [*prediction] if further else prediction, **further}
+        (name,) = prediction
+        return {"class": name, "confidence": (probabilities or prediction)[name], **further}
 
     def rank(self, probabilities: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
         """Return the `top` most probable classes (default: all) of float32[classes], with probabilities, best first."""
@@ -142,7 +149,7 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         if isinstance(inputs, CorpusInput):
             load_step = _saved_step if form == _SAVED_MODEL else lite.load_step
             step, state_size = load_step(file, num_threads, len(class_names))
-            predict = _last_answers(step, state_size, len(class_names))
+            predict = _last_outputs(step, state_size, len(class_names))
             prompts = PromptReader(inputs, class_names)
             model = ExportedModel(name, class_names, inputs, predict, prompts, task, form, step, state_size)
         else:
@@ -152,9 +159,9 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
             else:
                 predict = lite.load_predictor(file, num_threads, info.output.scale or 1.0, info.output.offset or 0.0)
             model = ExportedModel(name, class_names, inputs, predict, reader, task, form, columns=info.columns)
-        answer = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
-        if answer.shape != (1, len(model.class_names)):
-            raise ValueError(f"{len(model.class_names)} names for outputs of shape {answer.shape}")
+        outputs = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
+        if outputs.shape != (1, len(model.class_names)):
+            raise ValueError(f"{len(model.class_names)} names for outputs of shape {outputs.shape}")
     except InputError:  # InputError is a ValueError.
         raise
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # LiteRT raises RuntimeError.
@@ -188,17 +195,17 @@ def _signature(path: Path, name: str) -> tuple[Callable[..., dict[str, np.ndarra
 
     def call(**inputs: np.ndarray) -> dict[str, np.ndarray]:
         _ = loaded  # Kept, since TensorFlow frees the variables with the object.
-        answer = signature(**{key: tf.constant(value) for key, value in inputs.items()})
-        return {key: value.numpy() for key, value in answer.items()}
+        outputs = signature(**{key: tf.constant(value) for key, value in inputs.items()})
+        return {key: value.numpy() for key, value in outputs.items()}
 
     return call, signature
 
 
-def _saved_predictor(path: Path, kind: ImageInput | TextInput, answer: str) -> Predict:
+def _saved_predictor(path: Path, kind: ImageInput | TextInput, output: str) -> Predict:
     """Return a SavedModel as a function of pixels or ids; a regression's outputs are in the targets' units."""
     name, argument = ("tokens", "tokens") if isinstance(kind, TextInput) else ("serving_default", "image")
     call, _ = _signature(path, name)
-    return lambda inputs: call(**{argument: inputs})[answer]
+    return lambda inputs: call(**{argument: inputs})[output]
 
 
 def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int]:
@@ -206,23 +213,23 @@ def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, i
     call, signature = _signature(path, "step")
 
     def step(ids: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        answer = call(tokens=np.asarray(ids, np.int32), state=np.asarray(state, np.float32))
-        return answer["probabilities"], answer["state"]
+        outputs = call(tokens=np.asarray(ids, np.int32), state=np.asarray(state, np.float32))
+        return outputs["probabilities"], outputs["state"]
 
     return step, int(signature.structured_input_signature[1]["state"].shape[1])
 
 
-def _last_answers(step: Step, state_size: int, num_classes: int) -> Predict:
+def _last_outputs(step: Step, state_size: int, num_classes: int) -> Predict:
     """Return a predictor of the next character: int32[N, length] ids, padded with 0 → float32[N, classes]."""
 
     def predict(texts: np.ndarray) -> np.ndarray:
         known = texts != PADDING
         last = np.where(known.any(1), texts.shape[1] - 1 - known[:, ::-1].argmax(1), 0)
-        answers = np.empty((len(texts), num_classes), np.float32)
+        outputs = np.empty((len(texts), num_classes), np.float32)
         state = np.zeros((len(texts), state_size), np.float32)
         for position in range(int(last.max()) + 1):
             probabilities, state = step(texts[:, position], state)
-            answers[last == position] = probabilities[last == position]
-        return answers
+            outputs[last == position] = probabilities[last == position]
+        return outputs
 
     return predict

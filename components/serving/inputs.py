@@ -17,7 +17,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.terminal import paragraph
 from tpu_components.core.examples.generation import Alphabet, generate
 from tpu_components.core.examples.images import UnreadableImageError, are_other_pixels, read_image, to_pixels
-from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, ImageInput
+from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, ImageInput
 from tpu_components.core.examples.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer
 from tpu_components.core.files import storage
 from tpu_components.core.files.csv_files import find_column, find_delimiter
@@ -29,6 +29,7 @@ from tpu_components.serving.instances import parse_line
 _ARRAY_SUFFIXES = (".npy", ".npz")
 _TEXT_SUFFIXES = (".txt", ".csv")
 _STDIN = "-"
+_PREDICTED = {CLASSIFICATION: "classes", MULTI_LABEL: "labels", REGRESSION: "values"}
 
 _Named = tuple[Sequence[str], np.ndarray]  # Names of examples, and the examples as the model takes them.
 
@@ -90,11 +91,15 @@ def continue_texts(
 
 @dataclasses.dataclass(frozen=True)
 class ExamplePrediction:
-    """Name or text of an input, and its prediction as `ExportedModel.answer` returns it."""
+    """Name or text of an input, and its prediction as `ExportedModel.decode` returns it."""
 
     name: str
     classes: tuple[tuple[str, float], ...]
     task: str = CLASSIFICATION
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the prediction as a JSON object: `input`, and `classes`, `labels` or `values` by name."""
+        return {"input": self.name, _PREDICTED[self.task]: dict(self.classes)}
 
 
 def predict_inputs(
@@ -129,9 +134,9 @@ def predict_inputs(
     unread: list[str] = []
     for names, batch in _read_inputs(model.reader, inputs, lines, column, unread):
         for start in range(0, len(batch), BATCH_SIZE):
-            answers = model.predict(batch[start : start + BATCH_SIZE])
-            for name, output in zip(names[start : start + BATCH_SIZE], answers, strict=True):
-                yield ExamplePrediction(name, model.answer(output, top), model.task)
+            outputs = model.predict(batch[start : start + BATCH_SIZE])
+            for name, output in zip(names[start : start + BATCH_SIZE], outputs, strict=True):
+                yield ExamplePrediction(name, model.decode(output, top), model.task)
     if unread:
         raise InputError(
             f"{len(unread)} files cannot be read, the first one {unread[0]}; the lines above say why. All others were "

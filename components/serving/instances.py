@@ -24,7 +24,7 @@ from pydantic_core import from_json
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.examples.images import SERVED_FORMATS, OpenImage, UnreadableImageError, open_image
-from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, ImageInput
+from tpu_components.core.examples.interface import CLASSIFICATION, REGRESSION, TASKS, ImageInput
 from tpu_components.core.examples.text import Tokenizer
 from tpu_components.serving.exported import ExportedModel, PromptReader
 from tpu_components.serving.params import ServeParams
@@ -237,14 +237,7 @@ def render_predictions(model: ExportedModel, outputs: np.ndarray, top: int | Non
     """
     if top is not None and model.task == REGRESSION:
         raise InputError(f'"top" chooses among classes. Received: {top}, for a model that gives numbers. Leave it out.')
-    predictions = []
-    for output in outputs:
-        prediction = model.summarize(output)
-        if model.task == MULTI_LABEL:
-            prediction["labels"] = list(prediction["labels"])
-        if model.task != REGRESSION:
-            prediction["probabilities"] = dict(model.rank(output, top))
-        predictions.append(prediction)
+    predictions = [model.describe(output, dict(model.rank(output, top))) for output in outputs]
     return json.dumps({"predictions": predictions}, ensure_ascii=False, allow_nan=False).encode()
 
 

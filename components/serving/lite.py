@@ -33,7 +33,7 @@ def load_predictor(path: Path, num_threads: int, factor: Any = 1.0, addend: Any 
         addend: Number that is added to the scaled outputs.
     """
     interpreter = _interpreter(path, num_threads)
-    details, answer = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
+    details, output = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
     scale, zero_point = details["quantization"]
     size = 0
 
@@ -48,12 +48,12 @@ def load_predictor(path: Path, num_threads: int, factor: Any = 1.0, addend: Any 
             inputs = np.clip(np.round(inputs / scale) + zero_point, 0, 255)
         interpreter.set_tensor(details["index"], inputs.astype(details["dtype"]))
         interpreter.invoke()
-        return interpreter.get_tensor(answer["index"])
+        return interpreter.get_tensor(output["index"])
 
     holds_one = details["shape_signature"][0] == 1
-    answers: Predict = _one_at_a_time(path, num_threads) if holds_one else predict
+    run: Predict = _one_at_a_time(path, num_threads) if holds_one else predict
     factor, addend = np.float32(factor), np.float32(addend)
-    return lambda inputs: answers(inputs) * factor + addend
+    return lambda inputs: run(inputs) * factor + addend
 
 
 def _one_at_a_time(path: Path, num_threads: int) -> Predict:
@@ -78,7 +78,7 @@ def load_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int
     """Load the step function of a language model from its LiteRT file; returns it and the size of the state."""
     interpreter = _interpreter(path, num_threads)
     inputs = {details["dtype"]: details for details in interpreter.get_input_details()}
-    tokens, states, answer = inputs[np.int32], inputs[np.float32], interpreter.get_output_details()[0]
+    tokens, states, output = inputs[np.int32], inputs[np.float32], interpreter.get_output_details()[0]
     size = 0
 
     def step(ids: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -91,7 +91,7 @@ def load_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int
         interpreter.set_tensor(tokens["index"], np.ascontiguousarray(ids, np.int32))
         interpreter.set_tensor(states["index"], state)
         interpreter.invoke()
-        both = interpreter.get_tensor(answer["index"])
+        both = interpreter.get_tensor(output["index"])
         return both[:, :num_classes], both[:, num_classes:]
 
     return step, int(states["shape_signature"][1])

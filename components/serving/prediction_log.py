@@ -119,7 +119,7 @@ class PredictionLog:
                 "model": self._model_name or model.name,
                 "version": self._version,
                 "format": model.format,
-                **model.summarize(outputs[place]),
+                **model.describe(outputs[place]),
                 "ms": round(seconds * 1e3, 2),
                 "instance": place,
                 "share": self._share,

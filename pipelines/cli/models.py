@@ -27,7 +27,6 @@ from tpu_pipelines.runs.data_drift import sketch_place
 
 _COLUMNS = {"figure": "<", "now": ">", "before": ">", "effect": ">", "threshold": ">", "by luck": ">", "": "<"}
 _SHOWN_CHARACTERS = 200  # Number of characters of a text input that are printed.
-_ANSWERS = {"classification": "classes", "multi_label": "labels", "regression": "values"}
 
 
 def predict(arguments: argparse.Namespace) -> int:
@@ -74,12 +73,11 @@ def _predict_each(export_dir: Path, arguments: argparse.Namespace) -> None:
         export_dir, arguments.inputs, arguments.top, arguments.int8, arguments.lines, arguments.column
     )
     for prediction in predictions:
-        value = {"input": prediction.name, _ANSWERS[prediction.task]: dict(prediction.classes)}
         name, form = prediction.name, "{:.6g}".format
         if prediction.task != "regression":
             name, form = cut(" ".join(name.split()), _SHOWN_CHARACTERS), partial(percent, digits=1)
         named = "  ".join(f"{label} {form(number)}" for label, number in prediction.classes)
-        show(value, in_one_line(f"{name}  {named or 'no label'}"), arguments.json)
+        show(prediction.as_dict(), in_one_line(f"{name}  {named or 'no label'}"), arguments.json)
 
 
 def serve(arguments: argparse.Namespace) -> int:
