@@ -24,7 +24,7 @@ from tpu_components.core.registry.vertex import VertexRegistry
 from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.deploy_model.card import read_facts, write_card
-from tpu_components.deploy_model.health_check import HealthCheck, answer_in_fresh_process
+from tpu_components.deploy_model.health_check import HealthCheck, predict_in_fresh_process
 from tpu_components.deploy_model.params import PREFLIGHT, DeployParams, DeployResult
 from tpu_components.deploy_model.vertex import VertexTarget
 
@@ -85,7 +85,7 @@ def deploy_model(
     evaluation = Evaluation.load(evaluation_dir)
     _check_evaluation(evaluation, evaluation_dir, model_dir, manifest)
     champion = evaluation.registered_champion.digest if evaluation.registered_champion else None
-    expected = _evaluated_answers(evaluation_dir, manifest)
+    expected = _evaluated_outputs(evaluation_dir, manifest)
     training = ModelInfo.load(model_dir).training
     initial = training.get("initial_model_digest", "")
     lineage = {
@@ -110,7 +110,7 @@ def deploy_model(
     check = HealthCheck(params, version, records_dir, manifest, evaluation.split, expected)
     with tempfile.TemporaryDirectory(prefix="registered-") as scratch:
         _require_signatures(params, version, Path(scratch))
-        health = check(functools.partial(answer_in_fresh_process, version, Path(scratch)))
+        health = check(functools.partial(predict_in_fresh_process, version, Path(scratch)))
     serving = target.serving(version, check, champion) if target else contextlib.nullcontext("")
     with serving as endpoint:
         move = registry.promote(version.number, params.alias, "; ".join(reasons), champion)
@@ -167,7 +167,7 @@ def _check_evaluation(evaluation: Evaluation, directory: Path, model_dir: Path, 
             )
 
 
-def _evaluated_answers(evaluation_dir: Path, manifest: Manifest) -> np.ndarray:
+def _evaluated_outputs(evaluation_dir: Path, manifest: Manifest) -> np.ndarray:
     """Return the outputs of the evaluated model, float32[examples, outputs], in the order of the records."""
     path = evaluation_dir / PREDICTIONS_FILE
     try:

@@ -19,7 +19,7 @@ from tpu_components.deploy_model.params import DeployParams, HealthCheckResult
 from tpu_components.serving.exported import load_model
 
 _SECONDS = 600  # Far more than the largest model needs.
-Answer = Callable[[np.ndarray], Mapping[int, np.ndarray]]
+Predict = Callable[[np.ndarray], Mapping[int, np.ndarray]]
 """Inputs of the model, dtype[N, …] → float[outputs] by the example's position."""
 
 
@@ -41,7 +41,7 @@ class HealthCheck:
         self._scale = manifest.interface.std or 1.0
         self._kind = "number, in standard deviations," if manifest.interface.std else "probability"
         self.class_names, self._plural = manifest.class_names, manifest.input.plural
-        self.answer = manifest.interface.task.answer
+        self.output_name = manifest.interface.task.answer
         self._tolerance = params.health_check_tolerance
         self._failed = (
             f"The health check of version {version.number} of {params.model_name!r} failed, so no alias moves:"
@@ -56,32 +56,32 @@ class HealthCheck:
             return [{"text": texts[place]} for place in self._places]
         return [{"b64": base64.b64encode(encode_png(image)).decode()} for image in self._inputs]
 
-    def __call__(self, answer: Answer) -> HealthCheckResult:
-        """Call `answer` with the examples and compare; returns their number and the largest difference.
+    def __call__(self, predict: Predict) -> HealthCheckResult:
+        """Call `predict` with the examples and compare; returns their number and the largest difference.
 
         Raises:
             RuntimeError: If the difference exceeds the tolerance, or there is no prediction.
         """
         try:
-            answers = answer(self._inputs)
+            outputs = predict(self._inputs)
         except PlatformError:
             raise
         except RuntimeError as error:
             raise PlatformError(f"{self._failed} {error}. Run export_model and deploy_model again.") from error
         differences = [
-            (np.abs(numbers - self._expected[position]) / self._scale).max() for position, numbers in answers.items()
+            (np.abs(numbers - self._expected[position]) / self._scale).max() for position, numbers in outputs.items()
         ]
         difference = float(np.max(differences, initial=0.0))
         if not difference <= self._tolerance:  # Written so that NaN fails.
             raise RuntimeError(
-                f"{self._failed} of {len(answers)} {self._plural}, a {self._kind} differs by {difference:.2e} from "
+                f"{self._failed} of {len(outputs)} {self._plural}, a {self._kind} differs by {difference:.2e} from "
                 f"what was evaluated; expected at most {self._tolerance:.2e}. Is it the export of another model? Run "
                 "export_model and deploy_model again."
             )
-        return HealthCheckResult(len(answers), difference)
+        return HealthCheckResult(len(outputs), difference)
 
 
-def answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: np.ndarray) -> Mapping[int, np.ndarray]:
+def predict_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: np.ndarray) -> Mapping[int, np.ndarray]:
     """Predict with the registered export in a new process; returns float64[outputs] by the example's position.
 
     Raises:
@@ -89,11 +89,11 @@ def answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: n
     """
     export_dir = fetch(version, EXPORT_DIR, scratch)
     try:
-        answers = in_fresh_process(_answer, export_dir, inputs, seconds=_SECONDS)
+        outputs = in_fresh_process(_predict, export_dir, inputs, seconds=_SECONDS)
     except Exception as error:
         raise RuntimeError(f"a fresh process got no answer: {str(error).rstrip('.')}") from error
-    return dict(enumerate(answers.astype(np.float64)))
+    return dict(enumerate(outputs.astype(np.float64)))
 
 
-def _answer(export_dir: Path, inputs: np.ndarray) -> np.ndarray:
+def _predict(export_dir: Path, inputs: np.ndarray) -> np.ndarray:
     return load_model(export_dir).predict(inputs)

@@ -379,17 +379,17 @@ class VertexTarget:
             if deployed not in {model.id for model in current.deployed_models}:
                 raise MissingError(f"{endpoint} no longer has {deployed}: another run has taken it down.")
             address = address_of(current, self._params.endpoint_network)
-            answers: dict[int, np.ndarray] = {}
+            outputs: dict[int, np.ndarray] = {}
             for turn in range(max(len(examples), _SURE_REQUESTS // share)):
-                if answers and turn >= len(examples):
+                if outputs and turn >= len(examples):
                     break
                 position, instance = examples[turn % len(examples)]
                 answer = self._ask(endpoint, instance, check, address)
                 if answer and answer[0] == deployed:
-                    answers[position] = answer[1]
-            if not answers:
+                    outputs[position] = answer[1]
+            if not outputs:
                 raise OutageError(f"{endpoint} sends no request there yet, to the deployment {deployed}.")
-            return answers
+            return outputs
 
         return self._patient(_ROUTING_SECONDS)(ask_all)
 
@@ -401,7 +401,7 @@ class VertexTarget:
         try:
             response = self._patient(_PREDICTION_SECONDS)(call)  # Bounded: constant failures are not transient.
             (prediction,) = response.predictions
-            numbers = prediction[check.answer]
+            numbers = prediction[check.output_name]
             return response.deployed_model_id, np.array([numbers[name] for name in check.class_names], np.float64)
         except MissingError:
             raise

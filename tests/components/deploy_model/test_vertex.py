@@ -127,7 +127,7 @@ class Sure:
     """A health check: who is asked has to be as sure of "a" as this."""
 
     class_names = ("a", "b")
-    answer = "probabilities"
+    output_name = "probabilities"
     instances = ({"b64": "AAAA"},) * 3
 
     def __init__(self, sure):
@@ -224,7 +224,7 @@ def test_the_card_lies_beside_the_export_and_the_description_begins_with_its_add
 
 
 def test_an_endpoint_of_a_regression_answers_with_values(world, monkeypatch):
-    monkeypatch.setattr(Sure, "answer", "values")
+    monkeypatch.setattr(Sure, "output_name", "values")
     world.spoiled = [{"values": {"a": 0.9, "b": 4.0}}] * 99
     assert world.release(0.9, NOBODY) == "1"
     assert world.endpoints == {"digits": {"1": 100}}
