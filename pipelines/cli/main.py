@@ -5,6 +5,7 @@ import importlib
 import io
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,11 +50,24 @@ def make_parser() -> argparse.ArgumentParser:
     parsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:
         epilog = f"Example: tpu-pipelines {command.name} {command.example}"
-        own = parsers.add_parser(command.name, epilog=epilog, help=command.help, description=command.description)
+        own = parsers.add_parser(
+            command.name,
+            epilog=epilog,
+            help=command.help,
+            description=command.description,
+            formatter_class=_HelpFormatter,
+        )
         for add in (*command.arguments, LOUDNESS):
             add(own)
         own.set_defaults(work=command.work, parser=parser)
     return parser
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Wraps lines only at spaces, so that a name or option with a hyphen stays whole."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 class _Version(argparse.Action):

@@ -12,6 +12,7 @@ from tests.cli import assert_user_error, tpu_pipelines_here
 from tpu_components.core.base import progress
 from tpu_components.core.base.states import COLOURS
 from tpu_pipelines.cli import arguments
+from tpu_pipelines.cli.commands import COMMANDS
 from tpu_pipelines.cli.output import show_text, tell_error, tell_hint
 from tpu_pipelines.config.configuration import load_config
 
@@ -146,3 +147,10 @@ def test_the_tilde_is_the_users_home(tmp_path, monkeypatch):
 )
 def test_a_setting_without_its_section_is_told_it(override, words):
     assert_user_error(tpu_pipelines_here("check", "digits", "--set", override), words)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_an_example_in_the_help_breaks_at_spaces_alone(monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = tpu_pipelines_here(command.name, "--help").stdout
+    assert command.example.split() == printed.rpartition(f"Example: tpu-pipelines {command.name}")[2].split()
