@@ -32,7 +32,7 @@ def compile(arguments: argparse.Namespace) -> int:
     compiling.check_output(output)
     compiled = compiling.compile_pipeline(config, arguments.target, settings)
     storage.write_bytes(output, compiled.package.encode())
-    _tell_sent(arguments.target, config.training.model, compiled.carried)
+    tell_sent(arguments.target, config.training.model, compiled.carried)
     for place, content in compiled.carried.items():
         # The name contains the digest, so no other file is overwritten.
         digest, name = place.split("/")[-2:]
@@ -44,7 +44,7 @@ def compile(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _tell_sent(target: str, model: str, carried: Mapping[str, bytes]) -> None:
+def tell_sent(target: str, model: str, carried: Mapping[str, bytes]) -> None:
     """Print hints about an image without a digest, and about files that are uploaded with a model's code."""
     _tell_findings([*answer(image_check(target)), *model_findings(model, carried)])
 
@@ -66,7 +66,6 @@ def plan_checked(arguments: argparse.Namespace, config: Config, settings: Settin
         check_model_works(config, plan.data)
     if not arguments.dry_run:
         compiling.require_step_image(arguments.target)
-    _tell_sent(arguments.target, config.training.model, plan.carried)
     return plan
 
 
@@ -83,11 +82,13 @@ def submit(arguments: argparse.Namespace) -> int:
     settings, submitter = connect(arguments)
     config = load_config(arguments.config, arguments.overrides)
     plan = plan_checked(arguments, config, settings)
-    for said in filter(None, (plan.timeout, plan.resources)):
-        tell_hint(said)
+    tell_hint(plan.timeout)
     if arguments.dry_run:
         _tell_dry_run(arguments, config, plan, [submitter.describe(job) for job in plan.jobs])
         return DONE
+    if plan.resources:
+        tell_hint(plan.resources)
+    tell_sent(arguments.target, config.training.model, plan.carried)
     ask_first(arguments, config, settings)
     submission = submit_run(plan, submitter, arguments.again)
     if arguments.wait:
@@ -123,6 +124,7 @@ def schedule(arguments: argparse.Namespace) -> int:
         return DONE
     check_cron(arguments.cron)
     plan = plan_checked(arguments, config, settings)
+    tell_sent(arguments.target, config.training.model, plan.carried)
     if not arguments.dry_run:
         ask_first(arguments, config, settings)
         put_carried(plan)

@@ -18,7 +18,7 @@ from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.cli.arguments import HERE
 from tpu_pipelines.cli.jobs import StatePrinter, connect, tell_submission
 from tpu_pipelines.cli.output import show, show_text, tell_hint
-from tpu_pipelines.cli.platforms import ask_first, plan_checked
+from tpu_pipelines.cli.platforms import ask_first, plan_checked, tell_sent
 from tpu_pipelines.cli.runs import tell_outcome
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import load_settings
@@ -74,6 +74,7 @@ def _retrain_here(arguments: argparse.Namespace, config: Config, occasion: Occas
 def _retrain_there(arguments: argparse.Namespace, config: Config, occasion: Occasion, report: "_Report") -> int:
     settings, submitter = connect(arguments)
     plan = plan_checked(arguments, config, settings)
+    tell_sent(arguments.target, config.training.model, plan.carried)
     entry = report.begin(deciding.decide(plan, submitter, occasion, lambda: find_drift(config, settings)))
     if arguments.dry_run:
         return DONE
