@@ -547,8 +547,8 @@ def _infrastructure(facts: CardFacts) -> list[Block]:
     hardware: list[Block] = []
     if footprint:
         peak, capacity, price = byte_size(footprint.peak_bytes), byte_size(footprint.capacity_bytes), ""
-        if footprint.usd_per_run:
-            price = f"{dollars(footprint.usd_per_run)} at {billed_by(footprint.target)}, if the host keeps up"
+        if footprint.device_usd_per_run:
+            price = f"{dollars(footprint.device_usd_per_run)} at {billed_by(footprint.target)}, if the host keeps up"
         figures = [
             ("Memory", f"{peak} of {capacity} on each chip"),
             ("Step", f"{footprint.step_ms:.3g} ms for a batch of {footprint.global_batch:,}"),

@@ -113,8 +113,14 @@ class FootprintComparison:
         """
         new, old = self.new, self.old
         limited = (
-            ("an epoch takes", new.epoch_seconds, old.epoch_seconds, slower, time),
-            (f"a run at {billed_by(new.target)} costs", new.usd_per_run, old.usd_per_run, dearer, dollars),
+            ("an epoch takes", new.device_epoch_seconds, old.device_epoch_seconds, slower, time),
+            (
+                f"a run at {billed_by(new.target)} costs",
+                new.device_usd_per_run,
+                old.device_usd_per_run,
+                dearer,
+                dollars,
+            ),
         )
         return tuple(
             f"{what} {words(now)} on {new.machine}, {now / before - 1:.0%} more than the {words(before)} of "
@@ -127,7 +133,7 @@ class FootprintComparison:
     def summary(self) -> str:
         """The differences in price, time and memory, as a sentence."""
         new, old = self.new, self.old
-        price = new.usd_per_run - old.usd_per_run if self._is_priced else 0.0
+        price = new.device_usd_per_run - old.device_usd_per_run if self._is_priced else 0.0
         share = f" ({new.step_ms / old.step_ms - 1:+.0%})" if old.step_ms else ""
         larger = (
             f" of {new.global_batch / old.global_batch:.3g} × the batch" if new.global_batch != old.global_batch else ""
@@ -154,13 +160,13 @@ class FootprintComparison:
             row("parameters", new.parameters, old.parameters, "{:,.0f}".format),
             row("batch of all replicas", new.global_batch, old.global_batch, "{:,.0f}".format),
             row("step", new.step_ms / 1e3, old.step_ms / 1e3, time),
-            row("epoch, if the host keeps up", new.epoch_seconds, old.epoch_seconds, time),
+            row("epoch, if the host keeps up", new.device_epoch_seconds, old.device_epoch_seconds, time),
             row("epochs", new.epochs, old.epochs, str),
             row("memory of a device", new.peak_bytes, old.peak_bytes, byte_size),
         ]
         if self._is_priced:
-            name = f"price of a run, {billed_by(new.target)}"
-            rows.append(row(name, new.usd_per_run, old.usd_per_run, dollars))
+            name = f"price of a run, if the host keeps up, {billed_by(new.target)}"
+            rows.append(row(name, new.device_usd_per_run, old.device_usd_per_run, dollars))
         return rows
 
     @property
@@ -178,7 +184,7 @@ class FootprintComparison:
 
     @property
     def _is_priced(self) -> bool:
-        return bool(self.new.usd_per_run and self.old.usd_per_run)
+        return bool(self.new.device_usd_per_run and self.old.device_usd_per_run)
 
     def as_dict(self) -> dict[str, Any]:
         """Return values for JSON."""

@@ -14,7 +14,7 @@ from typing import Self
 import markupsafe
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.formatting import byte_size, dollars, time
+from tpu_components.core.base.formatting import byte_size, time
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.examples.artifacts import EVALUATION_FILE, PREFLIGHT_FILE
@@ -245,7 +245,7 @@ def _preflights(runs: Mapping[str, RunFindings]) -> Table:
         machine = report.machines[0]
         cells = ["does not fit", "", ""]
         if footprint := report.footprint(machine):
-            price = f"{dollars(footprint.usd_per_run)}, {billed_by(footprint.target)}" if footprint.usd_per_run else ""
+            price = f"{machine.cost.text}, {billed_by(machine.cost.target)}" if machine.cost else ""
             cells = [time(footprint.step_ms / 1e3), byte_size(footprint.peak_bytes), price]
         rows.append([name, machine.machine, *cells])
     return Table(columns, rows)

@@ -51,14 +51,17 @@ class Footprint:
     price_factor: Annotated[float, typed_values.Range(1)] = 1.0
 
     @property
-    def epoch_seconds(self) -> float:
+    def device_epoch_seconds(self) -> float:
         """Duration of an epoch in seconds, if the device never waits for the host."""
         return steps_per_epoch(self.num_examples, self.global_batch) * self.step_ms / 1e3
 
     @property
-    def usd_per_run(self) -> float:
-        """Price of all epochs if the device never waits for the host, in US dollars; 0 if no price is known."""
-        return self.usd_per_hour * self.epochs * self.epoch_seconds / 3600
+    def device_usd_per_run(self) -> float:
+        """Price of all epochs in US dollars, if the device never waits for the host; 0 if no price is known.
+
+        Preflight's expected price of a run, `Cost.usd_per_run`, includes the waiting.
+        """
+        return self.usd_per_hour * self.epochs * self.device_epoch_seconds / 3600
 
     def priced_like(self, other: "Footprint") -> "Footprint":
         """Return a copy with the price on the platform (`target`) of another footprint."""

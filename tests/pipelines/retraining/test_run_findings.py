@@ -19,7 +19,7 @@ from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.jobs import Submission
 from tpu_pipelines.platforms.kubeflow import Kubeflow
-from tpu_pipelines.retraining.job_summary import RunFindings
+from tpu_pipelines.retraining.job_summary import RunFindings, render_runs
 from tpu_pipelines.runs.summary import Summary
 from tpu_pipelines.submission.submit import plan_submission, submit
 
@@ -119,6 +119,14 @@ def test_a_run_without_preflight_has_its_figures_and_one_that_failed_has_its_err
     assert find(platform(evaluation=f"{_FOLDER}/evaluation"), failed) == dataclasses.replace(found, error=failed.error)
     assert find(platform(), failed) == RunFindings(error=failed.error)
     assert find(platform()).unread == "the platform does not say where it keeps what evaluate_model has written"
+
+
+def test_the_expected_price_beside_other_runs_is_that_of_the_report(here):
+    machine = here.preflight.machines[0]
+    waiting = dataclasses.replace(machine.cost, usd_per_run=9.0, low_usd_per_run=8.0, high_usd_per_run=10.0)
+    report = dataclasses.replace(here.preflight, machines=(dataclasses.replace(machine, cost=waiting),))
+    shown = render_runs({"a": here, "waits for data": dataclasses.replace(here, preflight=report)})
+    assert f"| {waiting.text}, Vertex AI's price |" in shown.replace("\\", "")
 
 
 def test_the_training_is_held_against_that_of_the_champion_that_was_compared_with(stored, finished_run, tmp_path):
