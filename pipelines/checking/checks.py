@@ -19,9 +19,9 @@ from tpu_components.core.registry.versions import fetch
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.work.workers import in_fresh_process
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from tpu_components.create_tfrecords.sample import sample_of, written
 from tpu_components.evaluate_model.params import CLASS, LENGTH
 from tpu_components.export_model.exporting import try_out
-from tpu_pipelines.checking.preflight import sample_of, written
 from tpu_pipelines.checking.workspace import check_run_dir
 from tpu_pipelines.config.configuration import Config
 

@@ -1,26 +1,21 @@
 """Preflight of a configuration outside of a run, without written records and without a TPU."""
 
-import contextlib
 import dataclasses
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.progress import say
-from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, TRAIN, Manifest
-from tpu_components.core.examples.interface import REGRESSION, ImageInput
+from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, TRAIN
+from tpu_components.core.examples.interface import ImageInput
 from tpu_components.core.examples.records import ENCODED
 from tpu_components.core.files import storage
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE, VERTEX, MachineSpec, PaidMachine, parse_machine
 from tpu_components.core.sources.kinds import list_examples
 from tpu_components.core.sources.listing import Listing
-from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
-from tpu_components.create_tfrecords.preparing import prepare
-from tpu_components.create_tfrecords.writer import write_prepared
+from tpu_components.create_tfrecords.planning import plan_dataset
+from tpu_components.create_tfrecords.sample import sample_of, written
 from tpu_components.preflight_training.data import DataFacts, Measurement
 from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.findings import MachineReport, PreflightReport
@@ -29,7 +24,7 @@ from tpu_pipelines.config.configuration import Config, preflight_params
 from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.doctor.findings import CannotAskError
 
-SAMPLE_EXAMPLES = 4096
+_SAMPLE_EXAMPLES = 4096
 _SMALL_BYTES = 16 << 20
 
 
@@ -151,29 +146,6 @@ def with_settings_of(machine: MachineSpec, configured: MachineSpec | None) -> Ma
     return dataclasses.replace(machine, region=region, spot=spot, timeout_seconds=configured.timeout_seconds)
 
 
-def sample_of(plan: DatasetPlan, count: int = SAMPLE_EXAMPLES) -> np.ndarray:
-    """Return indices of the first training examples; for a regression also of the smallest and largest targets."""
-    training = plan.order[TRAIN]
-    if plan.params.task != REGRESSION:
-        return training[:count]
-    targets = plan.listing.labels[training]
-    extremes = training[[*targets.argmin(0), *targets.argmax(0)]]
-    return np.unique(np.concatenate([extremes, training[:count]]))
-
-
-@contextlib.contextmanager
-def written(sample: DatasetPlan) -> Iterator[tuple[Path, Manifest]]:
-    """Write a sample's records to a folder that is deleted after the block; yields the folder and its manifest.
-
-    Raises:
-        InputError: If the examples cannot be read, or do not fit together.
-    """
-    with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
-        records_dir = Path(folder) / "records"
-        write_prepared(prepare(sample), records_dir)
-        yield records_dir, Manifest.load(records_dir, verify=False)
-
-
 def describe_data(
     config: Config,
     listing: Listing,
@@ -197,7 +169,7 @@ def describe_data(
 
     def measure_sample() -> DataFacts:
         plan = plan_dataset(config.data, listing)
-        examples = sample_of(plan)
+        examples = sample_of(plan, _SAMPLE_EXAMPLES)
         count = len(examples)
         say("preflight_training", f"measuring how fast this machine reads, on {count:,} examples")
         counts = planned.split(plan.split_examples) if planned else plan.split_examples

@@ -15,8 +15,8 @@ from tpu_components.core.files import storage
 from tpu_components.core.registry.opening import origin_of_version, parse_reference
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.planning import plan_dataset
+from tpu_components.create_tfrecords.sample import written
 from tpu_components.deploy_model.params import VERTEX
-from tpu_pipelines.checking.preflight import written
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.starting.data_overview import source_of

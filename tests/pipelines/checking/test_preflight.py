@@ -1,17 +1,15 @@
 """Claims about preflight of a configuration: where its prices come from, and which examples it measures."""
 
-import numpy as np
 import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import load_catalogue, parse_machine
 from tpu_components.core.sources.kinds import list_examples
-from tpu_components.create_tfrecords import WriteParams
 from tpu_components.create_tfrecords.planning import plan_dataset
 from tpu_components.preflight_training.data import DataFacts, HostRate, Measurement
 from tpu_pipelines.checking import preflight
-from tpu_pipelines.checking.preflight import SAMPLE_EXAMPLES, PlannedData, describe_data, sample_of, with_settings_of
+from tpu_pipelines.checking.preflight import PlannedData, describe_data, with_settings_of
 from tpu_pipelines.config.configuration import load_config
 
 
@@ -27,28 +25,6 @@ from tpu_pipelines.config.configuration import load_config
 def test_another_machine_is_priced_where_the_configuration_trains(name, configured, expected):
     machine = with_settings_of(parse_machine(name), configured and parse_machine(configured))
     assert (machine.name, machine.region, machine.spot) == (name, *expected)
-
-
-def test_the_sample_of_a_regression_varies_where_the_data_do(tmp_path):
-    targets = np.zeros(SAMPLE_EXAMPLES * 2, np.float32)
-    params = WriteParams(f"npz:{tmp_path / 'rare.npz'}", task="regression", validation_fraction=0.0, test_fraction=0.0)
-
-    images = np.random.default_rng(0).integers(0, 256, (len(targets), 2, 4), np.uint8)
-
-    def sample():
-        np.savez(tmp_path / "rare.npz", x=images, y=targets)
-        plan = plan_dataset(params)
-        return plan, sample_of(plan)
-
-    targets[0] = 1  # Else there is nothing to learn.
-    plan, chosen = sample()
-    rare = plan.order["train"][-1]
-    targets[:] = 0
-    targets[rare] = 1
-    plan, chosen = sample()
-    assert rare not in plan.order["train"][:SAMPLE_EXAMPLES]
-    assert set(plan.listing.labels[chosen].ravel().tolist()) == {0.0, 1.0}
-    assert len(chosen) <= SAMPLE_EXAMPLES + 2
 
 
 def test_a_machine_that_is_no_spot_machine_has_the_other_price():

@@ -1,0 +1,37 @@
+"""A sample of a planned data set: which examples it has, and its records in a temporary folder."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from tpu_components.core.examples.artifacts import TRAIN, Manifest
+from tpu_components.core.examples.interface import REGRESSION
+from tpu_components.create_tfrecords.planning import DatasetPlan
+from tpu_components.create_tfrecords.preparing import prepare
+from tpu_components.create_tfrecords.writer import write_prepared
+
+
+def sample_of(plan: DatasetPlan, count: int) -> np.ndarray:
+    """Return indices of the first training examples; for a regression also of the smallest and largest targets."""
+    training = plan.order[TRAIN]
+    if plan.params.task != REGRESSION:
+        return training[:count]
+    targets = plan.listing.labels[training]
+    extremes = training[[*targets.argmin(0), *targets.argmax(0)]]
+    return np.unique(np.concatenate([extremes, training[:count]]))
+
+
+@contextlib.contextmanager
+def written(sample: DatasetPlan) -> Iterator[tuple[Path, Manifest]]:
+    """Write a sample's records to a folder that is deleted after the block; yields the folder and its manifest.
+
+    Raises:
+        InputError: If the examples cannot be read, or do not fit together.
+    """
+    with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
+        records_dir = Path(folder) / "records"
+        write_prepared(prepare(sample), records_dir)
+        yield records_dir, Manifest.load(records_dir, verify=False)
