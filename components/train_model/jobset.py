@@ -13,14 +13,14 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base import progress, termination
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import BAD_INPUT, InputError, describe
-from tpu_components.core.base.retries import Backoff, MissingError, OutageError, PlatformError, message_of
+from tpu_components.core.base.retries import Backoff, ExistsError, MissingError, OutageError, PlatformError, message_of
 from tpu_components.core.base.terminal import printable
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.files import storage
@@ -331,31 +331,49 @@ class JobSet:
             InputError: If this step lacks the permission.
             PlatformError: If the cluster rejects the request, or does not respond for long.
         """
-        import urllib3
-        from kubernetes.client import ApiException
+        denied = (
+            f"Cannot train on several hosts: the service account of this step may not ask the cluster for "
+            f"{method.__name__.replace('_namespaced', '')} in namespace {self.namespace}. Grant it to get, "
+            "create and delete jobsets, and to get and list pods and their logs; "
+            "pipelines/platforms/README.md says how."
+        )
 
         def ask() -> Any:
-            try:
+            with contextlib.suppress(ExistsError), cluster_errors("The cluster", denied):
                 return method(*arguments, **options, _request_timeout=_TIMEOUT_SECONDS)
-            except urllib3.exceptions.HTTPError as error:
-                raise OutageError(f"The cluster does not answer: {describe(error)}.") from error
-            except ApiException as error:
-                if error.status == 404:
-                    raise MissingError(str(error.reason)) from error
-                if error.status == 409:
-                    return None
-                if error.status in (401, 403):
-                    raise InputError(
-                        f"Cannot train on several hosts: the service account of this step may not ask the cluster for "
-                        f"{method.__name__.replace('_namespaced', '')} in namespace {self.namespace}. Grant it to get, "
-                        "create and delete jobsets, and to get and list pods and their logs; "
-                        "pipelines/platforms/README.md says how."
-                    ) from error
-                if error.status == 429 or error.status >= 500:
-                    raise OutageError(f"The cluster answers {error.status} {error.reason}.") from error
-                raise PlatformError(f"The cluster refuses: {error.status} {message_of(error)}") from error
 
         return Backoff(report=lambda text: progress.say(STEP, text))(ask)
+
+
+@contextlib.contextmanager
+def cluster_errors(cluster: str, denied: str = "") -> Iterator[None]:
+    """Convert errors of the Kubernetes client.
+
+    Args:
+        cluster: Name of the cluster, to begin a sentence.
+        denied: Message if the account lacks a permission; by default that of the cluster.
+
+    Raises:
+        OutageError: If the cluster does not answer, or answers with a transient error.
+        MissingError: If the object does not exist.
+        ExistsError: If the object exists already.
+        InputError: If the account lacks a permission.
+        PlatformError: If the cluster rejects the request.
+    """
+    import urllib3
+    from kubernetes.client import ApiException
+
+    try:
+        yield
+    except urllib3.exceptions.HTTPError as error:
+        raise OutageError(f"{cluster} does not answer: {describe(error)}.") from error
+    except ApiException as error:
+        status, refused = error.status, f"{cluster} refuses: {error.status} {message_of(error)}"
+        if status == 429 or status >= 500:
+            raise OutageError(f"{cluster} answers {status} {error.reason}.") from error
+        if status in (401, 403):
+            raise InputError(denied or refused) from error
+        raise {404: MissingError, 409: ExistsError}.get(status, PlatformError)(refused) from error
 
 
 def _exit_code(pod: Any) -> int:

@@ -16,7 +16,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.files.object_stores import split
 from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_components.core.sources.params import BEAM
-from tpu_components.train_model.jobset import GROUP, PLURAL, RIGHTS, VERSION
+from tpu_components.train_model.jobset import GROUP, PLURAL, RIGHTS, VERSION, cluster_errors
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import resources_of
 from tpu_pipelines.config.settings import Settings, hide_credentials
@@ -196,21 +196,15 @@ class KubeflowChecks:
 
         Raises:
             MissingError: If the object does not exist.
-            CannotAskError: If the cluster refuses or does not answer.
+            InputError: If the cluster refuses.
+            PlatformError: If the cluster does not answer, or fails.
         """
-        import urllib3
-        from kubernetes.client import ApiException, AuthorizationV1Api, CoreV1Api, CustomObjectsApi
+        from kubernetes.client import AuthorizationV1Api, CoreV1Api, CustomObjectsApi
 
         apis = {"custom_object": CustomObjectsApi, "access_review": AuthorizationV1Api}
         api = next((api for end, api in apis.items() if method.endswith(end)), CoreV1Api)(self._kubernetes)
-        try:
+        with cluster_errors(self._context):
             return getattr(api, method)(*arguments, **options, _request_timeout=TIMEOUT_SECONDS)
-        except ApiException as error:
-            if error.status == 404:
-                raise MissingError(str(error.reason)) from error
-            raise CannotAskError(f"{self._context} does not say: {error.status} {error.reason}") from error
-        except urllib3.exceptions.HTTPError as error:
-            raise CannotAskError(f"{self._context} does not answer: {error}") from error
 
     def _nodes(self, machine: MachineSpec) -> str:
         """Check that nodes for a machine exist, or that a node pool on GKE would add one when a pod requests it."""

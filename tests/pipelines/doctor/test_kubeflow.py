@@ -169,7 +169,7 @@ def test_what_may_not_be_asked_is_unknown_and_says_why(world, what, pattern):
     findings = world.examine()
     assert told(findings, Status.ERROR) == []
     assert what in [one[0] for one in told(findings, Status.UNKNOWN)]
-    assert all("does not say: 403 Forbidden" in one[1] for one in told(findings, Status.UNKNOWN))
+    assert all(f"{world.context} refuses: 403 " in one[1] for one in told(findings, Status.UNKNOWN))
 
 
 def test_records_that_beam_writes_need_its_image(world):
@@ -334,3 +334,12 @@ def test_gpus_need_nodes_of_their_kind_and_compute_engines_quota(world):
     lacking = findings_of(world, "machine=l4-8")["quota l4-8"]
     assert lacking.state is Status.ERROR
     assert "NVIDIA_L4_GPUS in us-central1 is 4, and 8 are needed" in lacking.said
+
+
+def test_a_cluster_that_does_not_answer_is_unknown_by_its_name(world, servers, monkeypatch, tmp_path):
+    text = servers[-1].read_text()
+    config = tmp_path / "kubeconfig"
+    config.write_text(text.replace(world.cluster.url, "http://127.0.0.1:1"))
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(config))
+    unknown = told(world.examine(), Status.UNKNOWN)
+    assert any(said.startswith(f"{world.context} does not answer: ") for _, said, _ in unknown), unknown
