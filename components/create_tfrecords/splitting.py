@@ -34,8 +34,8 @@ def assign_splits(
     """Return the split of every example, and a description of the rule.
 
     The hash of its key gives every example a position between 0 and 1. Positions below `test_fraction` are the test
-    split, the positions after them the validation split, and the rest the training split. The split of an example does
-    not depend on other examples, so examples keep their splits when a data set grows. The price is that shares are
+    split, the positions after them the validation split, and the rest the training split. Apart from the two rules
+    below, the split of an example does not depend on other examples, so it stays when a data set grows. Thus shares are
     exact only on average, as with random draws. No rule that depends only on the examples can do better: if a rule
     tested one of any m examples of a class, and never trained on a tested example, then at most m - 1 examples of a
     class could be in the training split, however large the class is. The same holds with groups, and if examples may be
@@ -45,8 +45,7 @@ def assign_splits(
        least one example for training. The example goes back when the class grows. At the default fraction, a class of
        20 examples is missing from the test split with a probability of 1%.
     2. With `groups`, all examples of a group have one position. If the share of a split is off by more than a quarter,
-       which happens with few groups, whole groups are moved until the share is as near as possible. This is the only
-       rule by which a new example may change the split of other examples.
+       which happens with few groups, whole groups are moved until the share is as near as possible.
 
     Args:
         keys: Names that identify the examples. Examples with equal keys, for example copies, are in the same split.

@@ -37,14 +37,15 @@ class PreflightParams:
             backend compiles the step of all replicas, `tensorflow` the step of one replica; `auto` is jax. A precision
             of `auto` is mixed_bfloat16, as on a TPU.
         epochs: Passes over the training split, for the time and price of a run; 0 takes the epochs of the training.
-        paid: The TPU slice that is paid for: `machine`; `region`, `spot` and `target` (the platform), which decide its
-            price; `timeout_seconds`, after which the training is stopped (0 derives it from the estimate); `attempts`,
-            the number of times that a platform starts it.
+        paid: The machine that is paid for: `machine`; `region`, `spot` and `target` (the platform), which decide its
+            price; `timeout_seconds`, the time limit of the training (0 derives it from the estimate); `attempts`, the
+            largest number of starts, each with this limit.
         find_largest_batch: Find the largest batch per replica that fits, by compiling several. If false, that batch is
-            estimated from two sizes if the configured batch fits, and searched for if it does not.
+            only estimated, from two sizes; if the configured batch does not fit, it is found by compiling all the same.
         max_step_ms: Refuse a training whose step takes longer than this on the device, in milliseconds; 0 is no limit.
         max_price_usd: Refuse a run whose expected price, at the target's prices, is above this number of US dollars; 0
-            is no limit.
+            is no limit. On Kubeflow and for GPUs, it also determines the time limit of the training, unless
+            `machine.timeout_seconds` is set.
         max_host_wait: Refuse a run in which the device waits for data for more than this share of the time; 0 is no
             limit.
         compile_timeout_seconds: Time limit of one compilation, in seconds.

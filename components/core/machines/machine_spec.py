@@ -431,7 +431,8 @@ class MachineSpec:
         boot_disk_size_gb: Size of the boot disk, from 100 (Vertex's default) to 64,000 GB.
         spot: Use a spot machine, which is cheaper and may be preempted at any time; only for one host.
         reservation: `projects/PROJECT/zones/ZONE/reservations/NAME`; empty uses none.
-        timeout_seconds: Time limit of the job; 0 derives it from preflight's estimate, or is one day if there is none.
+        timeout_seconds: Time limit of the training; 0 derives it from preflight's estimate for a TPU on Vertex AI, else
+            from `preflight.max_price_usd`, or else is one day.
         restart_job_on_worker_restart: Restart the whole job when one of its workers is restarted.
         disable_retries: Do not restart the job after an error of the platform.
         enable_web_access: Open a shell in the training's container on Vertex AI, from the job's page.

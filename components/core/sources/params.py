@@ -51,8 +51,8 @@ class WriteParams:
         validation_fraction: Share of the examples to hold out for validation, if the source has no validation split.
         test_fraction: Share of the examples to hold out for testing, if the source has no test split.
         stratify: Put every class in every split: a split that has no example of a class gets the one with the nearest
-            hash from another split, until new examples arrive. If false, and without `group_column`, an example keeps
-            its split when others are added. Only for classification; other tasks divide by hash.
+            hash from another split. Examples of such small classes may change their splits when others are added; all
+            other examples keep theirs. Only for classification; without effect with `group_column`.
         group_column: A CSV column; examples that share its value stay in one split. If there are few groups, they are
             assigned so that the splits come as near to their fractions as possible.
         slice_columns: CSV columns that define slices, for example `site`: with `gate.slices` the gate judges the
