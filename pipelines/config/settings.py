@@ -46,10 +46,10 @@ class Settings:
         service_account: Service account that a job runs as.
         network: VPC network that a job is peered with.
         network_attachment: Network attachment (Private Service Connect interface) on Vertex AI that connects a job to a
-            VPC network, instead of `network`.
+            VPC network, instead of TPU_PIPELINES_NETWORK.
         encryption_key: Customer-managed key (CMEK) that encrypts jobs, models and endpoints on Vertex AI.
         tensorboard: TensorBoard instance on Vertex AI that shows a training's curves while it runs; requires
-            `service_account`.
+            TPU_PIPELINES_SERVICE_ACCOUNT.
         experiment: Experiment on Vertex AI that compares the parameters and metrics of submitted runs; created if
             missing. Scheduled runs are not added.
         labels: Labels of every job and pod: `key=value,key=value`.
