@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import shutil
 import types
 import warnings
 from pathlib import Path
@@ -49,9 +50,27 @@ def test_several_commands_write_the_same_bytes_as_one_machine_alone(tmp_path, ma
     assert same_files(tmp_path / "merged", tmp_path / "alone")
 
 
+def _few_images(folder: Path) -> WriteParams:
+    return dataclasses.replace(images(folder / "data"), engine_tasks=3, num_workers=1)
+
+
 @pytest.fixture
 def params(tmp_path) -> WriteParams:
-    return dataclasses.replace(images(tmp_path / "data"), engine_tasks=3, num_workers=1)
+    return _few_images(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def fanned(tmp_path_factory):
+    """Parameters, the plan and the folders of the ranges that they wrote. Not to be written to."""
+    folder = tmp_path_factory.mktemp("fanned")
+    params = _few_images(folder)
+    return params, *_fan_out(params, str(folder))
+
+
+@pytest.fixture(scope="module")
+def written_alone(fanned, tmp_path_factory):
+    """What one machine alone returns for the parameters of `fanned`."""
+    return write_records(fanned[0], tmp_path_factory.mktemp("alone") / "records")
 
 
 def test_a_range_that_is_written_again_keeps_the_parts_that_are_whole(params, tmp_path):
@@ -87,8 +106,8 @@ def test_parts_in_a_bucket_are_put_together_to_the_same_bytes(bucket, tmp_path, 
     assert same_files(tmp_path / "merged", tmp_path / "alone")
 
 
-def test_parts_that_are_missing_are_named_and_nothing_is_written(params, tmp_path):
-    plan, folders = _fan_out(params, tmp_path)
+def test_parts_that_are_missing_are_named_and_nothing_is_written(fanned, tmp_path):
+    params, plan, folders = fanned
     with pytest.raises(
         InputError, match=r"npz the first: .* all ranges, received 2 without what belongs to range 1\. Run"
     ):
@@ -224,8 +243,11 @@ def _one_less(arrays, fields):
         (_one_less, "set aside, of"),
     ],
 )
-def test_a_part_that_was_changed_is_refused_though_it_has_its_checksum(params, tmp_path, change, message):
-    plan, folders = _fan_out(params, tmp_path)
+def test_a_part_that_was_changed_is_refused_though_it_has_its_checksum(
+    fanned, written_alone, tmp_path, change, message
+):
+    params, plan, (first, second, third) = fanned
+    folders = [first, str(shutil.copytree(second, tmp_path / "range-1")), third]
     part = min(Path(folders[1], "whole").iterdir())
     _change_part(part, change)
     with pytest.raises(InputError, match=rf"{part} does not hold what the plan has .*{message}.*un that task again"):
@@ -233,4 +255,4 @@ def test_a_part_that_was_changed_is_refused_though_it_has_its_checksum(params, t
     assert not (tmp_path / "merged").exists()
     part.unlink()  # As the message advises.
     fan_out.write_parts(params, plan, folders[1], 1)
-    assert fan_out.merge_parts(params, plan, folders, tmp_path / "merged") == write_records(params, tmp_path / "alone")
+    assert fan_out.merge_parts(params, plan, folders, tmp_path / "merged") == written_alone
