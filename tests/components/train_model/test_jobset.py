@@ -150,7 +150,7 @@ def _running(cluster):
 
 def test_hosts_whose_time_is_over_end_and_are_not_started_again(cluster, train):
     with pytest.raises(PlatformError, match=r"jobset digits-1 failed: .*DeadlineExceeded"):
-        train("sleep 60", seconds=0.3)
+        train("exec sleep 60", seconds=0.3)  # A shell that waits for its child would leave it behind.
     (failed,) = cluster.jobsets.values()
     assert failed.body["status"]["restarts"] == 0
     assert _running(cluster) == []
