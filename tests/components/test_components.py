@@ -124,10 +124,14 @@ def test_help_lists_every_field_with_its_meaning(step, monkeypatch, capsys):
         importlib.import_module(f"tpu_components.{step}.__main__").main()
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    for params in (_params(step), *([TrainParams, PaidMachine] if step == "preflight_training" else [])):
-        for name, field in fields_of(params).items():
-            assert field.meaning
-            assert dataclasses.is_dataclass(field.kind) or f"--{name.replace('_', '-')}" in text
+    fields = {}
+    for params in (*((PaidMachine, TrainParams) if step == "preflight_training" else ()), _params(step)):
+        fields |= fields_of(params)
+    for name, field in fields.items():
+        assert field.meaning
+        if not dataclasses.is_dataclass(field.kind):
+            assert f"--{name.replace('_', '-')}" in text
+            assert "".join(field.meaning.split()) in "".join(text.split()), "lines are broken at hyphens too"
 
 
 def _record(artifact):
