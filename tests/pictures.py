@@ -12,7 +12,9 @@ Encode = Callable[..., bytes]
 MakeFolder = Callable[..., Path]
 
 
-def _encode(seed: int = 0, size: tuple[int, int] = (8, 8), mode: str = "RGB", kind: str = "PNG", **options) -> bytes:
+def encode_picture(
+    seed: int = 0, size: tuple[int, int] = (8, 8), mode: str = "RGB", kind: str = "PNG", **options
+) -> bytes:
     """The bytes of a picture of smooth noise; `size` is (height, width)."""
     height, width = size
     noise = np.random.default_rng(seed).integers(0, 256, (height // 2 + 2, width // 2 + 2, 3), np.uint8)
@@ -25,7 +27,7 @@ def _encode(seed: int = 0, size: tuple[int, int] = (8, 8), mode: str = "RGB", ki
 @pytest.fixture
 def encode() -> Encode:
     """Make a picture's bytes."""
-    return _encode
+    return encode_picture
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def image_folder(tmp_path: Path) -> MakeFolder:
             (root / class_name).mkdir(parents=True)
             for i in range(per_class):
                 kind = options.get("kind", "PNG").lower()
-                (root / class_name / f"{i:04d}.{kind}").write_bytes(_encode(seed=1000 * number + i, **options))
+                (root / class_name / f"{i:04d}.{kind}").write_bytes(encode_picture(seed=1000 * number + i, **options))
         return root
 
     return make

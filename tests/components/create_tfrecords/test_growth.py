@@ -44,16 +44,20 @@ def _label(number: int) -> str:
     return "ab"[number // 10 % 2]
 
 
-def _write_images(folder, numbers):
+def _write_folders(folder, numbers, suffix, content):
     for number in numbers:
-        path = folder / _label(number) / f"{number}.png"
+        path = folder / _label(number) / f"{number}.{suffix}"
         path.parent.mkdir(exist_ok=True, parents=True)
-        path.write_bytes(_png(number))
-    return f"images:{folder}", {f"{_label(number)}/{number}.png": number for number in numbers}
+        path.write_bytes(content(number))
+    return {f"{_label(number)}/{number}.{suffix}": number for number in numbers}
+
+
+def _write_images(folder, numbers):
+    return f"images:{folder}", _write_folders(folder, numbers, "png", _png)
 
 
 def _write_csv_of_images(folder, numbers):
-    _, named = _write_images(folder / "pictures", numbers)
+    named = _write_folders(folder / "pictures", numbers, "png", _png)
     rows = [f"pictures/{name},{_label(number)}" for name, number in named.items()]
     (folder / "table.csv").write_text("\n".join(["path,label", *rows]))
     return f"csv:{folder}/table.csv", {f"pictures/{name}": number for name, number in named.items()}
@@ -74,11 +78,7 @@ def _write_csv_with_ids(folder, numbers):
 
 
 def _write_folder_of_texts(folder, numbers):
-    for number in numbers:
-        path = folder / _label(number) / f"{number}.txt"
-        path.parent.mkdir(exist_ok=True, parents=True)
-        path.write_text(_text(number))
-    return f"text:{folder}", {f"{_label(number)}/{number}.txt": number for number in numbers}
+    return f"text:{folder}", _write_folders(folder, numbers, "txt", lambda number: _text(number).encode())
 
 
 def _write_parquet(folder, numbers):

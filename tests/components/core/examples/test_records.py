@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.pictures import encode_picture
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples.artifacts import Manifest, Shard, Split, file_crc32c
@@ -32,14 +33,6 @@ from tpu_components.create_tfrecords import WriteParams, write_records
 
 ROOT = Path(__file__).parents[4]
 CIFAR = ROOT.parent / "shared" / "data" / "cifar10.tar.xz"
-
-
-def _picture(seed: int = 0, size: tuple[int, int] = (8, 8), mode: str = "RGB", kind: str = "PNG", **options) -> bytes:
-    height, width = size
-    noise = np.random.default_rng(seed).integers(0, 256, (height // 2 + 2, width // 2 + 2, 3), np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).convert(mode).save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def _difference(content: bytes, channels: int) -> int:
@@ -95,11 +88,11 @@ def test_importing_records_imports_neither_tensorflow_nor_protobuf():
 )
 def test_stored_and_served_pixels_of_a_jpeg_are_equal(channels, mode, size, subsampling, quality, progressive):
     options = {"subsampling": subsampling, "quality": quality, "progressive": progressive}
-    assert _difference(_picture(size=size, mode=mode, kind="JPEG", **options), channels) == 0
+    assert _difference(encode_picture(size=size, mode=mode, kind="JPEG", **options), channels) == 0
 
 
 def test_the_writer_stores_what_libjpegs_accurate_transform_gives():
-    content = _picture(size=(40, 50), kind="JPEG")
+    content = encode_picture(size=(40, 50), kind="JPEG")
     expected = tf.io.decode_jpeg(content, dct_method="INTEGER_ACCURATE").numpy()
     np.testing.assert_array_equal(read_image(content, ImageRule(None, 0)).pixels, expected)
 
@@ -119,7 +112,7 @@ def test_stored_and_served_pixels_of_a_png_are_equal(channels, mode):
         Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000).save(buffer, "PNG")
         content = buffer.getvalue()
     else:
-        content = _picture(mode=mode)
+        content = encode_picture(mode=mode)
     assert _difference(content, channels) == 0
 
 
@@ -128,26 +121,30 @@ def test_stored_and_served_pixels_of_a_png_are_equal(channels, mode):
     [("GIF", "RGB", 1), ("GIF", "RGB", 3), ("BMP", "RGB", 1), ("BMP", "RGB", 3), ("JPEG", "CMYK", 3)],
 )
 def test_stored_and_served_pixels_of_gif_bmp_and_cmyk_are_equal(kind, mode, channels):
-    assert _difference(_picture(kind=kind, mode=mode), channels) == 0
+    assert _difference(encode_picture(kind=kind, mode=mode), channels) == 0
 
 
 @pytest.mark.parametrize("reduced", [False, True], ids=["resized alone", "shrunk by libjpeg first"])
 @pytest.mark.parametrize("size", [(100, 80), (65, 140), (16, 16), (33, 31), (32, 64), (300, 257), (63, 64)])
 def test_stored_and_served_pixels_differ_by_one_level_at_most_where_resized(size, reduced):
-    content = _picture(size=size, kind="JPEG")
+    content = encode_picture(size=size, kind="JPEG")
     stored = read_image(content, ImageRule((32, 32), 3, reduced=reduced)).pixels.astype(int)
     assert np.abs(decode_image(content, (32, 32, 3), reduced=reduced).numpy() - stored).max() <= 1
 
 
 def test_decode_image_runs_in_a_graph_that_knows_no_sizes():
     decode = tf.function(lambda x: decode_image(x, (8, 8, 3)), input_signature=[tf.TensorSpec((), tf.string)])
-    for content in (_picture(kind="JPEG"), _picture(kind="PNG"), _picture(size=(20, 30), kind="JPEG")):
+    for content in (
+        encode_picture(kind="JPEG"),
+        encode_picture(kind="PNG"),
+        encode_picture(size=(20, 30), kind="JPEG"),
+    ):
         assert decode(content).shape == (8, 8, 3)
 
 
 def test_decode_image_refuses_truncated_jpeg():
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"jpeg|JPEG"):
-        decode_image(_picture(size=(64, 64), kind="JPEG")[:-300], (64, 64, 3))
+        decode_image(encode_picture(size=(64, 64), kind="JPEG")[:-300], (64, 64, 3))
 
 
 # Readers
@@ -160,7 +157,7 @@ def records(request, tmp_path) -> tuple[Path, Manifest, dict[str, np.ndarray]]:
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).mkdir(parents=True)
         for i in range(10):
-            content = _picture(seed=i + 100 * ord(name[0]), kind="JPEG")
+            content = encode_picture(seed=i + 100 * ord(name[0]), kind="JPEG")
             (tmp_path / "data" / name / f"{i}.jpeg").write_bytes(content)
             pictures[f"{name}/{i}.jpeg"] = read_image(content, ImageRule(None, 0)).pixels
     params = WriteParams(f"images:{tmp_path}/data", encoding=request.param, test_fraction=0, seed=3)
