@@ -1,5 +1,6 @@
 """The worst file of every format: small, and by its own words of a gigabyte and more."""
 
+import functools
 import gzip
 import io
 import itertools
@@ -49,6 +50,7 @@ def _entities(_: Sequence[bytes]) -> bytes:
     return f"<!DOCTYPE annotations [{''.join(entities)}]><annotations>{tag}</annotations>".encode()
 
 
+@functools.cache
 def _zeros(size: int) -> bytes:
     """Return an archive of one array of zeros."""
     file, header = io.BytesIO(), io.BytesIO()

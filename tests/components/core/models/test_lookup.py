@@ -95,7 +95,7 @@ def test_a_backbone_takes_its_weights_from_a_file_that_fits(tmp_path):
     assert all(np.array_equal(*pair) for pair in pairs)
     for parameters, said in (
         ({**small, "alpha": 0.5}, "of the same alpha"),
-        ({"weights": str(tmp_path / "none.weights.h5")}, "there is no such file"),
+        ({**small, "weights": str(tmp_path / "none.weights.h5")}, "there is no such file"),
     ):
         with pytest.raises(InputError, match=f"Cannot load the weights .*{said}"):
             build_model("mobilenet_v2", _PICTURES, parameters)
