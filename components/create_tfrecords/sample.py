@@ -15,7 +15,7 @@ from tpu_components.create_tfrecords.writer import write_prepared
 
 
 def sample_of(plan: DatasetPlan, count: int) -> np.ndarray:
-    """Return indices of the first training examples; for a regression also of the smallest and largest targets."""
+    """Return indices of the first `count` training examples; for a regression also of every target's extremes."""
     training = plan.order[TRAIN]
     if plan.params.task != REGRESSION:
         return training[:count]

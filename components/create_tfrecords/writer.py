@@ -67,7 +67,8 @@ def write_prepared(prepared: Prepared, directory: Path, parts: Written | None = 
     Args:
         prepared: The plan.
         directory: Folder to write.
-        parts: All tasks with the parts that other machines wrote; None to write all parts here.
+        parts: The parts that other machines have written; only the data set is finished then. None writes every
+            part here.
     """
     storage.require_free_bytes(directory, prepared.plan.num_examples * prepared.bytes_each)
     with storage.staged_directory(directory) as staged:

@@ -405,7 +405,7 @@ class Predictions:
     further: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def select(self, rows: np.ndarray) -> Self:
-        """Return the predictions for the examples at some indices, with `saved` empty."""
+        """Return the predictions for the examples at some indices; `saved` is empty, as no file has only these."""
         return dataclasses.replace(
             self,
             keys=[self.keys[i] for i in rows.tolist()],

@@ -93,11 +93,11 @@ class Judge:
     """
 
     def __init__(self, export_dir: Path, work: Path) -> None:
-        """Start the process.
+        """Start the process that loads the formats and predicts.
 
         Args:
-            export_dir: Folder of the formats.
-            work: Folder of the files of `write_examples` and `write_expected`.
+            export_dir: Folder with the exported formats.
+            work: Folder into which `write_examples` and `write_expected` write.
         """
         self._process = subprocess.Popen(
             [sys.executable, "-I", verification.__file__, str(export_dir), str(work)],

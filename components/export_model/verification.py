@@ -204,7 +204,7 @@ class Candidate:
             self.answers.append(self.predict(np.asarray(self.examples[some[start : start + batch_size]])))
 
     def answer_untimed(self) -> None:
-        """Warm up, and answer all chosen examples except those for the timing."""
+        """Warm up the format, then predict the chosen examples except those for the timing, into `answers`."""
         self.predict(np.asarray(self.examples[:_BATCH_SIZE]))
         self.answer(self.chosen[:-_TIMED], _TEXTS_AT_ONCE if self.examples.dtype == object else _BATCH_SIZE)
 

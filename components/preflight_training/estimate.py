@@ -38,8 +38,8 @@ class Accuracy:
         high: Upper end of the 90% interval.
         steps: Number of published step times of this generation.
         programs: Number of compiled programs whose estimates these step times were compared with.
-        held_out: Cross-validation: number of these step times inside the interval that is computed without their own
-            program; None without cross-validation.
+        held_out: Leave-one-program-out cross-validation: how many of the `steps` step times lie in the interval that
+            the other programs give; None without cross-validation.
     """
 
     factor: float

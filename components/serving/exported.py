@@ -209,7 +209,10 @@ def _saved_predictor(path: Path, kind: ImageInput | TextInput, output: str) -> P
 
 
 def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int]:
-    """Load the step function of a language model from its SavedModel; returns it and the size of the state."""
+    """Load a language model's step function from its SavedModel; returns it and the number of floats in a state.
+
+    The parameters are those of `lite.load_step`; only `path` is used.
+    """
     call, signature = _signature(path, "step")
 
     def step(ids: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

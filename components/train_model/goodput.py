@@ -39,7 +39,11 @@ class _Session:
 
     @property
     def start_up_seconds(self) -> float:
-        """Seconds until the end of the first step; 0 if a checkpoint shows that the step ended at an unknown time."""
+        """Seconds from the start to the end of the first step, or to the last update if no step has ended.
+
+        0 if that end was not written before the session was killed, although a later session continued from a
+        checkpoint of it.
+        """
         if self.began is None and self.kept is not None:
             return 0.0
         return max((self.end if self.began is None else self.began) - self.start, 0.0)
@@ -144,7 +148,7 @@ class GoodputRecorder:
         - `start_up`: Start of each session to the end of its first step: TPU_INITIALIZATION, TRAINING_PREP,
           PROGRAM_STARTUP and UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME.
         - `waiting`: DATA_LOADING, UNPRODUCTIVE_CHECKPOINT_SAVE_TIME.
-        - `lost`: Time from the last checkpoint of a killed session to the last update of its entry:
+        - `lost`: Time from the last checkpoint of a killed session to the last update of its entry in the goodput file:
           WASTED_PROGRESS_FROM_DISRUPTION.
         - `other`: Validation and saving the model: OTHER. Also time that a file of an older version does not classify.
 

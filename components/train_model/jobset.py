@@ -136,7 +136,8 @@ def _raise_again(failure: Path) -> None:
 def name_jobset(ask: Mapping[str, Any], params: TrainParams, records: str) -> str:
     """Return the JobSet's name, a digest of the request: equal for all attempts of one training.
 
-    Names of pods have up to 63 characters, 20 more than the JobSet's: jobset/pkg/webhooks/jobset_webhook.go.
+    The name has at most 37 characters: JobSet appends up to 20 for its pods, and a pod's name has at most 63
+    (jobset/pkg/webhooks/jobset_webhook.go).
 
     Args:
         ask: The request, as `asked` returns it.

@@ -1,1 +1,1 @@
-"""Checks before a run: the list of checks, the paths of a workspace, and preflight of the training step."""
+"""Checks before a run: their list, where a workspace keeps its files, and preflight of the training step."""

@@ -171,7 +171,7 @@ class FootprintComparison:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Messages about other differences: compilers and numbers of examples."""
+        """Messages if the other run had another compiler, or another number of training examples."""
         compilers = {name: self.old.compiler.get(name, "another version") for name in sorted(self.new.compiler)}
         caveats = [
             f"compiled by {name} {self.new.compiler[name]}, {self.name} by {before}"

@@ -51,7 +51,7 @@ class PlannedData:
             )
 
     def split(self, at_hand: Mapping[str, int]) -> dict[str, int]:
-        """Return the number of examples by split, in the same proportions as in the available data."""
+        """Divide the assumed number of examples among the splits in the proportions of `at_hand`, the data at hand."""
         whole = sum(at_hand.values())
         return {name: max(count * self.num_examples // whole, min(count, 1)) for name, count in at_hand.items()}
 

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_output() -> None:
-    """Open standard streams that the caller has closed, and let all of them accept any character."""
+    """Replace standard streams that the parent process closed by os.devnull; escape what an encoding lacks."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # Otherwise the next opened file gets the stream's descriptor, and its output.
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for as long as this process lives)

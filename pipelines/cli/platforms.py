@@ -45,7 +45,13 @@ def compile(arguments: argparse.Namespace) -> int:
 
 
 def tell_sent(target: str, model: str, carried: Mapping[str, bytes]) -> None:
-    """Print hints about an image without a digest, and about files that are uploaded with a model's code."""
+    """Print hints: the container image is not pinned by a digest; these files are uploaded with the model's code.
+
+    Args:
+        target: Platform.
+        model: Model of the configuration.
+        carried: Content of each uploaded file by its destination.
+    """
     _tell_findings([*answer(image_check(target)), *model_findings(model, carried)])
 
 
@@ -97,7 +103,7 @@ def submit(arguments: argparse.Namespace) -> int:
 
 
 def _tell_dry_run(arguments: argparse.Namespace, config: Config, plan: RunPlan, requests: Sequence[Any]) -> None:
-    """Print the planned run and what is missing to submit it; with --json or --output, also write the request."""
+    """Print the planned run and what is missing to submit it; --json also prints the requests, --output writes them."""
     stream = sys.stderr if arguments.json else sys.stdout
     show_text(f"{config.name} for {arguments.target}, not sent (dry run)\n", stream)
     show_findings(list(describe(config, plan, arguments.target)), stream=stream)

@@ -91,7 +91,7 @@ def _aliases(model: ModelRegistry, number: str) -> list[str]:
 
 
 def _as_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as a table, with damaged versions below."""
+    """Return the versions as a table, and below it a line for each damaged file."""
     lines = []
     for row in rows:
         size, facts = f"{row['num_bytes'] / 2**20:.1f}", [row["created"], *score_and_loss(row["metrics"])]

@@ -359,7 +359,7 @@ def _read_section(values: Any, kind: Any, section: str, fixed: Mapping[str, Any]
 
 
 def _read_training(values: Any, model: ModelSection | None) -> TrainParams:
-    """Read section training; `epochs` is by default the sum of the epochs of its stages."""
+    """Read section training, with the section `model` in it; `epochs` is by default the sum over the stages."""
     if isinstance(values, dict) and "stages" in values and "epochs" not in values:
         with contextlib.suppress(InputError):  # The error is reported with the section's other mistakes.
             stages = read_by_hand(values["stages"], tuple[Stage, ...], "training.stages")

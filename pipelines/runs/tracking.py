@@ -23,7 +23,7 @@ def chosen_tool() -> str:
     """Return the tool that TPU_PIPELINES_TRACKING names; empty if it is not set.
 
     Raises:
-        InputError: If the variable names another tool, or the tool is not installed.
+        InputError: If the variable names an unknown tool, or one that is not installed.
     """
     tool = os.environ.get(VARIABLE, "")
     if tool and tool not in _TOOLS:

@@ -155,7 +155,7 @@ def put_carried(plan: RunPlan) -> None:
 
 
 def submit(plan: RunPlan, submitter: Platform, again: bool = False) -> Submission:
-    """Start a run, or return its existing job, which may be on another machine or have ended.
+    """Start a run. If it has a job already, return that job, even if it has ended or has one of the fallback machines.
 
     Args:
         plan: Plan of the run.

@@ -119,7 +119,7 @@ class Tracer:
         return [] if is_library else _module_files(module, self._roots)
 
     def _look_up(self, path: Path) -> list[str | Path]:
-        """Return the modules that a file imports, and the data files that it names."""
+        """Return the modules that a file imports, as str, and the data files that its strings name, as Path."""
         imports, strings = _references(path.read_bytes(), path.suffix == ".py")
         package = self._name(path).split("/")[:-1]
         modules = [

@@ -50,11 +50,11 @@ class DataSketch:
         num_examples: Number of examples.
         num_set_aside: Number of inputs that were set aside.
         class_counts: Number of examples by class; for multi-label data, each label counts. Empty for a regression.
-        targets: Moments of each target of a regression; otherwise empty.
+        targets: Mean and standard deviation of each target of a regression; otherwise empty.
         distributions: Distributions by name; see `Split.distributions`.
         num_training: Number of training examples.
         common_words: Counts of the most frequent words of the training examples, as in `Manifest`.
-        independence: Effective sample size divided by the number of examples, by figure; see `Split`.
+        independence: Effective sample size divided by the number of examples, by name of the distribution; see `Split`.
     """
 
     source: str

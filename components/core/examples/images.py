@@ -83,7 +83,7 @@ class Picture(NamedTuple):
 
     Attributes:
         pixels: uint8[height, width, channels], converted by the rule.
-        size: (height, width) in the file, before resizing; before rotation, but for TIFF after it.
+        size: (height, width) as stored in the file, neither resized nor rotated; for TIFF, after rotation.
         was_turned: Whether the image was rotated or mirrored, because of its EXIF orientation.
         jpeg: Color space of a JPEG file, see `jpeg_header`; empty for every other image.
     """

@@ -375,7 +375,7 @@ class LanguageModel(Task):
         return -np.log(np.maximum(chosen[targets != PADDING].astype(np.float64), 1e-7))
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the cross-entropy of each target in bits; lower is better."""
+        """Return −log2 of the probability of each target, float64[targets]; lower is better."""
         return self.losses(targets, outputs) / np.log(2)
 
 

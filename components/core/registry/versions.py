@@ -370,7 +370,7 @@ def _digest_files(directory: Path, names: Sequence[str], *further: str) -> str:
 
 
 def describe_file(path: Path, checksum: str = _CHECKSUM) -> dict[str, Any]:
-    """Return the size and checksum of a file, for version.json."""
+    """Return the size and checksum of a file, for version.json; `checksum` names the algorithm, and its key."""
     digest_file = file_crc32c if checksum == _OLD_CHECKSUM else file_sha256
     return {"num_bytes": path.stat().st_size, checksum: digest_file(path)}
 

@@ -678,7 +678,14 @@ def _compare_means(
 
 @functools.lru_cache(maxsize=4096)
 def _least_share(better: int, worse: int, num_examples: int, confidence: float) -> float:
-    """Return the lower confidence bound of the difference, by bisection: the p-value rises with the difference."""
+    """Return the lower confidence bound of (`better` - `worse`) / `num_examples`, found by bisection.
+
+    Args:
+        better: Number of examples that the challenger alone has right.
+        worse: Number of examples that the champion alone has right.
+        num_examples: Number of all examples.
+        confidence: One-sided confidence.
+    """
     advantage = (better - worse) / num_examples
     if confidence == NO_CONFIDENCE:
         return advantage

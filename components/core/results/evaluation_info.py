@@ -207,7 +207,13 @@ class Unseen:
 
     @classmethod
     def find(cls, seen: np.ndarray, keys: Sequence[str], scalars: Sequence[Mapping[str, float]]) -> Self:
-        """Create an instance from `seen`, bool[models, examples]: whether each model was trained on each example."""
+        """Find the examples that a model was trained on.
+
+        Args:
+            seen: bool[models, examples], whether the model was trained on the example; the challenger comes first.
+            keys: Key of each example.
+            scalars: Metrics of each model on the other examples, by name; empty if there are none.
+        """
         some = seen.any(axis=0)
         left_out = np.flatnonzero(some)
         return cls(

@@ -34,7 +34,11 @@ class Column:
         self._content, self._dtype, self._shape = bytearray(), dtype, shape
 
     def extend(self, rows: np.ndarray) -> None:
-        """Append rows; arrays that `rows` has returned must be deleted before."""
+        """Append rows.
+
+        Raises:
+            BufferError: If an array that the method `rows` returned still exists, as it shares the buffer.
+        """
         self._content += np.ascontiguousarray(rows, self._dtype).tobytes()
 
     def rows(self) -> np.ndarray:

@@ -221,7 +221,7 @@ def _list_tables(
     labelled: bool,
     notes: Sequence[str] = (),
 ) -> Listing:
-    """List the rows of files. `of_files` is the split of each file; None if files have no splits."""
+    """List the rows of files; `of_files` has each file's split, or is None; `notes` are messages for the listing."""
     import pyarrow.types as types
 
     with _opened(files[0]) as table:

@@ -129,9 +129,10 @@ class Program:
         return (state, place + 1), Watch(finite, loss)
 
     def function(self) -> Callable[..., tuple[Any, Watch]]:
-        """Return the Python function: (carry, watch, source[, number of steps]) → (carry, watch).
+        """Return the function that `jit` compiles: (carry, watch, source[, number of steps]) → (carry, watch).
 
-        The carry is the state of Keras's `train_step` and the position in the epoch, int32[].
+        It trains for one step, or with `block_steps` for a number of steps. The carry is the state of Keras's
+        `train_step` and the position in the epoch, int32[].
         """
 
         def train_step(carry: Any, watch: Watch, source: Any) -> tuple[Any, Watch]:
