@@ -39,9 +39,10 @@ class DeployParams:
     """Registry, endpoint and checks of deploy_model; one field per component input.
 
     Attributes:
-        registry: Local folder of the registry, or `projects/PROJECT/locations/REGION/models` for Vertex AI's Model
-            Registry. In a configuration: `vertex` is Vertex AI's registry in the settings' project and region; empty
-            is `registry` in the workspace for a local run, and omits this step from a compiled pipeline.
+        registry: Local folder of the registry, not a bucket, or `projects/PROJECT/locations/REGION/models` for Vertex
+            AI's Model Registry. In a configuration: `vertex` is Vertex AI's registry in the settings' project and
+            region; empty is `registry` in the workspace for a local run. A compiled pipeline, on Kubeflow too, accepts
+            only Vertex AI's registry; if this is empty, it has no deploy_model.
         model_name: Name of the model in the registry; runs with the same name compete for its alias. In a
             configuration, the default is the name of the run.
         alias: Alias to move to the new version.
@@ -73,8 +74,8 @@ class DeployParams:
         verify_key: Public key: PEM text, or the path of a PEM file, local or on gs://. The alias moves only if the
             version's signatures are valid; servers on Vertex AI verify them too. Empty disables the check.
         lineage: Further facts to record with the version, for example the run and its configuration.
-        preflight: Findings of preflight_training on the training's machine, to record with the version; empty without
-            preflight.
+        preflight: Findings of preflight_training on the training's machine, to record with the version. A pipeline
+            passes them; otherwise leave it empty.
         licence: Identifier of the model's licence for its card, from SPDX's or Hugging Face's list, for example
             `apache-2.0`. Empty states none.
         notes: Your own text for the model's card, shown literally. It must not contain `{{`, the pipeline's mark for

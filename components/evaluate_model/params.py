@@ -25,19 +25,19 @@ class EvaluateParams:
     """The split to score and the rules of the gate; one field per component input.
 
     Attributes:
-        champion: Model to beat: a folder that train_model wrote, local or on gs://, or `REGISTRY/MODEL@champion` (or
-            `@0001`) for a version in a registry, which may be `projects/PROJECT/locations/REGION/models` on Vertex AI;
-            empty for none. In a configuration, empty is the champion in the registry of the deploy section, if there is
-            one.
+        champion: Model to beat: a folder that train_model wrote, local or on gs://, or a version in a registry,
+            `REGISTRY/MODEL@champion` or `REGISTRY/MODEL@0001`. REGISTRY is a local folder, or
+            `projects/PROJECT/locations/REGION/models` on Vertex AI. Empty means none; in a configuration, it means the
+            champion in the registry of the deploy section, if there is one.
         minimum: Lowest allowed value of each metric for which higher is better, such as {"accuracy": 0.97}.
         maximum: Highest allowed value of each metric for which lower is better, such as {"loss": 0.5}.
         max_regression: Margin by which each metric may be worse than the champion's; with 0, it has to be better. Both
             are tested with the confidence level `confidence`. With a margin above 0 and a registry, the model is also
             compared with the best model that was ever promoted. In a configuration, the default is 0 for the task's own
             metric: accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
-        confidence: Confidence level of the comparison with the champion. With 0.95, at most about one in twenty of the
-            models that are no better, or are worse by the margin, is promoted. 0.5 compares the measured values without
-            a significance test, and promotes a tie.
+        confidence: Confidence level of the comparison with the champion, at least 0.5. With 0.95, at most about 5% of
+            the models that are no better, or with a margin of those that are worse by the margin, are promoted. With
+            0.5 there is no significance test: the measured values are compared, and a tie is promoted.
         test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`. With 52, a
             retraining every week makes a false promotion in at most one of twenty years. With 1, each decision has the
             whole rate. Decisions are counted in the registry of the champion.
@@ -59,7 +59,8 @@ class EvaluateParams:
             rounding, because kernels for other sizes may sum in another order. The number of replicas does not change
             the metrics.
         backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, otherwise tensorflow.
-        accelerator: `cpu`, `gpu`, `tpu` or `auto`.
+        accelerator: `cpu`, `gpu`, `tpu` or `auto`. On a platform, `auto` is the accelerator of
+            `resources.evaluate_model.machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU.
         num_replicas: Number of devices to use; 0 is all of them, or one on a CPU.
         num_pictures: Number of wrong predictions that the report shows.
     """

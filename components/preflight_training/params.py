@@ -45,7 +45,7 @@ class PreflightParams:
         max_step_ms: Refuse a training whose step takes longer than this on the device, in milliseconds; 0 is no limit.
         max_price_usd: Refuse a run whose expected price, at the target's prices, is above this number of US dollars; 0
             is no limit. On Kubeflow and for GPUs, it also determines the time limit of the training, unless
-            `machine.timeout_seconds` is set.
+            `machine.timeout_seconds` is set. A run may cost more: see the highest price in preflight's report.
         max_host_wait: Refuse a run in which the device waits for data for more than this share of the time; 0 is no
             limit.
         compile_timeout_seconds: Time limit of one compilation, in seconds.

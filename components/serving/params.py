@@ -40,10 +40,12 @@ class ServeParams:
         max_wait_ms: Milliseconds that an idle model waits for more requests after the first. On a CPU an image costs
             the same in a batch and alone, so waiting gains little.
         max_connections: Largest number of connections; fewer if the system's limit of open files is lower. Another
-            connection replaces the one whose client has been silent longest, or gets 503 if all have running requests.
+            connection replaces the one whose client has been silent longest, or gets 503 if each has a request in
+            progress.
         max_requests: Largest number of requests in flight with a complete body; another one gets 503 and Retry-After.
         max_instances: Largest number of instances in a request; more get 413.
-        max_body_bytes: Largest size of a request's body; more gets 413. The default is Vertex's own limit.
+        max_body_bytes: Largest size of a request's body; more gets 413. The default is the limit of Vertex AI's public
+            endpoints.
         max_image_pixels: Largest number of pixels of an image file; a larger image gets 400 and is not decoded.
             Decoding takes 3 to 7 bytes per pixel.
         max_request_pixels: Largest number of pixels of all image files of a request; more get 413. An image that is

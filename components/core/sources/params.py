@@ -53,16 +53,16 @@ class WriteParams:
         stratify: Put every class in every split: a split that has no example of a class gets the one with the nearest
             hash from another split. Examples of such small classes may change their splits when others are added; all
             other examples keep theirs. Only for classification; without effect with `group_column`.
-        group_column: A CSV column; examples that share its value stay in one split. If there are few groups, they are
-            assigned so that the splits come as near to their fractions as possible.
-        slice_columns: CSV columns that define slices, for example `site`: with `gate.slices` the gate judges the
-            examples of each value separately. Models do not get these columns.
-        columns: Names of CSV or Parquet columns, or TFRecord features, if they differ from `path` (CSV only), `image`,
-            `text`, `label`, `split` and `id`, for example {"path": "filename"}. Common names such as `review` and
-            `sentiment` are detected. A `weight`, as {"weight": "confidence"}, multiplies the loss of its example in
-            training; metrics are not weighted.
-        join_copies: Leave exact and near copies of test examples out of training and validation, and those of
-            validation examples out of training, for splits that are drawn by hash.
+        group_column: A CSV column or a data field of Label Studio; examples that share its value stay in one split. If
+            there are few groups, they are assigned so that the splits come as near to their fractions as possible.
+        slice_columns: CSV columns or data fields of Label Studio that define slices, for example `site`: with
+            `gate.slices` the gate judges the examples of each value separately. Models do not get these columns.
+        columns: Names of CSV or Parquet columns, TFRecord features, or JSON fields of WebDataset and Label Studio, if
+            they differ from `path` (CSV only), `image`, `text`, `label`, `split` and `id`, for example
+            {"path": "filename"}. Common names such as `review` and `sentiment` are detected. A `weight`, as
+            {"weight": "confidence"}, multiplies the loss of its example in training; metrics are not weighted.
+        join_copies: Remove copies across splits that are drawn by hash: exact and near copies of test examples are left
+            out of training and validation, and those of validation examples out of training.
         retired_tests: Files `REGISTRY/MODEL/tests/…/examples.npy` of test sets that were used for too many gate
             decisions; the gate prints these paths. The examples are left out of every split, so the new test set has
             only newer examples.
@@ -83,8 +83,9 @@ class WriteParams:
             frequent words of the training split.
         num_tokens: Length in words that all texts are cut or padded to; in a corpus, the characters of a passage.
         truncate: Side on which texts are cut and padded, `start` or `end`; `start` keeps the last words.
-        context_tokens: Number of characters at the start of a validation or test passage of a corpus that are context
-            and are not scored; the previous passage scores them. With 0, half of the predictions have little context.
+        context_tokens: Number of characters by which validation and test passages of a corpus overlap: a passage
+            begins with the last characters of the one before. They are context and are scored only in the passage
+            before. With 0, half of the predictions have little context.
         class_names: The classes, in order; empty means those in the data, sorted. For folders: the classes to use. For
             integer labels of arrays: the name of each number. For a multi-label npz: source: the names of the columns,
             by default their numbers.

@@ -74,8 +74,8 @@ class TrainParams:
         epochs: Largest number of passes over the training split.
         batch_size_per_replica: Examples per replica and step; the global batch is this times the replicas.
         optimizer: A Keras optimizer: `adam`, `adamw`, `sgd` (here with Nesterov momentum 0.9), `lion`, `muon`, …;
-            `auto` uses the optimizer that the model is compiled with, or `adam` if the model is not compiled or another
-            setting of optimizer or learning rate is changed.
+            `auto` is the optimizer that the model is compiled with, if all other settings of optimizer and learning rate
+            have their defaults; otherwise it is `adam`.
         optimizer_parameters: Parameters of the optimizer by Keras's names, such as `beta_1`, `global_clipnorm` or
             `gradient_accumulation_steps`.
         learning_rate: Peak learning rate for one replica.
@@ -96,7 +96,8 @@ class TrainParams:
             of normalisation layers and slopes of activations have none.
         loss: A Keras loss, such as `categorical_focal_crossentropy`; `auto` uses the function `loss` in the model's
             file, or the loss that the model is compiled with, or else the default loss of the task. For a regression,
-            any loss but the default is computed in the targets' own units.
+            the default loss is computed in standard deviations of each target; any other loss, also the model's own,
+            is computed in the targets' units.
         loss_parameters: Parameters of the loss by Keras's names, such as `gamma`.
         metrics: Additional metrics, for which the gate may set bounds: Keras metrics with their parameters, as
             `{"f1_score": {"average": "macro"}}`, or metrics that come with the model, as `{"my_metric": {}}`.
@@ -121,7 +122,8 @@ class TrainParams:
             model's file are called too.
         seed: Seed of initial weights, order, dropout and augmentation.
         backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, else tensorflow.
-        accelerator: `cpu`, `gpu`, `tpu` or `auto`, which chooses a TPU only if the configuration has a `machine`.
+        accelerator: `cpu`, `gpu`, `tpu` or `auto`. On a platform, `auto` is the accelerator of the configuration's
+            `machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU, and never a TPU.
         num_replicas: Number of devices; 0 uses all, or one on a CPU. On a CPU any number can be simulated.
         precision: `float32`, `mixed_bfloat16` or `auto`, which depends on the device.
         in_memory_mib: Largest decoded size of a split to hold in RAM; a larger split is streamed.
