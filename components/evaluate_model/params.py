@@ -36,8 +36,8 @@ class EvaluateParams:
             compared with the best model that was ever promoted. In a configuration, the default is 0 for the task's own
             metric: accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
         confidence: Confidence level of the comparison with the champion, at least 0.5. With 0.95, at most about 5% of
-            the models that are no better, or with a margin of those that are worse by the margin, are promoted. With
-            0.5 there is no significance test: the measured values are compared, and a tie is promoted.
+            the models that are no better (with a margin: that are worse by the margin) are promoted. With 0.5 there is
+            no significance test: the measured values are compared, and a tie is promoted.
         test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`. With 52, a
             retraining every week makes a false promotion in at most one of twenty years. With 1, each decision has the
             whole rate. Decisions are counted in the registry of the champion.

@@ -74,8 +74,8 @@ class TrainParams:
         epochs: Largest number of passes over the training split.
         batch_size_per_replica: Examples per replica and step; the global batch is this times the replicas.
         optimizer: A Keras optimizer: `adam`, `adamw`, `sgd` (here with Nesterov momentum 0.9), `lion`, `muon`, …;
-            `auto` is the optimizer that the model is compiled with, if all other settings of optimizer and learning rate
-            have their defaults; otherwise it is `adam`.
+            `auto` is the optimizer that the model is compiled with, if all other settings of optimizer and learning
+            rate have their defaults; otherwise it is `adam`.
         optimizer_parameters: Parameters of the optimizer by Keras's names, such as `beta_1`, `global_clipnorm` or
             `gradient_accumulation_steps`.
         learning_rate: Peak learning rate for one replica.
