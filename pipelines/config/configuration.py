@@ -245,7 +245,8 @@ class ModelSection:
         name: A ready model, a .py or .keras file, or `module:function`. The section may also be just this name.
         parameters: Arguments of `build_model`, in addition to those that the data determine.
         files: Further files and folders, here or on gs://, that the model's code reads; cached steps run again
-            when one of them changes. Files that the code or a parameter names are detected automatically.
+            when one of them changes. Local files that the code or a parameter names are detected automatically; files
+            in a bucket are not.
     """
 
     name: str
