@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -255,7 +256,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
 
 def _check_shard(path: Path, shard: Shard, verify: bool) -> None:
     advice = "The records changed after they were written: write them again with create_tfrecords."
-    if not path.is_file():
+    if not os.path.isfile(path):  # `Path.is_file` raises an OSError if the name is too long.
         raise InputError(f"Shard {path} is missing: the manifest lists it. {advice}")
     if path.stat().st_size != shard.num_bytes:
         raise InputError(
