@@ -136,8 +136,9 @@ HELD_BY = {
     "Only those who can push": """
         tests/test_workflow.py::test_retraining_runs_on_one_branch_and_one_at_a_time
         tests/test_workflow.py::test_the_identity_provider_takes_this_workflow_on_this_branch_alone""",
-    "The workflow runs": """
-        tests/test_workflow.py::test_the_checkout_is_installed_by_the_lock_before_there_is_a_token
+    "The workflow installs": """
+        tests/test_workflow.py::test_the_checkout_is_installed_by_the_lock_before_there_is_a_token""",
+    "Actions and packages are pinned": """
         tests/test_workflow.py::test_nothing_that_a_job_uses_can_be_changed_behind_it""",
     "Clients of the server": EXPLAINS,
     "By default it listens": "tests/test_security.py::test_the_server_listens_on_this_machine_alone",
@@ -155,9 +156,10 @@ HELD_BY = {
     "The logs contain": """
         tests/components/serving/test_application.py::test_log_has_a_line_per_request_and_no_content
         tests/components/serving/test_prediction_log.py::test_a_line_says_what_was_answered_and_not_what_was_asked""",
-    "All dependencies are pinned": """
+    "`make install`, the images and": """
         tests/test_repository.py::test_the_lock_names_no_index_and_pins_every_package_with_hashes
         tests/test_supply.py::test_the_images_are_built_on_one_of_a_known_digest""",
+    "`pip install` of the wheel": EXPLAINS,
     "`make audit` looks up": """
         tests/test_supply.py::test_vulnerabilities_are_asked_of_everything_that_is_locked
         tests/test_supply.py::test_every_locked_package_may_be_in_an_image_that_others_get""",
@@ -168,8 +170,9 @@ HELD_BY = {
     "On SIGTERM": """
         tests/components/train_model/test_resume.py::test_training_that_sigterm_ends_saves_at_once_and_continues_to_the_same_weights
         tests/components/core/base/test_termination.py::test_what_is_half_written_is_removed""",
-    "On Kubeflow the signal": EXPLAINS,
-    "The training then continues": EXPLAINS,
+    "On Kubeflow a step": EXPLAINS,
+    "The training continues": EXPLAINS,
+    "Without a volume": EXPLAINS,
 }
 
 
