@@ -237,7 +237,8 @@ def render_predictions(model: ExportedModel, outputs: np.ndarray, top: int | Non
     """
     if top is not None and model.task == REGRESSION:
         raise InputError(f'"top" chooses among classes. Received: {top}, for a model that gives numbers. Leave it out.')
-    predictions = [model.describe(output, dict(model.rank(output, top))) for output in outputs]
+    ranked = [None if model.task == REGRESSION else dict(model.rank(output, top)) for output in outputs]
+    predictions = [model.describe(output, names) for output, names in zip(outputs, ranked, strict=True)]
     return json.dumps({"predictions": predictions}, ensure_ascii=False, allow_nan=False).encode()
 
 

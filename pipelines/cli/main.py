@@ -5,7 +5,6 @@ import importlib
 import io
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,6 +66,8 @@ class _HelpFormatter(argparse.HelpFormatter):
     """Wraps lines only at spaces, so that a name or option with a hyphen stays whole."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
+        import textwrap  # Only for help, as argparse does.
+
         return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 

@@ -128,9 +128,8 @@ class HeldOutSet:
         known: dict[str, float] = {}
         for entry in self.decisions or [entry for entry in self.before if entry.test_set == self.before[-1].test_set]:
             models = {**entry.rivals, **({entry.model: entry.metrics} if entry.promoted else {})}
-            for digest, metrics in models.items():
-                if metric in metrics:
-                    known[as_label(digest)] = sign * metrics[metric]
+            measured = {as_label(digest): metrics for digest, metrics in models.items() if metric in metrics}
+            known |= {label: sign * metrics[metric] for label, metrics in measured.items()}
         return max(known, key=lambda digest: known[digest], default="")
 
     def record(
