@@ -170,7 +170,7 @@ class DeployParams:
 
     @property
     def is_on_vertex(self) -> bool:
-        """Whether the registry is Vertex AI's, named by its path or by `vertex`."""
+        """Whether `registry` names Vertex AI's registry: `vertex`, or `projects/PROJECT/locations/REGION/models`."""
         return self.registry == VERTEX or is_on_vertex(self.registry)
 
 

@@ -91,7 +91,13 @@ def continue_texts(
 
 @dataclasses.dataclass(frozen=True)
 class ExamplePrediction:
-    """Name or text of an input, and its prediction as `ExportedModel.decode` returns it."""
+    """Name or text of an input, and the prediction for it, as `ExportedModel.decode` returns it.
+
+    Attributes:
+        name: Name of the file, or the text.
+        classes: Pairs of a class, label or target and its probability or value.
+        task: Task of the model.
+    """
 
     name: str
     classes: tuple[tuple[str, float], ...]

@@ -41,8 +41,8 @@ class _Session:
     def start_up_seconds(self) -> float:
         """Seconds from the start to the end of the first step, or to the last update if no step has ended.
 
-        0 if that end was not written before the session was killed, although a later session continued from a
-        checkpoint of it.
+        0 if the session was killed before it could record that end, but had saved a checkpoint that a later session
+        continued from.
         """
         if self.began is None and self.kept is not None:
             return 0.0

@@ -270,7 +270,9 @@ class _LocalRun:
         return initial
 
     def _pin_champion(self) -> tuple[str, str]:
-        """Return the reference of the champion's current version, and the model's digest for the cache keys, or "".
+        """Return the reference of the champion's current version, and its model's digest for the cache keys.
+
+        If there is no such version, return the configured champion and an empty digest.
 
         The run uses this version to its end, and deploy_model checks whether the alias has moved since. If the champion
         is this run's own model, the version that it replaced is returned, so that a repeated run has the same keys.

@@ -184,7 +184,7 @@ class WriteParams:
         return LANGUAGE_MODEL if split_source(self.source)[0] == CORPUS else self.task
 
     def without_columns_beyond(self, names: Sequence[str]) -> Self:
-        """Return a copy whose `columns` are among `names`, the columns of a source without labels or ids."""
+        """Return a copy with only those `columns` that a source has (`names`); predictions need no label and no id."""
         there = {name: column for name, column in self.columns.items() if column in names}
         return dataclasses.replace(self, columns=there)
 

@@ -97,7 +97,7 @@ class Sandbox:
         return [outcomes[i] for i in range(len(compilations))]
 
     def run_child(self, compilations: Sequence[Compilation]) -> Iterator[Outcome]:
-        """Yield the outcomes of compilations in one child process; the last one if it has ended the process."""
+        """Yield the outcome of each compilation in one child process; ends early with one that ended the process."""
         request = pickle.dumps((compilations, self.cache_dir, os.getpid()))
         environment = {"KERAS_BACKEND": compilations[0].training.backend, "PYTHONPATH": os.pathsep.join(sys.path)}
         receiving, sending = multiprocessing.Pipe(duplex=False)
