@@ -187,7 +187,7 @@ class Copies:
             listing: The source.
             splits: Split of every example of the listing; see `Copies`.
             examples: The examples: int[count], indices into the listing.
-            identities: Example IDs: uint64[count], equal for equal examples.
+            identities: Hashes of the records' contents: uint64[count], equal for equal examples.
             near: Pairs of near-duplicates: int[num_pairs, 2], indices into `examples`.
         """
         equal = pairs_of_equal(identities)

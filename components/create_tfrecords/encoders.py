@@ -14,11 +14,13 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.measuring import MOST_COUNTED, MOST_MEASURED, is_measured, thin_out
 from tpu_components.core.examples.artifacts import TEXT_FEATURE
-from tpu_components.core.examples.example_ids import identify
+from tpu_components.core.examples.example_ids import identify, identify_pixels, identify_text
 from tpu_components.core.examples.images import (
+    Picture,
     UnreadableImageError,
     check_encoded,
     open_image,
+    original_pixels,
     read_image,
 )
 from tpu_components.core.examples.interface import CorpusInput, ImageInput, ImageRule, TextInput
@@ -42,7 +44,7 @@ class EncodedExample:
     Attributes:
         fields: Fields of the record, without label and key.
         counts: Counts that are summed over the split for its statistics, in the order of `measuring.COUNTS`.
-        identity: Example ID, 8 bytes; equal for equal examples.
+        identity: Example ID by both schemes, an element of `ID_TYPE` as 16 bytes; see `example_ids`.
         picture: Small picture of an image, from which its perceptual hash and grey levels are computed; otherwise None.
         figures: Measurements of the example, in the order of `measuring.FIGURES` and without those of `picture`. For
             images: height and width. For texts: words, unknown words in thousandths, and bytes per word in tenths. None
@@ -96,17 +98,32 @@ class ImageEncoder:
         if shape != self.input.fed_shape:
             raise _odd_shape_error(self.input.fed_shape, key, shape)
         # If files stay encoded, only the perceptual hash shows that two files have the same pixels.
-        identity = known if known and picture.pixels is content else identify(payload)
+        stored = known if known and picture.pixels is content else identify(payload)
         height, width = picture.size
         sides = min(height, MOST_COUNTED), min(width, MOST_COUNTED)
         return EncodedExample(
             {ImageInput.feature: payload},
-            identity,
+            stored + _identify_image(content, picture, known, stored if payload is content else None),
             thin_out(picture.pixels),
             (picture.was_turned,),
-            sides if is_measured(identity, self.measured_share) else None,
+            sides if is_measured(stored, self.measured_share) else None,
             height * width,
         )
+
+
+def _identify_image(content: Any, picture: Picture, known: bytes | None, stored: bytes | None) -> bytes:
+    """Return the ID of an image by scheme 2.
+
+    Args:
+        content: Bytes of the file, or element of the array.
+        picture: The image that was read from `content`.
+        known: Result of `identify` for an element of an array, if it is known.
+        stored: Result of `identify` for a file, if it is known.
+    """
+    if not isinstance(content, bytes):
+        return identify_pixels(content, known)
+    pixels = None if picture.loaded is None else original_pixels(content, picture.loaded)
+    return identify_pixels(pixels) if pixels is not None else stored or identify(content)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +146,7 @@ class TextEncoder:
         word_length = round(10 * len(content) / encoded.num_tokens)
         return EncodedExample(
             {TextInput.feature: ids, TEXT_FEATURE: content},
-            known or identify(content),
+            (known or identify(content)) + identify_text(content),
             None,
             (encoded.num_tokens > wanted, encoded.num_tokens < wanted, kept, encoded.num_unknown),
             (
@@ -148,7 +165,8 @@ class CorpusEncoder:
 
     def store(self, key: str, content: bytes, known: bytes | None) -> EncodedExample:
         """Return a passage as it is stored; `content` are the bytes of the result of `Corpus.passage`."""
-        return EncodedExample({CorpusInput.feature: content}, identify(content))
+        hashed = identify(content)
+        return EncodedExample({CorpusInput.feature: content}, hashed + hashed)  # The IDs of passages are not saved.
 
 
 Encoder = ImageEncoder | TextEncoder | CorpusEncoder

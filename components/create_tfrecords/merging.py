@@ -5,14 +5,17 @@ import hashlib
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import google_crc32c
 import numpy as np
 
+from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.measuring import COUNTS, count_independent, count_labels, distributions
 from tpu_components.core.examples.artifacts import TRAIN, Quarantined, Shard, Split
-from tpu_components.core.examples.example_ids import identify_each
+from tpu_components.core.examples.example_ids import are_among, identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT, UNKNOWN, AnyInput
 from tpu_components.core.examples.slice_values import number_groups
 from tpu_components.core.sources.columns import Column
@@ -20,6 +23,7 @@ from tpu_components.core.sources.listing import Corpus
 from tpu_components.core.sources.spans import Spans
 from tpu_components.core.sources.targets import check_variation, describe_targets
 from tpu_components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
+from tpu_components.create_tfrecords.log_messages import STEP
 from tpu_components.create_tfrecords.parts import METADATA, Part, Task, count_per_task, cut_into_tasks
 from tpu_components.create_tfrecords.planning import DatasetPlan
 from tpu_components.create_tfrecords.splitting import LEFT_OUT, require_examples
@@ -144,7 +148,8 @@ class Merger:
             words: Hash of the words of each text: uint64[num_examples]; None for images.
         """
         listing, left_out = self._plan.listing, self._plan.left_out
-        examples, identities = self.examples, self._columns["identities"].rows()
+        # Scheme 1 of the IDs shows which records are equal; scheme 2 only which originals are.
+        examples, identities = self.examples, self._columns["identities"].rows()["scheme1"]
         looks = self._columns.pop("looks", None)
         near = find_alike(looks.rows()) if looks else np.empty((0, 2), int)
         if len(left_out):
@@ -154,18 +159,22 @@ class Merger:
             near = pairs_of_equal(words[examples])
         return Copies.find(listing, self._plan.splits_of(self.by_split("examples")), examples, identities, near)
 
-    def without_retired(self, splits: np.ndarray, retired: np.ndarray) -> np.ndarray:
+    def without_retired(self, splits: np.ndarray, retired: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the splits, int8[num_examples], with `LEFT_OUT` for the examples of retired test sets.
 
         Args:
             splits: Split of every example of the listing: int8[num_examples], indices into `SPLITS`, or LEFT_OUT.
-            retired: Example IDs of retired test sets, uint64[num_retired].
+            retired: Example IDs of each retired test set, ID_TYPE[…], by the place of its file.
 
         Raises:
-            InputError: If a split has no examples left.
+            InputError: If a split has no examples left, or no example is in a test set whose IDs are of scheme 1.
         """
-        result = splits.copy()
-        result[self.examples[np.isin(self._columns["identities"].rows(), retired)]] = LEFT_OUT
+        result, identities = splits.copy(), self._columns["identities"].rows()
+        for place, ids in retired.items():
+            is_retired = are_among(identities, ids)
+            if not is_retired.any():
+                _check_scheme(place, ids)
+            result[self.examples[is_retired]] = LEFT_OUT
         reason = "of the test sets in data.retired_tests. Wait for new examples, or raise data.test_fraction."
         require_examples(splits, result, reason)
         return result
@@ -229,9 +238,29 @@ class Merger:
     def _count_also_in_train(self, split: str) -> dict[str, int]:
         if split == TRAIN:
             return {}
-        by_split = self.by_split("identities")
+        by_split = {name: ids["scheme1"] for name, ids in self.by_split("identities").items()}
         trained = by_split.get(TRAIN, np.empty(0, np.uint64))
         return {"num_also_in_train": int(np.isin(by_split[split], trained).sum())}
+
+
+def _check_scheme(place: str, retired: np.ndarray) -> None:
+    """Warn of a retired test set of which no example is in the data.
+
+    Raises:
+        InputError: If its IDs are of scheme 1, which other settings of the records would have changed.
+    """
+    if len(retired) and not retired["scheme2"].any():
+        raise InputError(
+            f"Cannot leave out the retired test set {place}: none of its {len(retired):,} examples is in this data "
+            "set. Expected IDs of scheme 2; received those of scheme 1, by an earlier version, which other settings of "
+            "the records (image_size, channels, encoding, crop_margin, apply_rotation) change. Write the records once "
+            "with the settings of that time and without data.retired_tests, and convert the file: python -m "
+            f"tpu_components.create_tfrecords.convert_ids RECORDS {place}. If its examples were deleted, remove it "
+            "from data.retired_tests."
+        )
+    progress.say(
+        STEP, f"warning: no example of this data set is in the retired test set {place}; check data.retired_tests"
+    )
 
 
 def _count(task: str, labels: np.ndarray, num_classes: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.drift.measuring import COUNTS, FIGURES, NOT_MEASURED, measure_pictures
 from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, WEIGHT_FEATURE, Quarantined
-from tpu_components.core.examples.example_ids import IDENTITY_TYPE
+from tpu_components.core.examples.example_ids import ID_TYPE
 from tpu_components.core.examples.interface import IMAGE, UnreadableError
 from tpu_components.core.examples.records import DamagedRecordError, encode_example, frame_record, read_fields
 from tpu_components.core.files import storage, typed_json
@@ -50,7 +50,7 @@ class Part:
         kept: Indices of the kept examples in the task, int32[kept].
         sizes: Size of each record in bytes, int32[kept].
         digests: SHA-256 digests of the records, concatenated.
-        identities: Example IDs, uint64[kept].
+        identities: Example IDs, ID_TYPE[kept]; see `example_ids`.
         counts: Counts of each example that are summed over the split, int32[kept, …], in the order of
             `measuring.COUNTS`. None for passages of a corpus.
         figures: Measurements of each example, int16[kept, …], in the order of `measuring.FIGURES`; -1 if the example is
@@ -176,7 +176,7 @@ def write_part(encoder: Encoder, path: str, examples: Selection) -> Part:
         kept=np.array(kept),
         sizes=np.array(sizes),
         digests=bytes(digests),
-        identities=np.frombuffer(identities, IDENTITY_TYPE),
+        identities=np.frombuffer(identities, ID_TYPE),
         counts=np.array(counts).reshape(-1, len(COUNTS[kind])) if kind in COUNTS else None,
         figures=seen.figures() if kind in FIGURES else None,
         looks=seen.looks(),

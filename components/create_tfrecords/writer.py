@@ -131,7 +131,8 @@ def _write_all(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
         copies = merger.find_copies(survey.words if survey else None)
         kept = copies.without_leaks() if params.join_copies else copies.splits
         if params.retired_tests:
-            without_copies, kept = kept, merger.without_retired(kept, load_retired(params.retired_tests))
+            retired = {place: load_retired(place) for place in params.retired_tests}
+            without_copies, kept = kept, merger.without_retired(kept, retired)
             num_retired = np.count_nonzero(without_copies != kept)
             progress.say(STEP, f"left out {num_retired:,} examples of retired test sets")
         if np.any(kept != copies.splits):

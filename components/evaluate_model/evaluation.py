@@ -18,13 +18,14 @@ from tpu_components.core.examples.artifacts import (
     LABEL_FEATURE,
     PREDICTIONS_FILE,
     REPORT_FILE,
+    SPLITS,
     TEXT_FEATURE,
     TRAIN,
     Manifest,
     ModelInfo,
     load_history,
 )
-from tpu_components.core.examples.example_ids import find_seen, load_copied, load_identities
+from tpu_components.core.examples.example_ids import are_among, load_copied, load_identities, load_trained_on
 from tpu_components.core.examples.interface import (
     LANGUAGE_MODEL,
     MULTI_LABEL,
@@ -368,19 +369,33 @@ def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: 
 
     For a model of these records, near-duplicates of its training examples count too. For the training split, which is
     scored on purpose, the result is None. Models of older versions do not list their training examples, and count as
-    trained on none.
+    trained on none. Other models list them by IDs that depend on the settings of the records (see `example_ids`): a
+    warning says so if none of these IDs is in the records.
     """
     identities = None if split == TRAIN else load_identities(records_dir, split)
     if identities is None:
         return None
     seen = np.zeros((len(models), len(identities)), bool)
     for row, model_dir in zip(seen, models, strict=True):
-        trained_on = find_seen(model_dir, identities)
+        trained_on = load_trained_on(model_dir)
         if trained_on is not None:
-            row |= trained_on
+            row |= are_among(identities, trained_on)
+            if not trained_on["scheme2"].any() and not _knows_any(records_dir, trained_on):
+                progress.say(
+                    "evaluate_model",
+                    f"warning: an earlier version trained the model in {model_dir} and listed its training examples by "
+                    "IDs that fit no example of these records, perhaps because image_size or encoding has changed. "
+                    "Whether it was trained on some of the test examples is unknown",
+                )
             if ModelInfo.load(model_dir).dataset_fingerprint == fingerprint:
                 row |= load_copied(records_dir, split)
     return seen if seen.any() else None
+
+
+def _knows_any(records_dir: Path, trained_on: np.ndarray) -> bool:
+    """Return whether some example of the records, in any split, is among those that a model was trained on."""
+    by_split = (load_identities(records_dir, split) for split in SPLITS)
+    return any(ids is not None and bool(are_among(ids, trained_on).any()) for ids in by_split)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,22 @@
-"""Example IDs: eight bytes of a hash of an example's content, stored with records and with models.
+"""IDs of examples, by which test sets, training sets and retired examples are recognized.
 
-records/examples.npz     for each split, in stored order: IDs, uint64[num_examples], and whether each example has a copy
-                         in training, bool[num_examples]
-model/trained_on.npy     IDs of the training examples, sorted, uint64[…]
+An ID is the first eight bytes of a BLAKE2b hash of what the source holds, before any conversion. So it is the same with
+any settings of the records (image_size, channels, encoding, vocabulary …) and any version of a library:
+
+- images in arrays, and lossless image files (PNG, BMP, GIF, PPM, TIFF, lossless WebP): their shape and pixels, neither
+  rotated nor converted; see `images.original_pixels`
+- JPEG and other lossy image files: the bytes of the file
+- texts: the text in Unicode's form NFC, without a byte-order mark, with single spaces between its parts
+
+That is scheme 2. Scheme 1, of earlier versions, hashed what was stored in the record, so that other settings gave other
+IDs. Records keep both: files of earlier versions have only IDs of scheme 1, and equal hashes of scheme 1 show which
+examples are copies.
+
+records/examples.npz     for each split, in stored order: IDs, ID_TYPE[num_examples], and whether each example has a
+                         copy in training, bool[num_examples]
+model/trained_on.npy     IDs of the training examples, each once, ID_TYPE[…]
+
+In files of earlier versions the IDs are uint64[…] of scheme 1.
 """
 
 import hashlib
@@ -13,24 +27,89 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import reading
+from tpu_components.core.base.names import as_nfc
 from tpu_components.core.examples.artifacts import TRAIN
 from tpu_components.core.files import storage
 from tpu_components.core.files.unpacking import read_arrays
 
-IDENTITY_TYPE = np.dtype("<u8")  # A million different examples have a collision with probability 3e-8.
+HASH_TYPE = np.dtype("<u8")  # A million different examples have a collision with probability 3e-8.
+# The ID of an example by each scheme; 0 if it is unknown, as that of scheme 2 is in a file of an earlier version.
+ID_TYPE = np.dtype([("scheme1", HASH_TYPE), ("scheme2", HASH_TYPE)])
 EXAMPLES_FILE = "examples.npz"
 TRAINED_ON_FILE = "trained_on.npy"
 _COPIED = "_copied"
+_BYTE_ORDER_MARK = "\ufeff"
 
 
 def identify(content: Any) -> bytes:
-    """Return an ID of eight bytes that is equal for equal content; `content` is bytes or a contiguous array."""
-    return hashlib.blake2b(content, digest_size=IDENTITY_TYPE.itemsize).digest()
+    """Return a hash of eight bytes that is equal for equal content; `content` is bytes or a contiguous array."""
+    return hashlib.blake2b(content, digest_size=HASH_TYPE.itemsize).digest()
 
 
 def identify_each(contents: Iterable[Any]) -> np.ndarray:
-    """Return the ID of each content, uint64[count]; see `identify`."""
-    return np.fromiter(map(identify, contents), f"S{IDENTITY_TYPE.itemsize}").view(IDENTITY_TYPE)
+    """Return the hash of each content, uint64[count]; see `identify`."""
+    return np.fromiter(map(identify, contents), f"S{HASH_TYPE.itemsize}").view(HASH_TYPE)
+
+
+def identify_pixels(pixels: np.ndarray, known: bytes | None = None) -> bytes:
+    """Return the ID of an image by its pixels and shape.
+
+    Args:
+        pixels: uint8 or uint16 [height, width, channels].
+        known: Result of `identify` for the pixels, if it is known.
+    """
+    known = known or identify(np.ascontiguousarray(pixels))
+    return identify(f"{pixels.dtype}{pixels.shape}".encode() + known)
+
+
+def identify_text(content: bytes) -> bytes:
+    r"""Return the ID of a text in UTF-8.
+
+    Example:
+        >>> identify_text("Caf\u00e9 \r\n".encode()) == identify_text("\ufeffCafe\u0301".encode())
+        True
+    """
+    text = as_nfc(content.decode().removeprefix(_BYTE_ORDER_MARK))
+    return identify(" ".join(text.split()).encode())
+
+
+def as_ids(array: np.ndarray) -> np.ndarray:
+    """Return the IDs in an array that was read from a file, ID_TYPE[…]; an array of uint64 has IDs of scheme 1.
+
+    Raises:
+        ValueError: If the array holds something else, for example IDs of a later scheme.
+    """
+    if array.ndim == 1 and array.dtype == ID_TYPE:
+        return array
+    if array.ndim != 1 or array.dtype != HASH_TYPE:
+        raise ValueError(f"an array of {array.dtype}{list(array.shape)} in place of IDs of the schemes 1 and 2")
+    ids = np.zeros(len(array), ID_TYPE)
+    ids["scheme1"] = array
+    return ids
+
+
+def are_among(ids: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return whether each example is among others, bool[len(ids)]; `ids` and `others` are ID_TYPE[…].
+
+    Two examples are compared by scheme 2, or by scheme 1 if one of them has no ID of scheme 2.
+    """
+    is_old, is_other_old = ids["scheme2"] == 0, others["scheme2"] == 0
+    result = ~is_old & np.isin(ids["scheme2"], others["scheme2"][~is_other_old])
+    result |= np.isin(ids["scheme1"], others["scheme1"][is_other_old])
+    if is_old.any():
+        result |= is_old & np.isin(ids["scheme1"], others["scheme1"])
+    return result
+
+
+def join_ids(*parts: np.ndarray) -> np.ndarray:
+    """Return the IDs of all examples of several arrays of ID_TYPE, each example once, sorted."""
+    ids = np.concatenate(parts)
+    ids = ids[np.lexsort((ids["scheme1"], ids["scheme2"]))]
+    is_new = ids[1:] != ids[:-1]
+    ids = ids[np.concatenate([[True], is_new])] if len(ids) else ids
+    is_old = ids["scheme2"] == 0
+    # An ID that an earlier version wrote is left out if the same example has IDs of both schemes.
+    return ids[~is_old | ~np.isin(ids["scheme1"], ids["scheme1"][~is_old])]
 
 
 def save_identities(directory: Path, by_split: Mapping[str, np.ndarray], copied: Mapping[str, np.ndarray]) -> None:
@@ -38,7 +117,7 @@ def save_identities(directory: Path, by_split: Mapping[str, np.ndarray], copied:
 
     Args:
         directory: Folder of the records.
-        by_split: IDs of each split, uint64[num_examples], in stored order.
+        by_split: IDs of each split, ID_TYPE[num_examples], in stored order.
         copied: For each split, whether each example has a copy in training, exact or near: bool[num_examples].
     """
     arrays: dict[str, Any] = dict(by_split)
@@ -47,24 +126,22 @@ def save_identities(directory: Path, by_split: Mapping[str, np.ndarray], copied:
 
 
 def load_identities(records_dir: Path, split: str) -> np.ndarray | None:
-    """Load the example IDs of a split, uint64[num_examples]; None for a corpus and for records without IDs."""
+    """Load the example IDs of a split, ID_TYPE[num_examples]; None for a corpus and for records without IDs."""
     path = records_dir / EXAMPLES_FILE
-    return _load(path, split).get(split) if path.is_file() else None
+    return _load_ids(path, split) if path.is_file() else None
 
 
 def load_copied(records_dir: Path, split: str) -> np.ndarray:
     """Load, for each example of a split with IDs, whether it has a copy in training: bool[num_examples]."""
-    name = f"{split}{_COPIED}"
-    return _load(records_dir / EXAMPLES_FILE, name)[name]
+    name, path = f"{split}{_COPIED}", records_dir / EXAMPLES_FILE
+    with reading(path, "the IDs of examples", "Write the folder again."):
+        return read_arrays(path, only=name, is_own=True)[name]
 
 
-def load_retired(files: Iterable[str]) -> np.ndarray:
-    """Load the example IDs of retired test sets, uint64[…], from `.npy` files, local or in a bucket."""
-    contents = [np.empty(0, IDENTITY_TYPE)]
-    for uri in files:
-        with reading(uri, "examples.npy, as the gate names it", "Correct data.retired_tests."):
-            contents.append(read_arrays(uri, storage.read_bytes(uri))[""])
-    return np.concatenate(contents)
+def load_retired(uri: str) -> np.ndarray:
+    """Load the example IDs of a retired test set, ID_TYPE[…], from an `.npy` file, local or in a bucket."""
+    with reading(uri, "examples.npy, as the gate names it", "Correct data.retired_tests."):
+        return as_ids(read_arrays(uri, storage.read_bytes(uri))[""])
 
 
 def save_trained_on(records_dir: Path, model_dir: Path, initial: Path | None = None) -> None:
@@ -74,16 +151,17 @@ def save_trained_on(records_dir: Path, model_dir: Path, initial: Path | None = N
     """
     identities = load_identities(records_dir, TRAIN)
     if identities is not None:
-        before = [_load(initial / TRAINED_ON_FILE)[""]] if initial and (initial / TRAINED_ON_FILE).is_file() else []
-        np.save(model_dir / TRAINED_ON_FILE, np.unique(np.concatenate([identities, *before])))
+        before = load_trained_on(initial) if initial else None
+        np.save(model_dir / TRAINED_ON_FILE, join_ids(identities, *([] if before is None else [before])))
 
 
-def find_seen(model_dir: Path, identities: np.ndarray) -> np.ndarray | None:
-    """Return whether a model was trained on each example, bool[num_examples]; None if the model has no IDs."""
+def load_trained_on(model_dir: Path) -> np.ndarray | None:
+    """Load the IDs of a model's training examples, ID_TYPE[…]; None if the model has no IDs."""
     path = model_dir / TRAINED_ON_FILE
-    return np.isin(identities, _load(path)[""]) if path.is_file() else None
+    return _load_ids(path) if path.is_file() else None
 
 
-def _load(path: Path, name: str = "") -> dict[str, np.ndarray]:
+def _load_ids(path: Path, name: str = "") -> np.ndarray | None:
     with reading(path, "the IDs of examples", "Write the folder again."):
-        return read_arrays(path, only=name, is_own=True)
+        array = read_arrays(path, only=name, is_own=True).get(name)
+        return None if array is None else as_ids(array)

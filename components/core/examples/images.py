@@ -31,6 +31,8 @@ _TIFF_TYPES = {3: "H", 4: "I"}  # Of sides: SHORT and LONG.
 _MODES = {1: "L", 3: "RGB"}
 REDUCTIONS = (8, 4, 2)  # Scales that both libjpeg and TensorFlow support.
 _GREY_MODES = ("1", "L", "LA")
+_LOSSLESS_FORMATS = ("PNG", "BMP", "GIF", "PPM")
+_LOSSLESS_IN_TIFF = ("raw", "packbits", "tiff_lzw", "tiff_deflate", "tiff_adobe_deflate", "group3", "group4")
 # Bytes that Pillow reads at a time between calls of `watch`; a kilobyte may hold a megapixel.
 _WATCHED_BLOCK_BYTES = 1 << 14
 _START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 32  # Each scan of a progressive JPEG is a pass over all pixels; 10 are usual.
@@ -86,12 +88,14 @@ class Picture(NamedTuple):
         size: (height, width) as stored in the file, neither resized nor rotated; for TIFF, after rotation.
         was_turned: Whether the image was rotated or mirrored, because of its EXIF orientation.
         jpeg: Color space of a JPEG file, see `jpeg_header`; empty for every other image.
+        loaded: Pillow's image of the file, before any conversion; None for arrays, and for most JPEG files.
     """
 
     pixels: np.ndarray
     size: tuple[int, int]
     was_turned: bool = False
     jpeg: str = ""
+    loaded: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +168,8 @@ def open_image(
 
         def load() -> Picture:
             loaded, was_turned = _load(image, rule)
-            return Picture(_pixels(loaded if keep_size else _fit(loaded, rule.image_size)), size, was_turned, kind)
+            pixels = _pixels(loaded if keep_size else _fit(loaded, rule.image_size))
+            return Picture(pixels, size, was_turned, kind, image)
 
         return OpenImage(num_pixels, len(content), load)
 
@@ -254,6 +259,43 @@ def _pixels(image: Any) -> np.ndarray:
     """Return the pixels of a Pillow image, uint8[height, width, channels]."""
     pixels = np.asarray(image)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def original_pixels(content: bytes, loaded: Any) -> np.ndarray | None:
+    """Return the pixels of a lossless image file as they were saved; None for a lossy format.
+
+    The result does not depend on the version of Pillow.
+
+    Args:
+        content: The file.
+        loaded: See `Picture`.
+
+    Returns:
+        uint8[height, width, channels]: 1 channel for grey, 3 for colour, and one more for transparency. Palettes are
+        converted to their colours, or to grey if they have no other. uint16[height, width, 1] for grey images of 16
+        bits.
+    """
+    if not _is_lossless(content, loaded):
+        return None
+    if loaded.mode == "1":
+        loaded = loaded.convert("L")
+    elif loaded.mode == "P" and "transparency" in loaded.info:
+        loaded = loaded.convert("RGBA")
+    elif loaded.mode == "P":
+        colours = _pixels(loaded.convert("RGB"))
+        return colours[:, :, :1] if (colours == colours[:, :, :1]).all() else colours
+    pixels = _pixels(loaded)
+    return pixels.astype(np.uint16) if loaded.mode.startswith("I;16") else pixels  # In this machine's byte order.
+
+
+def _is_lossless(content: bytes, loaded: Any) -> bool:
+    if loaded.format == "WEBP":  # https://developers.google.com/speed/webp/docs/riff_container
+        return content[12:16] == b"VP8L"
+    if loaded.format == "TIFF":
+        # Pillow rotates a TIFF file while loading it, but old versions do not.
+        is_upright = loaded.getexif().get(_EXIF_ORIENTATION, 1) == 1
+        return is_upright and loaded.info.get("compression") in _LOSSLESS_IN_TIFF
+    return loaded.format in _LOSSLESS_FORMATS
 
 
 def jpeg_header(content: bytes, max_pixels: int) -> tuple[int, int, str]:

@@ -2,7 +2,7 @@
 
 All decisions on a test set share one family-wise error rate, see `spend`.
 
-    REGISTRY/MODEL/tests/TEST_SET/examples.npy   uint64[…]: IDs of all its examples so far, see `example_ids`
+    REGISTRY/MODEL/tests/TEST_SET/examples.npy   ID_TYPE[…]: IDs of all its examples so far, see `example_ids`
     REGISTRY/MODEL/tests/TEST_SET/DIGEST.json    decision on the model with this digest
 
 Two concurrent decisions may get the same number, because there is no lock for a bucket. The family-wise error rate is
@@ -18,9 +18,10 @@ from typing import Self
 
 import numpy as np
 
-from tpu_components.core.base import typed_values
+from tpu_components.core.base import progress, typed_values
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.example_ids import are_among, as_ids, join_ids
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.registry.reference import as_label
@@ -57,7 +58,7 @@ class HeldOutSet:
     Attributes:
         place: Folder of all test sets of a registered model.
         name: Name of this test set.
-        examples: uint64[…]: IDs of all examples that the test set ever had, including the current ones.
+        examples: ID_TYPE[…]: IDs of all examples that the test set ever had, including the current ones.
         before: Earlier decisions on all test sets, the oldest first. If the model was judged before, only the
             decisions before that one.
     """
@@ -73,18 +74,20 @@ class HeldOutSet:
 
         Args:
             place: Folder of all test sets of a registered model, local or in a bucket.
-            identities: uint64[num_examples]: IDs of the examples, see `example_ids`.
+            identities: ID_TYPE[num_examples]: IDs of the examples, or uint64[num_examples] of scheme 1; see
+                `example_ids`.
             model: Digest of the model that is to be judged.
 
         Raises:
             InputError: If a file in `place` cannot be read.
         """
+        identities = as_ids(identities)
         entries, sets = list[PastDecision](), dict[str, np.ndarray]()
         for file in storage.list_known(place):
             content = storage.read_bytes(storage.join(place, file.name))
             try:
                 if file.name.endswith(EXAMPLES_FILE):
-                    sets[file.name.partition("/")[0]] = read_arrays(file.name, content)[""]
+                    sets[file.name.partition("/")[0]] = as_ids(read_arrays(file.name, content)[""])
                 else:
                     entries.append(typed_values.read(typed_json.decode(content), PastDecision, file.name))
             except (ValueError, TypeError, KeyError, OSError) as error:
@@ -94,11 +97,14 @@ class HeldOutSet:
                 ) from error
         own = next((entry.at for entry in entries if entry.model == model), _now())
         before = sorted((entry for entry in entries if entry.at < own), key=lambda entry: entry.at)
-        shares = {name: float(np.isin(identities, some).mean()) for name, some in sets.items()}
+        shares = {name: float(are_among(identities, some).mean()) for name, some in sets.items()}
         name = max(shares, key=lambda each: shares[each], default="")
         if shares.get(name, 0.0) < _SAME_SHARE:
-            name = digest_of(np.sort(identities).tolist())[:16]
-        examples = np.union1d(sets.get(name, np.empty(0, np.uint64)), identities).astype(identities.dtype)
+            if old := [each for each, ids in sets.items() if not ids["scheme2"].any()]:
+                _say_old_ids(storage.join(place, f"{old[0]}/{EXAMPLES_FILE}"), len(old))
+            newest = np.where(identities["scheme2"] != 0, identities["scheme2"], identities["scheme1"])
+            name = digest_of(np.sort(newest).tolist())[:16]
+        examples = join_ids(identities, *([sets[name]] if name in sets else []))
         return cls(place, name, examples, tuple(before))
 
     @property
@@ -150,6 +156,16 @@ class HeldOutSet:
             np.save(content, self.examples)
             storage.write_file(self.examples_uri, content.getvalue())
             storage.write_file(uri, json.dumps(dataclasses.asdict(decision), indent=2).encode())
+
+
+def _say_old_ids(file: str, count: int) -> None:
+    progress.say(
+        "evaluate_model",
+        f"warning: this test set is counted as a new one. {count} test sets of an earlier version, as {file}, have IDs "
+        "that other settings of the records (image_size, encoding …) change. If this is one of them, write the records "
+        "with the settings of that time, and convert the file: python -m tpu_components.create_tfrecords.convert_ids "
+        f"RECORDS {file}",
+    )
 
 
 def _now() -> str:

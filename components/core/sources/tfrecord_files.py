@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.example_ids import IDENTITY_TYPE, identify
+from tpu_components.core.examples.example_ids import HASH_TYPE, identify
 from tpu_components.core.examples.records import DamagedRecordError, read_fields, read_frames
 from tpu_components.core.files import storage
-from tpu_components.core.sources.containers import Container, list_containers, splits_of, version_of
+from tpu_components.core.sources.containers import Container, list_containers, splits_of, stored_files, version_of
 from tpu_components.core.sources.fields import Chosen, choose_fields, list_rows
 from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.params import WriteParams
@@ -36,7 +36,7 @@ def list_tfrecords(location: str, params: WriteParams, labelled: bool) -> Listin
     keys = tuple(f"{file.name}[{i}]" for file, rows in zip(files, by_file, strict=True) for i in range(len(rows)))
     values = {name: [row.values[place] for row in rows] for place, name in enumerate(chosen.wanted)}
     of_files = splits_of(files, location) if labelled else None
-    hashes = np.frombuffer(b"".join(row.identity for row in rows), IDENTITY_TYPE)
+    hashes = np.frombuffer(b"".join(row.identity for row in rows), HASH_TYPE)
     return list_rows(
         values,
         chosen,

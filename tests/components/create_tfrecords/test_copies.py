@@ -13,7 +13,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.measuring import thin_out
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest
-from tpu_components.core.examples.example_ids import identify, load_copied, load_identities
+from tpu_components.core.examples.example_ids import load_copied, load_identities
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.create_tfrecords.copies import connect, find_alike, look_at
 
@@ -237,11 +237,3 @@ def test_the_vocabulary_is_of_the_texts_that_train_once_copies_are_joined(tmp_pa
     words = set((tmp_path / "out" / "vocabulary.txt").read_text().split())
     assert words - {"[PAD]", "[UNK]", "and", "more", "of", "it"} == trained
     assert 40 < len(trained) < 100
-
-
-@pytest.mark.parametrize("params", [{}, {"image_size": [12, 16]}, {"channels": 1}], ids=["as found", "resized", "grey"])
-def test_an_array_is_known_by_the_hash_of_what_is_stored(tmp_path, pictures, params):
-    manifest, _ = _write(tmp_path, pictures, np.arange(120) % 3, **params)
-    stored = records.load_split(tmp_path / "out", manifest, "test").inputs
-    expected = [int.from_bytes(identify(image), "little") for image in stored]
-    assert load_identities(tmp_path / "out", "test").tolist() == expected

@@ -1,12 +1,16 @@
 """A test set that has taken too many decisions is retired: its examples are in no split any more."""
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
-from tpu_components.core.examples.example_ids import load_identities
+from tpu_components.core.examples.example_ids import ID_TYPE, load_identities
 from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.create_tfrecords.convert_ids import convert_ids, main
 
 
 def _write(tmp_path, count, **changes):
@@ -18,9 +22,13 @@ def _write(tmp_path, count, **changes):
     return {split: set(load_identities(tmp_path / "records", split).tolist()) for split in manifest.splits}
 
 
+def _ids(pairs) -> np.ndarray:
+    return np.array(sorted(pairs), ID_TYPE)
+
+
 def test_a_fresh_test_set_has_examples_that_arrived_since_and_the_retired_are_in_no_split(tmp_path):
     before = _write(tmp_path, 200)
-    np.save(tmp_path / "examples.npy", np.array(sorted(before["test"]), np.uint64))
+    np.save(tmp_path / "examples.npy", _ids(before["test"]))
     with pytest.raises(InputError, match=r"'test' split has no examples left: all \d+ drawn .* data.retired_tests"):
         _write(tmp_path, 200, retired_tests=(str(tmp_path / "examples.npy"),))
     after = _write(tmp_path, 400, retired_tests=(str(tmp_path / "examples.npy"),))
@@ -36,3 +44,54 @@ def test_what_is_no_retired_test_set_is_refused(tmp_path):
     (tmp_path / "examples.npy").write_bytes(b"text")
     with pytest.raises(InputError, match=r"examples\.npy: expected examples\.npy, as the gate names it"):
         _write(tmp_path, 40, retired_tests=(str(tmp_path / "examples.npy"),))
+
+
+def test_a_retired_set_of_an_earlier_version_is_matched_by_its_scheme(tmp_path):
+    before = _write(tmp_path, 200)
+    np.save(tmp_path / "examples.npy", np.array([scheme1 for scheme1, _ in sorted(before["test"])], np.uint64))
+    after = _write(tmp_path, 400, retired_tests=(str(tmp_path / "examples.npy"),))
+    assert not before["test"] & set().union(*after.values())
+
+
+def test_a_retired_set_that_matches_nothing_is_warned_about(tmp_path, capsys):
+    np.save(tmp_path / "examples.npy", _ids([(1, 2), (3, 4)]))
+    _write(tmp_path, 200, retired_tests=(str(tmp_path / "examples.npy"),))
+    assert f"warning: no example of this data set is in the retired test set {tmp_path}/examples.npy" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_retired_set_of_an_earlier_version_that_matches_nothing_is_refused_and_can_be_converted(tmp_path):
+    """Pictures were written at 12×12, so that their IDs of scheme 1 are those of the smaller pictures."""
+    pictures = np.random.default_rng(0).integers(0, 256, (200, 16, 16), np.uint8)
+    np.savez(tmp_path / "pictures.npz", images=pictures, labels=np.arange(200) % 2)
+    small = WriteParams(f"npz:{tmp_path}/pictures.npz", image_size=(12, 12), num_workers=1)
+    write_records(small, tmp_path / "small")
+    write_records(WriteParams("sklearn:digits", num_workers=1), tmp_path / "other")
+    test, retired = load_identities(tmp_path / "small", "test"), tmp_path / "examples.npy"
+    np.save(retired, test["scheme1"])
+    large = dataclasses.replace(small, image_size=(16, 16), retired_tests=(str(retired),))
+    with pytest.raises(InputError, match=r"none of its \d+ examples is in this data set.*convert_ids RECORDS "):
+        write_records(large, tmp_path / "large")
+    with pytest.raises(InputError, match=r"none of its \d+ IDs is in .*/other"):
+        convert_ids(tmp_path / "other", [str(retired)])
+    converted = convert_ids(tmp_path / "small", [str(retired)])
+    assert (converted.num_files, converted.num_ids, converted.num_converted) == (1, len(test), len(test))
+    with pytest.raises(InputError, match=r"'test' split has no examples left"):
+        write_records(large, tmp_path / "large")
+    np.save(retired, np.load(retired)[:10])
+    write_records(large, tmp_path / "large")
+    assert len(load_identities(tmp_path / "large", "test")) == len(test) - 10
+
+
+def test_the_command_converts_files_and_says_how_many(tmp_path, capsys, monkeypatch):
+    before = _write(tmp_path, 200)
+    np.save(tmp_path / "trained_on.npy", np.array([scheme1 for scheme1, _ in before["train"]] + [7], np.uint64))
+    monkeypatch.setattr("sys.argv", ["convert_ids", str(tmp_path / "records"), str(tmp_path / "trained_on.npy")])
+    assert main() == 0
+    count = len(before["train"])
+    assert json.loads(capsys.readouterr().out) == {"num_files": 1, "num_ids": count + 1, "num_converted": count}
+    assert set(np.load(tmp_path / "trained_on.npy").tolist()) == before["train"] | {(7, 0)}
+    (tmp_path / "trained_on.npy").write_text("no array")
+    assert main() == 2
+    assert "Cannot read" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from tests.components.train_model.interrupting import train_alone
 from tests.components.train_model.weights import weights_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import ModelInfo
-from tpu_components.core.examples.example_ids import TRAINED_ON_FILE
+from tpu_components.core.examples.example_ids import ID_TYPE, TRAINED_ON_FILE
 from tpu_components.core.registry.versions import model_digest
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.train_model import train_model
@@ -20,7 +20,7 @@ def earlier(trained_digits, tmp_path):
     """A copy of a trained model that was trained on one example more."""
     folder = shutil.copytree(trained_digits, tmp_path / "earlier")
     trained_on = np.load(folder / TRAINED_ON_FILE)
-    np.save(folder / TRAINED_ON_FILE, np.append(trained_on, trained_on.max() + np.uint64(1)))
+    np.save(folder / TRAINED_ON_FILE, np.append(trained_on, np.array([(1, 2)], ID_TYPE)))
     return folder
 
 
@@ -48,7 +48,7 @@ def test_a_training_starts_with_the_weights_of_another_model(
     training = ModelInfo.load(output).training
     assert (training["initial_model"], training["initial_model_digest"]) == (str(earlier), model_digest(earlier))
     seen = np.load(output / TRAINED_ON_FILE)
-    assert set(np.load(earlier / TRAINED_ON_FILE)) <= set(seen), "what the first was trained on, the second was too"
+    assert set(np.load(earlier / TRAINED_ON_FILE).tolist()) <= set(seen.tolist()), "what the first was trained on, the second was too"
 
 
 def test_another_initial_model_is_another_training(tiny, digits_records, tmp_path, capfd):

@@ -1,0 +1,83 @@
+"""Adds IDs of scheme 2 to files of an earlier version: `python -m tpu_components.create_tfrecords.convert_ids`.
+
+Such a file has only IDs of scheme 1, which depend on the settings of the records. Records that are written with the
+settings of that time have both IDs of every example.
+"""
+
+import argparse
+import dataclasses
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tpu_components.core.base.errors import DONE, InputError, reading
+from tpu_components.core.examples.artifacts import SPLITS
+from tpu_components.core.examples.example_ids import as_ids, join_ids, load_identities
+from tpu_components.core.files import storage
+from tpu_components.core.files.unpacking import read_arrays
+from tpu_components.core.step import command_line
+
+
+@dataclasses.dataclass(frozen=True)
+class Converted:
+    """Number of files, and of the IDs in them: all, and those that now have an ID of scheme 2.
+
+    An example that is no longer in the data keeps its ID of scheme 1 alone.
+    """
+
+    num_files: int
+    num_ids: int
+    num_converted: int
+
+
+def convert_ids(records_dir: Path, files: Sequence[str]) -> Converted:
+    """Add IDs of scheme 2 to files of example IDs.
+
+    Args:
+        records_dir: Records of the same data, written with the settings of that time (image_size, channels, encoding,
+            crop_margin, apply_rotation) and without `retired_tests`.
+        files: Files of IDs, local or in a bucket: `examples.npy` of test sets, or `trained_on.npy` of models. They are
+            replaced.
+
+    Raises:
+        InputError: If a file cannot be read, or none of its IDs is in the records.
+    """
+    by_split = [load_identities(records_dir, split) for split in SPLITS]
+    known = join_ids(*(ids for ids in by_split if ids is not None))
+    converted = {}
+    for file in files:
+        with reading(file, "IDs of examples, as in examples.npy or trained_on.npy", "Correct the path."):
+            ids = as_ids(read_arrays(file, storage.read_bytes(file))[""])
+        found = known[np.isin(known["scheme1"], ids["scheme1"]) & (known["scheme2"] != 0)]
+        if len(ids) and not len(found):
+            raise InputError(
+                f"Cannot convert {file}: none of its {len(ids):,} IDs is in {records_dir}. Expected records of the "
+                "same data, written with the settings of that time. Write them again with these settings."
+            )
+        converted[file] = join_ids(ids, found)
+    for file, ids in converted.items():
+        content = io.BytesIO()
+        np.save(content, ids)
+        storage.write_file(file, content.getvalue())
+    counts = [(len(ids), np.count_nonzero(ids["scheme2"])) for ids in converted.values()]
+    return Converted(len(files), sum(count for count, _ in counts), sum(int(new) for _, new in counts))
+
+
+def main() -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tpu_components.create_tfrecords.convert_ids",
+        description="Add IDs of scheme 2 to files of example IDs that an earlier version wrote.",
+    )
+    parser.add_argument(
+        "records", type=Path, help="Records of the same data, written with the settings of that time, all splits."
+    )
+    parser.add_argument("files", nargs="+", help="Files examples.npy or trained_on.npy, local or in a bucket.")
+    return command_line.run(parser, lambda given: (convert_ids(given.records, given.files), DONE))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
