@@ -134,6 +134,7 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None) -> Dataset
         seed=params.seed,
         stratify=params.stratify and params.task == CLASSIFICATION,
         groups=listing.groups,
+        have_forms=listing.has_ids,
     )
     order = storage_order(apart, params.seed)
     by_split = {name: order[splits[order] == number] for number, name in enumerate(SPLITS)}

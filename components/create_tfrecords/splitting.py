@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator, Sequence
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.names import as_nfc
 from tpu_components.core.examples.artifacts import SPLITS, TEST, TRAIN, VALIDATION
 from tpu_components.core.sources.columns import Names, find_repeated, hash_unit
 
@@ -30,6 +31,7 @@ def assign_splits(
     seed: int = 0,
     stratify: bool = True,
     groups: Sequence[str] | None = None,
+    have_forms: bool = False,
 ) -> tuple[np.ndarray, str]:
     """Return the split of every example, and a description of the rule.
 
@@ -56,6 +58,8 @@ def assign_splits(
         seed: Salt of the hashes.
         stratify: See above; ignored with `groups`.
         groups: One group name per example.
+        have_forms: Whether keys that are equal but for their form in Unicode identify the same examples, as ids do, but
+            not paths of files; the names of groups always do.
 
     Returns:
         int8[num_examples], indices into `artifacts.SPLITS`; and the rule in words.
@@ -69,7 +73,11 @@ def assign_splits(
     shares = {name: share for name, share in asked.items() if share and SPLITS.index(name) not in splits}
     if shares:
         pool = np.flatnonzero(splits == SPLITS.index(TRAIN)) if own is not None else slice(None)
-        places = hash_unit(seed, _SALT, keys if groups is None else groups)[pool]
+        names = keys if groups is None else groups
+        places = hash_unit(seed, _SALT, names)
+        if have_forms or groups is not None:
+            _join_forms(places, names)
+        places = places[pool]
         cuts = np.cumsum(list(shares.values()))
         chosen = np.zeros(len(places), np.int8)
         for cut in cuts:  # The same as searchsorted, but with one byte per example.
@@ -88,6 +96,22 @@ def assign_splits(
     if shares and num_lent:
         rules.append(f"lent to splits that had drawn too few: {num_lent}, which may go back as data are added")
     return splits, "; ".join(rules) or "all examples train"
+
+
+def _join_forms(places: np.ndarray, names: Sequence[str]) -> None:
+    """Give all forms of a name in Unicode one position, the lowest of theirs; changes `places` in place.
+
+    Names are hashed as they are written, so that a data set keeps its splits whatever the form of its names. With the
+    lowest position, a name that was tested in one form is not trained on when it occurs in another form too.
+    """
+    several = {nfc for name in names if (nfc := as_nfc(name)) != name}
+    if several:
+        by_name: dict[str, list[int]] = {}
+        for place, name in enumerate(map(as_nfc, names)):
+            if name in several:
+                by_name.setdefault(name, []).append(place)
+        for members in by_name.values():
+            places[members] = places[members].min()
 
 
 def _lend_where_none(chosen: np.ndarray, places: np.ndarray, labels: np.ndarray, num_held: int) -> None:

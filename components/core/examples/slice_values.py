@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import reading
+from tpu_components.core.base.names import as_nfc
 from tpu_components.core.files.unpacking import read_arrays
 
 SLICES_FILE = "slices.npz"
@@ -51,7 +52,7 @@ def save_slices(
 
 def number_groups(groups: Sequence[str]) -> np.ndarray:
     """Number groups in alphabetical order; returns the number of each example's group, int32[num_examples]."""
-    return np.unique(np.array(list(groups)), return_inverse=True)[1].astype(np.int32)
+    return np.unique(np.array(list(map(as_nfc, groups))), return_inverse=True)[1].astype(np.int32)
 
 
 def load_groups(records_dir: Path, split: str) -> np.ndarray | None:

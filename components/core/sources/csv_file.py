@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError, did_you_mean, reading
+from tpu_components.core.base.names import as_nfc
 from tpu_components.core.examples.artifacts import Quarantined
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
@@ -194,6 +195,7 @@ def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes 
             ids.take(order) if (ids := rows.cells.get("id")) else None,
             absolute.take(order) if absolute else keys if hashes is None else Names.of_hashes(hashes),
         ),
+        has_ids="id" in rows.cells,
         hashes=hashes,
         notes=rows.table.notes,
         bad=rows.bad,
@@ -417,7 +419,7 @@ def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
 
 def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -> None:
     first: dict[str, str] = {}
-    for group, split in zip(groups, splits, strict=True):
+    for group, split in zip(map(as_nfc, groups), splits, strict=True):
         if first.setdefault(group, split) != split:
             raise InputError(
                 f"Group {group!r} stands in two splits of {location}: {first[group]} and {split}. Expected every "

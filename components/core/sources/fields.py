@@ -218,6 +218,7 @@ def list_rows(
         slices=read_kept(values, chosen),
         kind=TEXT if chosen.content == "text" else IMAGE,
         identities=known_by(read_ids(values, chosen), None if hashed is None else Names.of_hashes(hashed)),
+        has_ids="id" in chosen.names,
         weights=weights,
         **content,
     )

@@ -75,6 +75,7 @@ class Listing:
         notes: Messages to the user, for example about files that were left out.
         identities: Names that identify examples independently of their place: an id, or a hash of the content, equal
             for copies; None if the keys are used.
+        has_ids: Whether `identities` are ids of the source; otherwise they are paths or hashes.
         hashes: uint64[num_examples]: `identify` of the images or texts that the listing holds; None if it holds none.
         bad: Inputs that are not examples, such as a row without a label; they are set aside like unreadable ones.
         weights: Weights of the examples in the training's loss, float32[num_examples]; None without `columns.weight`.
@@ -96,6 +97,7 @@ class Listing:
     version: str = ""
     notes: tuple[str, ...] = ()
     identities: Sequence[str] | None = None
+    has_ids: bool = False
     hashes: np.ndarray | None = None
     bad: tuple[Quarantined, ...] = ()
     weights: np.ndarray | None = None

@@ -1,5 +1,7 @@
 """Claims about which example goes to which split."""
 
+import unicodedata
+
 import numpy as np
 import pytest
 
@@ -195,3 +197,28 @@ def test_hash_unit_is_uniform_and_independent_between_purposes():
     assert one.max() < 1
     assert one.mean() == pytest.approx(0.5, abs=0.03)
     assert abs(np.corrcoef(one, two)[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize("kind", ["ids", "groups"])
+def test_names_in_one_form_of_unicode_are_drawn_as_before_and_those_in_two_forms_together(kind):
+    plain = [f"Café Zoë {i}" for i in range(4000)]  # So many that no group is moved to mend the shares.
+    composed, decomposed = ([unicodedata.normalize(form, name) for name in plain] for form in ("NFC", "NFD"))
+
+    def draw(names):
+        keys = [str(i) for i in range(len(names))] if kind == "groups" else names
+        own = {"groups": names} if kind == "groups" else {"have_forms": True}
+        return _split(keys, np.arange(len(keys)) % 2, stratify=False, **own)[0].tolist()
+
+    for names in (composed, decomposed):  # By the hash of the name as it is written, as earlier versions did.
+        assert draw(names) == _split(names, np.arange(4000) % 2, stratify=False)[0].tolist()
+    both = draw(composed + decomposed[:200])
+    assert both[:200] == both[4000:]
+    # What was tested in one of the forms is tested in both.
+    for new, *old in zip(both[:200], draw(composed), draw(decomposed), strict=False):
+        assert SPLITS.index(new) == max(map(SPLITS.index, old))
+
+
+def test_paths_in_two_forms_of_unicode_are_two_files():
+    names = [unicodedata.normalize(form, f"Café/{i}.png") for form in ("NFC", "NFD") for i in range(400)]
+    splits, _ = _split(names, np.arange(800) % 2, stratify=False)
+    assert splits[:400].tolist() != splits[400:].tolist()
