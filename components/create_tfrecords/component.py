@@ -23,7 +23,13 @@ def create_tfrecords(
     from tpu_components.core.step.step_record import run_component
     from tpu_components.create_tfrecords import WriteParams, write_records
 
-    return run_component("create_tfrecords", write_records, WriteParams, inputs, "records").num_examples
+    return run_component(
+        "create_tfrecords",
+        lambda params, records: write_records(params, records, data_version),
+        WriteParams,
+        inputs,
+        "records",
+    ).num_examples
 
 
 @in_place_of_shell
@@ -59,7 +65,7 @@ def plan_parts(
 
     return run_component(
         "create_tfrecords",
-        lambda params, planned: fan_out.plan_parts(params, str(planned)),
+        lambda params, planned: fan_out.plan_parts(params, str(planned), data_version),
         WriteParams,
         inputs,
         "planned",
@@ -138,7 +144,13 @@ def write_with_beam(
     from tpu_components.create_tfrecords import WriteParams
     from tpu_components.create_tfrecords.engines import beam
 
-    return run_component("create_tfrecords", beam.write_with_beam, WriteParams, inputs, "records").num_examples
+    return run_component(
+        "create_tfrecords",
+        lambda params, records: beam.write_with_beam(params, records, data_version),
+        WriteParams,
+        inputs,
+        "records",
+    ).num_examples
 
 
 # These steps write the same records, so the pipeline and its cache know them by the same name.

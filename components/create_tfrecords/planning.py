@@ -8,7 +8,7 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import SPLITS, TEST, TRAIN, VALIDATION, Quarantined
 from tpu_components.core.examples.interface import CLASSIFICATION, REGRESSION
-from tpu_components.core.sources.kinds import list_examples
+from tpu_components.core.sources.kinds import list_examples, require_version
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import check_variation
@@ -107,18 +107,20 @@ def require_few(bad: Sequence[Quarantined], total: int, params: WriteParams, wha
         )
 
 
-def plan_dataset(params: WriteParams, listing: Listing | None = None) -> DatasetPlan:
+def plan_dataset(params: WriteParams, listing: Listing | None = None, data_version: str = "") -> DatasetPlan:
     """List the source and assign the splits, without reading image or text files.
 
     Args:
         params: Parameters of the records.
         listing: Listing of the source with these parameters; None to list it.
+        data_version: Expected `source_version` of the listing; empty accepts any.
 
     Raises:
-        InputError: If the source cannot be used, more rows lack a value than `max_bad_fraction` allows, a requested
-            split has no examples, or a target of a regression is constant in the training split.
+        InputError: If the source cannot be used or has another version, more rows lack a value than `max_bad_fraction`
+            allows, a requested split has no examples, or a target of a regression is constant in the training split.
     """
     listing = listing or list_examples(params)
+    require_version(params, listing, data_version)
     require_few(listing.bad, listing.num_inputs, params, "cannot be used")
     if listing.corpus is not None and listing.splits is not None:
         places = {name: np.flatnonzero(listing.splits == name) for name in listing.corpus.ids}

@@ -11,7 +11,7 @@ from tpu_components.core.examples.artifacts import TRAIN, Manifest
 from tpu_components.core.examples.interface import REGRESSION
 from tpu_components.create_tfrecords.planning import DatasetPlan
 from tpu_components.create_tfrecords.preparing import prepare
-from tpu_components.create_tfrecords.writer import write_prepared
+from tpu_components.create_tfrecords.writer import write_files
 
 
 def sample_of(plan: DatasetPlan, count: int) -> np.ndarray:
@@ -32,6 +32,6 @@ def written(sample: DatasetPlan) -> Iterator[tuple[Path, Manifest]]:
         InputError: If the examples cannot be read, or do not fit together.
     """
     with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
-        records_dir = Path(folder) / "records"
-        write_prepared(prepare(sample), records_dir)
+        records_dir, prepared = Path(folder), prepare(sample)
+        write_files(prepared, prepared.write(prepared.cut(1), records_dir), records_dir).save(records_dir)
         yield records_dir, Manifest.load(records_dir, verify=False)

@@ -42,21 +42,23 @@ from tpu_components.create_tfrecords.planning import plan_dataset
 from tpu_components.create_tfrecords.preparing import Prepared, count_workers, list_common, prepare
 
 
-def write_records(params: WriteParams, directory: Path) -> WriteResult:
+def write_records(params: WriteParams, directory: Path, data_version: str = "") -> WriteResult:
     """Write labelled examples as sharded TFRecord files with a manifest.
 
     Args:
         params: Source to read, and how to divide it.
         directory: Folder to write; appears whole or not at all. Existing records of the same source are replaced.
+        data_version: Expected `source_version` of the data, under which a cache will keep the records; empty accepts
+            any.
 
     Returns:
         Counts, and the fingerprint of the content. They do not depend on the number of workers.
 
     Raises:
-        InputError: If the source cannot be used, too many inputs are unreadable, images differ in shape with no rule
-            to resize them, the disk is too small, or `directory` holds something else.
+        InputError: If the source cannot be used or changes meanwhile, too many inputs are unreadable, images differ in
+            shape with no rule to resize them, the disk is too small, or `directory` holds something else.
     """
-    plan = plan_dataset(params)
+    plan = plan_dataset(params, data_version=data_version)
     check_target(directory, params.source)
     return write_prepared(prepare(plan), directory)
 
@@ -73,7 +75,8 @@ def write_prepared(prepared: Prepared, directory: Path, parts: Written | None = 
     storage.require_free_bytes(directory, prepared.plan.num_examples * prepared.bytes_each)
     with storage.staged_directory(directory) as staged:
         parts = parts or prepared.write(prepared.cut(count_workers(prepared.plan.params)), staged)
-        manifest = _write_all(prepared, parts, staged)
+        manifest = write_files(prepared, parts, staged)
+        prepared.plan.listing.require_unchanged()
         manifest.save(staged)
     return WriteResult(
         num_examples=sum(split.num_examples for split in manifest.splits.values()),
@@ -117,7 +120,8 @@ def _is_ours(file: Path) -> bool:
     return file.is_file() and (file.name in beside_shards or file.suffix == ".tfrecord")
 
 
-def _write_all(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
+def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
+    """Write shards and the metadata files beside them into a folder; returns the manifest, which is not written."""
     plan, encoder, survey, params = prepared.plan, prepared.encoder, prepared.survey, prepared.plan.params
     listing, merger, copies = plan.listing, Merger(plan, staged), None
     with (

@@ -102,11 +102,17 @@ def _folder_content(folder: Path) -> str:
 
 
 def data_version(listing: Listing, memo: Path) -> str:
-    """Return the fingerprint of a source's content, cached in `memo` until a file's size or time changes."""
+    """Return the fingerprint of a source's content, cached in `memo` until a file's size or time changes.
+
+    Raises:
+        InputError: If a file changes meanwhile.
+    """
     key = listing.stat_digest()
     path = memo / f"{key}.txt"
     if not path.is_file():
-        storage.write_bytes(path, listing.content_digest().encode())
+        digest = listing.content_digest()
+        listing.require_unchanged()
+        storage.write_bytes(path, digest.encode())
     return path.read_text()
 
 

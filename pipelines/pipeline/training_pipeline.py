@@ -38,6 +38,7 @@ def training_pipeline(
     config: Config,
     on_machines: Mapping[str, Callable[..., dsl.PipelineTask]] = {},
     cache_keys: Mapping[str, str] | None = None,
+    data_version: str = "",
     lineage: Mapping[str, Any] | None = None,
     place: Callable[[str, dsl.PipelineTask], dsl.PipelineTask] = lambda step, task: task,
     estimated_timeout: bool = False,
@@ -51,6 +52,7 @@ def training_pipeline(
         on_machines: Components of the steps that run on a TPU or GPU, by step; they include the request for it.
         cache_keys: Cache key of each step in a local run. Without them the platform computes the keys, and an
             additional step lists the source in every run.
+        data_version: In a local run, the `source_version` of the data that `cache_keys` are made of.
         lineage: Facts about the run for the registry, in addition to the artifacts' metadata.
         place: Sets the platform-specific options of a step's task, and returns the task.
         estimated_timeout: Whether the time limit of the training is preflight's estimate, if there is preflight.
@@ -82,11 +84,11 @@ def training_pipeline(
 
     def add_steps(source: Any, epochs: Any, learning_rate: Any, champion: Any) -> None:
         data = _constants(config.data, "source")
-        data_version: Any = ""
-        if not cache_keys:  # Cache keys already contain the data version.
+        version: Any = data_version
+        if not cache_keys:
             listed = apply(list_source(source=source, data=data), resources_of(config, "create_tfrecords"))
-            data_version = place("create_tfrecords", listed).set_caching_options(False).output
-        asked = {"source": source, "data": data, "data_version": data_version}
+            version = place("create_tfrecords", listed).set_caching_options(False).output
+        asked = {"source": source, "data": data, "data_version": version}
         if config.data.engine == FAN_OUT:
             planned = add("create_tfrecords", plan_parts, is_last=False, **asked).outputs["planned"]
             with dsl.ParallelFor(list(range(config.data.engine_tasks)), name="ranges") as number:
@@ -99,7 +101,7 @@ def training_pipeline(
         elif config.data.engine == BEAM:
             writing = add("create_tfrecords", write_with_beam, **asked)
         else:
-            writing = add("create_tfrecords", create_tfrecords, source=source, data_version=data_version, **data)
+            writing = add("create_tfrecords", create_tfrecords, source=source, data_version=version, **data)
         records = writing.outputs["records"]
         preflight, limits, footprint = None, {}, {}
         if config.preflight:

@@ -35,7 +35,7 @@ from tpu_components.core.registry.reference import MODEL_DIR, is_on_vertex, refe
 from tpu_components.core.registry.versions import Version, model_digest, now
 from tpu_components.core.results.evaluation_info import Decision, Evaluation
 from tpu_components.core.results.export_info import ExportInfo
-from tpu_components.core.sources.kinds import find_source, list_examples
+from tpu_components.core.sources.kinds import find_source, list_examples, source_version
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import LOCAL
 from tpu_components.core.step.step_record import RUN_VARIABLE, RUNNER_VARIABLE, STEP_RECORD_FILE, StepRecord
@@ -97,7 +97,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
     with _only_run(run_dir, cache_dir):
         data = _data_version(plan.listing, workspace)
         made_of = fingerprints(asked, data)  # Before the run, since a model's file may be edited meanwhile.
-        session = _LocalRun(config, data, run_dir, cache_dir, force)
+        session = _LocalRun(config, data, source_version(config.data, plan.listing), run_dir, cache_dir, force)
         if needs_check(config) and not session.is_trained:
             say("train_model", "trying the model before it is trained")
             check_model_works(config, plan)
@@ -199,8 +199,11 @@ class _StepOutput(io.TextIOBase):
 class _LocalRun:
     """A local run: prepares the cache, runs the pipeline and publishes the results."""
 
-    def __init__(self, config: Config, data: str, run_dir: Path, cache_dir: Path, force: bool = False) -> None:
+    def __init__(
+        self, config: Config, data: str, source: str, run_dir: Path, cache_dir: Path, force: bool = False
+    ) -> None:
         self._config, self._run_dir, self._cache_dir = config, run_dir, cache_dir
+        self._source = source  # `source_version` of the data that the fingerprint `data` is of.
         self._cache = StepCache(cache_dir)
         # The last process of an interrupted run may still write into its folder.
         self._earlier = set(cache_dir.glob("training-pipeline-*"))
@@ -354,7 +357,9 @@ class _LocalRun:
             config = self._config
             if "create_tfrecords" in self._cached:  # The records are cached, so there is nothing to fan out.
                 config = config.changed("data", engine=LOCAL)
-            pipeline = training_pipeline(config, cache_keys=self._keys, lineage=lineage(self._config))
+            pipeline = training_pipeline(
+                config, cache_keys=self._keys, data_version=self._source, lineage=lineage(self._config)
+            )
             pipeline(champion=self._champion)
 
     def _evaluation(self) -> Evaluation | None:

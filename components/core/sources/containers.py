@@ -54,6 +54,11 @@ def list_containers(location: str, suffixes: Sequence[str]) -> list[Container]:
     return [Container(f"{folder.rstrip('/')}/{file.name}", *file) for file in files]
 
 
+def stored_files(containers: Sequence[Container]) -> tuple[storage.StoredFile, ...]:
+    """Return the files with their paths as names, for a `Listing`."""
+    return tuple(storage.StoredFile(path, num_bytes, version) for path, _, num_bytes, version in containers)
+
+
 def version_of(containers: Sequence[Container]) -> str:
     """Return a digest of the files' names, sizes and versions."""
     return hashlib.sha256(repr([tuple(container)[1:] for container in containers]).encode()).hexdigest()

@@ -146,6 +146,24 @@ def source_version(params: WriteParams, listing: Listing | None = None) -> str:
     return (listing or list_examples(params)).stat_digest() if find_location(params.source) else params.source
 
 
+def require_version(params: WriteParams, listing: Listing, expected: str) -> None:
+    """Check that a listing has the version of the source under which a cache will keep what is made of it.
+
+    Args:
+        params: Source, and how to read it.
+        listing: Listing of the source.
+        expected: Earlier result of `source_version`; empty accepts any.
+
+    Raises:
+        InputError: If the source has changed since.
+    """
+    if expected and (received := source_version(params, listing)) != expected:
+        raise InputError(
+            f"The data of {params.source!r} have changed since this run began: expected version {expected[:12]}, "
+            f"received {received[:12]}. Wait until nobody writes to them, and run again."
+        )
+
+
 def _check_taken(source: Source, params: WriteParams) -> None:
     """Refuse parameters that only other kinds of source support."""
 

@@ -71,6 +71,8 @@ class Listing:
         texts: Texts in UTF-8, for sources that hold them in one file, else None.
         kind: Kind of example, `image` or `text`; for a corpus, see `example_kind`.
         corpus: The text of a corpus, else None; its passages are the examples, and stay in their order.
+        containers: Files that hold the examples of `spans`, by their paths, with the sizes and versions that were
+            listed.
         version: Digest of an array source's content, or of the CSV file.
         notes: Messages to the user, for example about files that were left out.
         identities: Names that identify examples independently of their place: an id, or a hash of the content, equal
@@ -94,6 +96,7 @@ class Listing:
     texts: Sequence[bytes] | None = None
     kind: str = IMAGE
     corpus: Corpus | None = None
+    containers: tuple[storage.StoredFile, ...] = ()
     version: str = ""
     notes: tuple[str, ...] = ()
     identities: Sequence[str] | None = None
@@ -171,6 +174,35 @@ class Listing:
             if self.files:
                 digest.update(self.files.sizes[part].astype(np.int64).tobytes() + self.files.versions[part].tobytes())
         return digest.hexdigest()
+
+    def require_unchanged(self) -> None:
+        """Check that the files of the examples have not changed since they were listed; call it after reading them.
+
+        Sources that are held in memory, such as texts of a CSV file, are read once and cannot change.
+
+        Raises:
+            InputError: If a file has another size or version, or is missing.
+        """
+        changed = []
+        if self.files is not None:
+            now = Files.collect(storage.stat_files(self.root, self.keys))
+            differs = (now.sizes != self.files.sizes) | (now.versions != self.files.versions)
+            changed += pick(self.keys, np.flatnonzero(differs))
+        if self.containers:
+            paths = [
+                file.name if storage.is_remote(file.name) else os.path.abspath(file.name) for file in self.containers
+            ]
+            root = storage.common_folder(paths) or ""
+            names = [path.removeprefix(root).lstrip("/") for path in paths]
+            for listed, stored in zip(self.containers, storage.stat_files(root, names), strict=True):
+                if listed[1:] != stored[1:]:
+                    changed.append(listed.name)
+        if changed:
+            raise InputError(
+                f"The data changed while they were read: {len(changed):,} files differ from the listing, "
+                f"for example {changed[0]!r}. Expected data that nobody writes to. Wait "
+                "until the export or copy is complete, and run again."
+            )
 
     def content_digest(self) -> str:
         """Return the SHA-256 of the content: reads every file once (about 30,000 small files a second)."""

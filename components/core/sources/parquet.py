@@ -19,7 +19,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import decode
 from tpu_components.core.files.unpacking import SMALL_BYTES, require_plausible
 from tpu_components.core.sources.columns import Names
-from tpu_components.core.sources.containers import Container, list_containers, splits_of, version_of
+from tpu_components.core.sources.containers import Container, list_containers, splits_of, stored_files, version_of
 from tpu_components.core.sources.fields import choose_fields, known_by, list_rows, read_ids
 from tpu_components.core.sources.listing import Listing, Source, split_named
 from tpu_components.core.sources.params import WriteParams
@@ -260,6 +260,7 @@ def _list_tables(
         hashed=hashes,
         texts=texts,
         spans=None if is_text else LaterSpans(paths, num_bytes, len(keys), functools.partial(_unpack, files, column)),
+        containers=stored_files(files),
         version=version_of(files),
         notes=(*notes, *chosen.notes),
         hashes=hashes,

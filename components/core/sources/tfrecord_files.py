@@ -44,6 +44,7 @@ def list_tfrecords(location: str, params: WriteParams, labelled: bool) -> Listin
         splits=None if of_files is None else np.repeat(of_files, list(map(len, by_file))),
         hashed=hashes,
         spans=Spans.collect([row.span for row in rows]),
+        containers=stored_files(files),
         version=version_of(files),
         notes=chosen.notes,
         hashes=hashes if chosen.content == "text" else None,

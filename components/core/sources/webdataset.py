@@ -16,7 +16,7 @@ from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.csv_files import find_column
-from tpu_components.core.sources.containers import Container, list_containers, splits_of, version_of
+from tpu_components.core.sources.containers import Container, list_containers, splits_of, stored_files, version_of
 from tpu_components.core.sources.fields import read_weights
 from tpu_components.core.sources.listing import Listing, Source, without_labels
 from tpu_components.core.sources.params import WriteParams
@@ -78,6 +78,7 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
         splits=None if of_archives is None else np.repeat(of_archives, sizes),
         slices={name: [example.kept.get(name) for example in examples] for name in kept},
         spans=Spans.collect([example.span for example in examples]),
+        containers=stored_files(archives),
         version=version_of(archives),
         # Without the archive's name, so that adding an archive does not rename examples.
         identities=tuple(example.name for example in examples),

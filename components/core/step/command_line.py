@@ -134,7 +134,7 @@ class StepCommand(NamedTuple):
         work: Function that takes the parameters and the values of the flags, in their order.
         params: Dataclass of the parameters.
         help: What the command does.
-        flags: Required flags, each with the arguments of `add_argument`.
+        flags: Flags, each with the arguments of `add_argument`; those without a default are required.
     """
 
     work: Callable[..., Any]
@@ -150,12 +150,12 @@ def run_commands(program: str, description: str, commands: Mapping[str, StepComm
     for name, command in commands.items():
         own = parsers.add_parser(name, help=command.help)
         for flag, options in command.flags.items():
-            own.add_argument(f"--{flag}", required=True, **options)
+            own.add_argument(f"--{flag}", required="default" not in options, **options)
         add_params(own, command.params)
 
     def call(arguments: argparse.Namespace) -> tuple[Any, int]:
         command = commands[arguments.command]
-        values = [getattr(arguments, flag) for flag in command.flags]
+        values = [getattr(arguments, flag.replace("-", "_")) for flag in command.flags]
         return command.work(params_from(vars(arguments), command.params), *values), DONE
 
     return run(parser, call)

@@ -22,6 +22,7 @@ from tpu_components.core.files import storage, typed_json
 from tpu_components.core.work.workers import in_threads
 
 _DIGEST_FILE = "begun.json"
+_GIVEN_UP = "the data changed while they were read"
 
 
 class Piece(NamedTuple):
@@ -99,6 +100,10 @@ class ResumeState:
         storage.write_file(f"{self.root}/whole/{name}", content)
         told = json.dumps({**note, "file": {**note.get("file", {}), **facts}}, ensure_ascii=False)
         storage.write_file(f"{self.root}/notes/{name}.json", told.encode())
+
+    def give_up(self) -> None:
+        """Mark the folder so that no work continues with its pieces: they were made of data that changed meanwhile."""
+        storage.write_file(f"{self.root}/{_DIGEST_FILE}", json.dumps(_GIVEN_UP).encode())
 
     def read(self, name: str, fields: Mapping[str, Any] | None = None) -> Piece:
         """Read the file and the note of a finished piece.

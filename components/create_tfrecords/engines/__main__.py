@@ -12,8 +12,11 @@ _NUMBER = {"type": int, "help": "Number of the range, from 0."}
 _PARTS = {"nargs": "+", "help": "Folders that write wrote, in any order."}
 _OUTPUT = {"help": "Folder to write; plan's and write's also in a bucket."}
 _RECORDS = {"type": Path, **_OUTPUT}
+_VERSION = {"default": "", "help": "Expected version of the data, as list_source returns it; empty accepts any."}
 _COMMANDS = {
-    "plan": StepCommand(fan_out.plan_parts, WriteParams, "Plan the parts, once.", {"output": _OUTPUT}),
+    "plan": StepCommand(
+        fan_out.plan_parts, WriteParams, "Plan the parts, once.", {"output": _OUTPUT, "data-version": _VERSION}
+    ),
     "write": StepCommand(
         fan_out.write_parts,
         WriteParams,
@@ -27,7 +30,10 @@ _COMMANDS = {
         {"plan": _PLAN, "parts": _PARTS, "output": _RECORDS},
     ),
     "beam": StepCommand(
-        beam.write_with_beam, WriteParams, "All of it, on workers of an Apache Beam runner.", {"output": _RECORDS}
+        beam.write_with_beam,
+        WriteParams,
+        "All of it, on workers of an Apache Beam runner.",
+        {"output": _RECORDS, "data-version": _VERSION},
     ),
 }
 

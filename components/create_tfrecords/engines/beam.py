@@ -32,7 +32,7 @@ from tpu_components.create_tfrecords.parts import part_bytes, read_records, writ
 _PYTHON_VARIABLE = "TPU_PIPELINES_BEAM_PYTHON"
 
 
-def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
+def write_with_beam(params: WriteParams, directory: Path, data_version: str = "") -> WriteResult:
     """Write the same records as `write_records`, with the workers of a Beam runner.
 
     If Beam is not installed, another Python runs this function: the one that TPU_PIPELINES_BEAM_PYTHON names, or the
@@ -41,17 +41,18 @@ def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
     Args:
         params: Source to read, how to divide it, and the runner's options.
         directory: Folder to write; appears whole or not at all.
+        data_version: See `write_records`.
 
     Raises:
         InputError: If Apache Beam is not installed, its options are wrong, or as in `write_records`.
         PlatformError: If the runner's job fails.
     """
     if importlib.util.find_spec("apache_beam") is None and (python := _python_with_beam()):
-        return _write_by(python, params, directory)
+        return _write_by(python, params, directory, data_version)
     options = complete(params.beam_options, {"the source": find_location(params.source)})
     storage.require_writable(directory)
     own = directory.parent / f".{directory.name}.parts"
-    planned, prepared = fan_out.prepare_parts(params)
+    planned, prepared = fan_out.prepare_parts(params, data_version)
     tasks, job = prepared.cut(planned.num_ranges), f"tpu-pipelines-records-{planned.key[:16]}"
     parts = ResumeState(storage.join(options.get("temp_location", "") or str(own), job)).begin(planned.key)
     finished, listing = parts.finished(), prepared.plan.listing
@@ -66,6 +67,7 @@ def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
         parts.hand_over(ranges, pack)
         arguments = {"encoder": prepared.encoder, "key": planned.key, "place": parts.root}
         call_for_each(ranges, write_range, arguments, job, options, STEP)
+        fan_out.require_unchanged(listing, parts)
     result = fan_out.merge(planned, prepared, [parts.root], directory)
     shutil.rmtree(own, ignore_errors=True)
     return result
@@ -77,7 +79,7 @@ def _python_with_beam() -> str:
     return os.environ.get(_PYTHON_VARIABLE, "") or (str(usual) if usual.is_file() else "")
 
 
-def _write_by(python: str, params: WriteParams, directory: Path) -> WriteResult:
+def _write_by(python: str, params: WriteParams, directory: Path, data_version: str) -> WriteResult:
     """Run `write_with_beam` as a command of another Python; SIGTERM is passed on to the command.
 
     Raises:
@@ -92,6 +94,7 @@ def _write_by(python: str, params: WriteParams, directory: Path) -> WriteResult:
         "beam",
         "--output",
         str(directory.absolute()),
+        *([f"--data-version={data_version}"] if data_version else []),
     ]
     try:
         process = subprocess.Popen(

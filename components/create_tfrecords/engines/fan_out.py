@@ -23,6 +23,7 @@ from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.files.unpacking import read_arrays
+from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams, WriteResult
 from tpu_components.core.work.resume_state import ResumeState, gather, range_of
 from tpu_components.create_tfrecords.log_messages import STEP
@@ -75,19 +76,20 @@ class RangeResult:
     num_kept: int
 
 
-def plan_parts(params: WriteParams, directory: str) -> PartsPlan:
+def plan_parts(params: WriteParams, directory: str, data_version: str = "") -> PartsPlan:
     """Plan the parts of a data set: list the source, assign splits, and count the words of texts.
 
     Args:
         params: Source to read, and how to divide it; `engine_tasks` is the number of ranges.
         directory: Folder to write; appears whole or not at all. In a bucket, the plan is written last.
+        data_version: See `write_records`.
 
     Raises:
         InputError: If the source cannot be used.
     """
     if not storage.is_remote(directory):
         storage.require_output(Path(directory), _PLAN_FILE)
-    planned, prepared = prepare_parts(params)
+    planned, prepared = prepare_parts(params, data_version)
     with storage.staged_directory(directory) as staged:
         if prepared.survey is not None:
             _save_survey(prepared.survey, staged)
@@ -95,9 +97,9 @@ def plan_parts(params: WriteParams, directory: str) -> PartsPlan:
     return planned
 
 
-def prepare_parts(params: WriteParams) -> tuple[PartsPlan, Prepared]:
+def prepare_parts(params: WriteParams, data_version: str = "") -> tuple[PartsPlan, Prepared]:
     """Plan the parts of a data set like `plan_parts`, but write nothing; returns the plan and the prepared data set."""
-    plan = plan_dataset(params)
+    plan = plan_dataset(params, data_version=data_version)
     prepared = prepare(plan)
     planned = PartsPlan(_key(plan), params.engine_tasks, len(prepared.cut(params.engine_tasks)))
     progress.say(STEP, f"{planned.num_parts:,} parts, to be written in {planned.num_ranges:,} ranges")
@@ -131,6 +133,7 @@ def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int)
         for i, (task, part) in zip(missing, prepared.write(some, Path(folder)), strict=True):
             parts.finish(part_name(i), part_bytes(part), {})
             bar.update(len(task.examples))
+    require_unchanged(prepared.plan.listing, parts)
     return RangeResult(numbers.start, len(numbers), len(numbers) - len(missing))
 
 
@@ -163,6 +166,19 @@ def merge(planned: PartsPlan, prepared: Prepared, folders: Sequence[str], direct
 
     check_target(directory, prepared.plan.params.source)
     return write_prepared(prepared, directory, read_parts())
+
+
+def require_unchanged(listing: Listing, parts: ResumeState) -> None:
+    """Check that the data are still those that were listed; otherwise no later command uses the parts.
+
+    Raises:
+        InputError: See `Listing.require_unchanged`.
+    """
+    try:
+        listing.require_unchanged()
+    except InputError:
+        parts.give_up()
+        raise
 
 
 def part_name(number: int) -> str:
