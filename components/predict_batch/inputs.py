@@ -39,6 +39,7 @@ class Inputs:
         stored: Description of the inputs in the records of a `records:` source; None for all other sources.
         kept: Values of each example to copy to its prediction, by name: its `id`, and the columns to keep.
         types: Arrow types of these values, by name.
+        require_unchanged: Raises InputError if the source's files have changed since they were listed.
     """
 
     keys: Sequence[str]
@@ -47,6 +48,7 @@ class Inputs:
     stored: AnyInput | None = None
     kept: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     types: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    require_unchanged: Callable[[], None] = lambda: None
 
 
 def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
@@ -84,6 +86,7 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
         listing.select,
         kept={name: values for name, (_, values) in kept.items()},
         types={name: kind for name, (kind, _) in kept.items()},
+        require_unchanged=listing.require_unchanged,
     )
 
 

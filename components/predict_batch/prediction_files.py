@@ -17,7 +17,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.registry.versions import fetch_folder
 from tpu_components.core.sources.columns import pick
 from tpu_components.core.sources.tasks import Selection
-from tpu_components.core.work.resume_state import ResumeState, gather
+from tpu_components.core.work.resume_state import ResumeState, gather, giving_up
 from tpu_components.predict_batch.answering import Work, digest_model
 from tpu_components.predict_batch.inputs import Inputs, list_inputs
 from tpu_components.predict_batch.params import PredictParams, PredictResult
@@ -100,14 +100,16 @@ def publish(plan: Plan, folders: Sequence[ResumeState], directory: Path) -> Pred
         directory: Folder to write.
 
     Raises:
-        InputError: If a file is missing, damaged, or of another model, source, parameters or code, or no example could
-            be read.
+        InputError: If a file is missing, damaged, or of another model, source, parameters or code, the source has
+            changed since it was listed, or no example could be read.
     """
     with storage.staged_directory(directory) as staged:
         notes = []
         for name, piece in zip(plan.names, gather(folders, plan.digest, plan.names, fields=_NOTE), strict=True):
             storage.write_bytes(staged / name, piece.content)
             notes.append(piece.note)
+        with giving_up(*folders):
+            plan.inputs.require_unchanged()
         return _summarize(plan, notes, staged)
 
 

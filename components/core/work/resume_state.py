@@ -6,6 +6,7 @@ ROOT/notes/NAME.json  its description and checksum; a piece is finished when thi
 ROOT/tasks/00007.npz  input of a worker on another machine
 """
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -101,10 +102,6 @@ class ResumeState:
         told = json.dumps({**note, "file": {**note.get("file", {}), **facts}}, ensure_ascii=False)
         storage.write_file(f"{self.root}/notes/{name}.json", told.encode())
 
-    def give_up(self) -> None:
-        """Mark the folder so that no work continues with its pieces: they were made of data that changed meanwhile."""
-        storage.write_file(f"{self.root}/{_DIGEST_FILE}", json.dumps(_GIVEN_UP).encode())
-
     def read(self, name: str, fields: Mapping[str, Any] | None = None) -> Piece:
         """Read the file and the note of a finished piece.
 
@@ -144,6 +141,17 @@ class ResumeState:
             return str(typed_json.decode(storage.read_bytes(f"{self.root}/{_DIGEST_FILE}")))
         except (OSError, ValueError):  # Includes InputError: the file is missing.
             return ""
+
+
+@contextlib.contextmanager
+def giving_up(*folders: ResumeState) -> Iterator[None]:
+    """If the block, which checks the data that pieces were made of, raises InputError, no work continues with them."""
+    try:
+        yield
+    except InputError:
+        for folder in folders:
+            storage.write_file(f"{folder.root}/{_DIGEST_FILE}", json.dumps(_GIVEN_UP).encode())
+        raise
 
 
 def range_of(number: int, num_ranges: int, num_pieces: int) -> range:

@@ -24,7 +24,7 @@ from tpu_components.core.sources.tasks import load_tasks, pack_tasks
 from tpu_components.core.step import command_line
 from tpu_components.core.work.beam.options import complete
 from tpu_components.core.work.beam.running import call_for_each
-from tpu_components.core.work.resume_state import ResumeState
+from tpu_components.core.work.resume_state import ResumeState, giving_up
 from tpu_components.create_tfrecords.engines import fan_out
 from tpu_components.create_tfrecords.log_messages import STEP
 from tpu_components.create_tfrecords.parts import part_bytes, read_records, write_part
@@ -67,7 +67,8 @@ def write_with_beam(params: WriteParams, directory: Path, data_version: str = ""
         parts.hand_over(ranges, pack)
         arguments = {"encoder": prepared.encoder, "key": planned.key, "place": parts.root}
         call_for_each(ranges, write_range, arguments, job, options, STEP)
-        fan_out.require_unchanged(listing, parts)
+        with giving_up(parts):
+            listing.require_unchanged()
     result = fan_out.merge(planned, prepared, [parts.root], directory)
     shutil.rmtree(own, ignore_errors=True)
     return result

@@ -23,9 +23,8 @@ from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.files.unpacking import read_arrays
-from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams, WriteResult
-from tpu_components.core.work.resume_state import ResumeState, gather, range_of
+from tpu_components.core.work.resume_state import ResumeState, gather, giving_up, range_of
 from tpu_components.create_tfrecords.log_messages import STEP
 from tpu_components.create_tfrecords.parts import Written, check_part, part_bytes, read_part
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
@@ -133,7 +132,8 @@ def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int)
         for i, (task, part) in zip(missing, prepared.write(some, Path(folder)), strict=True):
             parts.finish(part_name(i), part_bytes(part), {})
             bar.update(len(task.examples))
-    require_unchanged(prepared.plan.listing, parts)
+    with giving_up(parts):
+        prepared.plan.listing.require_unchanged()
     return RangeResult(numbers.start, len(numbers), len(numbers) - len(missing))
 
 
@@ -166,19 +166,6 @@ def merge(planned: PartsPlan, prepared: Prepared, folders: Sequence[str], direct
 
     check_target(directory, prepared.plan.params.source)
     return write_prepared(prepared, directory, read_parts())
-
-
-def require_unchanged(listing: Listing, parts: ResumeState) -> None:
-    """Check that the data are still those that were listed; otherwise no later command uses the parts.
-
-    Raises:
-        InputError: See `Listing.require_unchanged`.
-    """
-    try:
-        listing.require_unchanged()
-    except InputError:
-        parts.give_up()
-        raise
 
 
 def part_name(number: int) -> str:

@@ -461,3 +461,14 @@ def test_a_folder_of_other_files_is_not_written_into(export_dir, pictures, tmp_p
 def test_parameters_out_of_range_are_refused(fields, message):
     with pytest.raises(InputError, match=message):
         PredictParams("images:photos", **fields)
+
+
+def test_predictions_of_data_that_changed_meanwhile_are_refused_and_not_continued(export_dir, pictures, tmp_path):
+    plan = plan_answers(PredictParams(f"images:{pictures}", part_examples=5, num_workers=1), str(export_dir))
+    state = ResumeState(str(tmp_path / "answers")).begin(plan.digest)
+    predicting.answer_files(plan, state, range(len(plan.names)))
+    (pictures / "a" / "0000.png").write_bytes((pictures / "a" / "0001.png").read_bytes())
+    with pytest.raises(InputError, match=r"The data changed while they were read: 1 files differ .*'a/0000\.png'"):
+        predicting.publish(plan, [state], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not state.holds(plan.digest)

@@ -48,7 +48,9 @@ def test_a_training_starts_with_the_weights_of_another_model(
     training = ModelInfo.load(output).training
     assert (training["initial_model"], training["initial_model_digest"]) == (str(earlier), model_digest(earlier))
     seen = np.load(output / TRAINED_ON_FILE)
-    assert set(np.load(earlier / TRAINED_ON_FILE).tolist()) <= set(seen.tolist()), "what the first was trained on, the second was too"
+    assert set(np.load(earlier / TRAINED_ON_FILE).tolist()) <= set(seen.tolist()), (
+        "what the first was trained on, the second was too"
+    )
 
 
 def test_another_initial_model_is_another_training(tiny, digits_records, tmp_path, capfd):
