@@ -18,10 +18,17 @@ from tests.cli import REPOSITORY, steps_here, tpu_pipelines_here
 from tests.components.conftest import judged_here
 from tests.fakes.execution import Simulate
 from tests.fakes.vertex import FakeVertex
+from tests.golden.earlier.splits import splits_of
+from tpu_components.core.examples.artifacts import SPLITS, Manifest
+from tpu_components.core.examples.example_ids import are_among, load_identities, load_trained_on
+from tpu_components.core.examples.records import load_split
 from tpu_components.core.files.vertex_clients import VertexService
+from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.serving.exported import load_model
 
-ARCHIVES = sorted((REPOSITORY / "tests" / "golden" / "earlier").glob("*.tar.xz"))
+EARLIER = REPOSITORY / "tests" / "golden" / "earlier"
+ARCHIVES = sorted(EARLIER.glob("*.tar.xz"))
+SPLITS_OF_NAMES = sorted(EARLIER.glob("*.splits.json"))
 ON_VERTEX = ("digits", "--target", "vertex", "--set", "machine=v5e-4")
 
 
@@ -61,6 +68,7 @@ def vertex(project, tmp_path, monkeypatch):
 
 def test_there_is_an_earlier_version():
     assert ARCHIVES
+    assert SPLITS_OF_NAMES
 
 
 def test_its_runs_versions_decisions_and_records_are_read(project, command):
@@ -71,6 +79,30 @@ def test_its_runs_versions_decisions_and_records_are_read(project, command):
     (decision,) = command("retrain", "small.yaml", "--target", "local", "--history", "--json")
     assert decision["outcome"] == "promoted"
     assert command("drift", "runs/small/records", "--against", "small@champion", "--json")["drifted"] is False
+
+
+def test_its_records_are_written_again_with_the_same_splits_and_its_model_knows_what_it_was_trained_on(
+    project, tmp_path
+):
+    earlier = project / "runs" / "small" / "records"
+    write_records(WriteParams("sklearn:digits", num_workers=1), tmp_path / "records")
+    manifests = [Manifest.load(folder) for folder in (earlier, tmp_path / "records")]
+    trained_on = load_trained_on(project / "runs" / "small" / "model")
+    for split in SPLITS:
+        before, now = (
+            load_split(folder, manifest, split, with_keys=True).keys
+            for folder, manifest in zip((earlier, tmp_path / "records"), manifests, strict=True)
+        )
+        assert now == before
+        ids = load_identities(tmp_path / "records", split)
+        assert are_among(ids, load_identities(earlier, split)).all()
+        assert are_among(ids, trained_on).all() == (split == "train")
+        assert are_among(ids, trained_on).any() == (split == "train")
+
+
+@pytest.mark.parametrize("golden", SPLITS_OF_NAMES, ids=lambda path: path.name.partition(".")[0])
+def test_data_sets_whose_names_are_in_nfd_keep_their_splits(golden, tmp_path):
+    assert splits_of(tmp_path) == json.loads(golden.read_text(encoding="utf-8"))
 
 
 def test_its_export_answers_as_it_did(project, command):
