@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,7 @@ _JPEG_SHARE = 0.15  # Estimated ratio of a JPEG file's bytes to its pixel bytes 
 _RECORD_OVERHEAD_BYTES, _PASSAGE_OVERHEAD_BYTES = 80, 100
 
 
-@dataclasses.dataclass(frozen=True)
-class EncodedExample:
+class EncodedExample(NamedTuple):
     """An example as it is stored.
 
     Attributes:
@@ -103,27 +102,30 @@ class ImageEncoder:
         sides = min(height, MOST_COUNTED), min(width, MOST_COUNTED)
         return EncodedExample(
             {ImageInput.feature: payload},
-            stored + _identify_image(content, picture, known, stored if payload is content else None),
+            stored + self._identify(content, picture, known, stored),
             thin_out(picture.pixels),
             (picture.was_turned,),
             sides if is_measured(stored, self.measured_share) else None,
             height * width,
         )
 
+    def _identify(self, content: Any, picture: Picture, known: bytes | None, stored: bytes) -> bytes:
+        """Return the ID of an image by scheme 2.
 
-def _identify_image(content: Any, picture: Picture, known: bytes | None, stored: bytes | None) -> bytes:
-    """Return the ID of an image by scheme 2.
-
-    Args:
-        content: Bytes of the file, or element of the array.
-        picture: The image that was read from `content`.
-        known: Result of `identify` for an element of an array, if it is known.
-        stored: Result of `identify` for a file, if it is known.
-    """
-    if not isinstance(content, bytes):
-        return identify_pixels(content, known)
-    pixels = None if picture.loaded is None else original_pixels(content, picture.loaded)
-    return identify_pixels(pixels) if pixels is not None else stored or identify(content)
+        Args:
+            content: Bytes of the file, or element of the array.
+            picture: The image that was read from `content`.
+            known: Result of `identify` for an element of an array, if it is known.
+            stored: Result of `identify` for what is stored of the image.
+        """
+        if not isinstance(content, bytes):
+            return identify_pixels(content, known)
+        pixels = None if picture.loaded is None else original_pixels(content, picture)
+        if pixels is None:
+            is_kept = self.input.encoding == ENCODED and bool(picture.jpeg) and not picture.was_turned
+            return stored if is_kept else identify(content)
+        is_kept = self.input.encoding == RAW and pixels is picture.pixels
+        return identify_pixels(pixels, stored if is_kept else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,9 +146,10 @@ class TextEncoder:
         wanted = self.input.num_tokens
         kept = min(encoded.num_tokens, wanted)
         word_length = round(10 * len(content) / encoded.num_tokens)
+        hashed = known or identify(content)
         return EncodedExample(
             {TextInput.feature: ids, TEXT_FEATURE: content},
-            (known or identify(content)) + identify_text(content),
+            hashed + identify_text(content, hashed),
             None,
             (encoded.num_tokens > wanted, encoded.num_tokens < wanted, kept, encoded.num_unknown),
             (

@@ -89,6 +89,7 @@ class Picture(NamedTuple):
         was_turned: Whether the image was rotated or mirrored, because of its EXIF orientation.
         jpeg: Color space of a JPEG file, see `jpeg_header`; empty for every other image.
         loaded: Pillow's image of the file, before any conversion; None for arrays, and for most JPEG files.
+        is_original: Whether `pixels` are those of `loaded`, without any conversion.
     """
 
     pixels: np.ndarray
@@ -96,6 +97,7 @@ class Picture(NamedTuple):
     was_turned: bool = False
     jpeg: str = ""
     loaded: Any = None
+    is_original: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +160,7 @@ def open_image(
 
         def decode_middle() -> Picture:
             picture = whole.decode()
-            return picture._replace(pixels=middle(picture.pixels[None], size)[0])
+            return picture._replace(pixels=middle(picture.pixels[None], size)[0], is_original=False)
 
         return dataclasses.replace(whole, decode=decode_middle)
     height, width, kind = jpeg_header(content, rule.max_pixels)
@@ -168,8 +170,8 @@ def open_image(
 
         def load() -> Picture:
             loaded, was_turned = _load(image, rule)
-            pixels = _pixels(loaded if keep_size else _fit(loaded, rule.image_size))
-            return Picture(pixels, size, was_turned, kind, image)
+            fitted = loaded if keep_size else _fit(loaded, rule.image_size)
+            return Picture(_pixels(fitted), size, was_turned, kind, image, fitted is image)
 
         return OpenImage(num_pixels, len(content), load)
 
@@ -261,22 +263,25 @@ def _pixels(image: Any) -> np.ndarray:
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-def original_pixels(content: bytes, loaded: Any) -> np.ndarray | None:
+def original_pixels(content: bytes, picture: Picture) -> np.ndarray | None:
     """Return the pixels of a lossless image file as they were saved; None for a lossy format.
 
     The result does not depend on the version of Pillow.
 
     Args:
         content: The file.
-        loaded: See `Picture`.
+        picture: The image that was read from it, with Pillow.
 
     Returns:
         uint8[height, width, channels]: 1 channel for grey, 3 for colour, and one more for transparency. Palettes are
         converted to their colours, or to grey if they have no other. uint16[height, width, 1] for grey images of 16
         bits.
     """
+    loaded = picture.loaded
     if not _is_lossless(content, loaded):
         return None
+    if picture.is_original:
+        return picture.pixels
     if loaded.mode == "1":
         loaded = loaded.convert("L")
     elif loaded.mode == "P" and "transparency" in loaded.info:

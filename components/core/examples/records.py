@@ -94,8 +94,9 @@ def _example_class() -> Any:
 def encode_example(fields: Mapping[str, bytes | int | Sequence[int] | Sequence[float]]) -> bytes:
     """Return a serialized tf.train.Example; equal fields give equal bytes. Numbers are stored as int64 or float32."""
     example = _example_class()()
+    features = example.features.feature
     for name, value in fields.items():
-        feature = example.features.feature[name]
+        feature = features[name]
         if isinstance(value, bytes):
             feature.bytes_list.value.append(value)
         elif isinstance(value, int):

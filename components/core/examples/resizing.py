@@ -53,7 +53,7 @@ def check_resized(content: bytes, rule: ImageRule, quality: int) -> tuple[bytes,
     if rule.image_size and rule.image_size != pixels.shape[:2]:
         pixels = np.empty((*rule.image_size, pixels.shape[2]), np.uint8)
         resize_into(picture.pixels, pixels)
-        picture = picture._replace(pixels=pixels)
+        picture = picture._replace(pixels=pixels, is_original=False)
     has_shape = (*picture.size, 1 if picture.jpeg == "Gray" else 3) == pixels.shape
     is_kept = has_shape and picture.jpeg and not picture.was_turned
     return content if is_kept else encode_jpeg(pixels, quality), pixels.shape, picture
