@@ -434,7 +434,7 @@ def predict_split(
     """Predict every example of a split once with every model."""
     with device.scope():
         models = [load_trained_model(directory) for directory in model_dirs]
-    further = {metric.name: adapt(metric, manifest.interface) for metric in measured_by(models[0])}
+    further = {metric.name: adapt(metric, manifest.interface, models[0]) for metric in measured_by(models[0])}
     params.check_task(manifest.task, {name: direction_of(metric) for name, metric in further.items()})
     readers = [_input_reader(directory, manifest) for directory in model_dirs]
     step = params.batch_size_per_replica * device.num_replicas
