@@ -231,7 +231,7 @@ class VertexRegistry:
             turn = str(version.turn(alias))
             if version.is_rolled_back(alias, current):
                 self._label(version, alias, f"{turn}-{_ROLLED_BACK}")
-            elif version == current and version.labels.get(turn_label(alias), "").endswith(_ROLLED_BACK):
+            elif alias in version.aliases and version.labels.get(turn_label(alias), "").endswith(_ROLLED_BACK):
                 self._label(version, alias, turn)
 
     def _take_turn(self, versions: Sequence[VertexVersion], number: str, alias: str, previous: str) -> None:
