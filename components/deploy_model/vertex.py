@@ -42,6 +42,7 @@ from tpu_components.core.registry.vertex import (
     PARENT_LABEL,
     VertexRegistry,
     VertexVersion,
+    turn_label,
 )
 from tpu_components.deploy_model.endpoint_address import address_of, check_access, endpoint_fields
 from tpu_components.deploy_model.health_check import HealthCheck
@@ -152,6 +153,8 @@ class VertexTarget:
             "tpu_pipelines_config": short_digest(lineage.get("config")),
         }
         exists = bool(registry.versions())
+        if exists:
+            labels[turn_label(self._params.alias)] = ""
         request = {
             "parent": registry.parent,
             "parent_model": registry.name if exists else "",

@@ -85,8 +85,9 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         output: Folder for the evaluation, the predictions and the report; it appears whole or not at all.
 
     Raises:
-        InputError: If the split is empty, a model is damaged or does not fit the data set, or a metric in the rules
-            does not exist for the task.
+        InputError: If the split is empty, a model is damaged or does not fit the data set, a metric in the rules does
+            not exist for the task, or the decision cannot be recorded in the champion's registry.
+        PlatformError: If the registry's bucket does not answer.
     """
     storage.require_output(output, EVALUATION_FILE)
     manifest = Manifest.load(records_dir)
@@ -108,6 +109,10 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         seen = find_seen_examples(params.split, records_dir, manifest.fingerprint, models)
     model = EvaluatedModel(info.name, info.parameters, "best", digest)
     evaluation, measured, comparisons = _judge(params, manifest, model, rivals, predictions, seen, held_out)
+    # Before the evaluation exists, because whoever reads it may promote the model.
+    while held_out and not _record(held_out, evaluation, rivals, comparisons):
+        held_out = _find_held_out(params, records_dir, digest, rivals[0])
+        evaluation, measured, comparisons = _judge(params, manifest, model, rivals, predictions, seen, held_out)
     with storage.staged_directory(output) as staged:
         evaluation.save(staged)
         np.savez_compressed(staged / PREDICTIONS_FILE, **predictions.saved)
@@ -116,12 +121,6 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
             evaluation, manifest, info, load_history(model_dir), examples, dataclasses.asdict(params)
         )
         (staged / REPORT_FILE).write_text(report, encoding="utf-8")
-    if held_out:
-        compared = {rival.digest: each.metrics for rival, each in zip(rivals, comparisons, strict=True)}
-        try:
-            held_out.record(digest, evaluation.gate.promote, evaluation.judged_metrics[0], compared)
-        except (OSError, InputError) as error:  # The decision is valid anyway. The registry may be read-only.
-            progress.say("evaluate_model", f"this decision on the test set is not counted: {error}")
     decision = evaluation.gate
     verdict = "passed the gate" if decision.promote else "did not pass the gate"
     reasons = [reason.text if decision.promote else str(reason) for reason in decision.reasons]
@@ -225,7 +224,21 @@ def _find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champ
     if not champion.place or params.split == TRAIN:
         return None
     identities = load_identities(records_dir, params.split)
+    if identities is None and params.test_decisions > 1:
+        raise InputError(
+            f"Cannot count the decisions on this test set, as test_decisions={params.test_decisions} requires: "
+            f"expected the IDs of its examples beside the records, received none in {records_dir}, which an older "
+            "version wrote. Run create_tfrecords again, or set test_decisions=1."
+        )
     return None if identities is None else HeldOutSet.find(champion.place, identities, digest)
+
+
+def _record(
+    held_out: HeldOutSet, evaluation: Evaluation, rivals: Sequence["Rival"], comparisons: Sequence[Comparison]
+) -> bool:
+    """Record a decision; returns False if it has to be made again, see `HeldOutSet.record`."""
+    compared = {rival.digest: each.metrics for rival, each in zip(rivals, comparisons, strict=True)}
+    return held_out.record(evaluation.model.digest, evaluation.gate.promote, evaluation.judged_metrics[0], compared)
 
 
 def _find_best(
@@ -436,7 +449,7 @@ def predict_split(
     """Predict every example of a split once with every model."""
     with device.scope():
         models = [load_trained_model(directory) for directory in model_dirs]
-    further = {metric.name: adapt(metric, manifest.interface) for metric in measured_by(models[0])}
+    further = {metric.name: adapt(metric, manifest.interface, models[0]) for metric in measured_by(models[0])}
     params.check_task(manifest.task, {name: direction_of(metric) for name, metric in further.items()})
     readers = [_input_reader(directory, manifest) for directory in model_dirs]
     step = params.batch_size_per_replica * device.num_replicas

@@ -123,6 +123,11 @@ class EvaluateParams:
                         f"{metric} cannot have a {name}: {better} of it is better, so that it would bound good models "
                         f"only. Received: {name}.{metric}={value!r}. Move it to {other}."
                     )
+        if self.test_decisions > 1 and task == LANGUAGE_MODEL:
+            raise InputError(
+                f"test_decisions={self.test_decisions} cannot be counted for a {task}: the passages of a corpus have "
+                "no IDs by which a test set is recognised. Leave it out."
+            )
         if self.slice_minimum and task in (REGRESSION, LANGUAGE_MODEL):
             raise InputError(
                 f"slice_minimum={self.slice_minimum:g} bounds accuracy or F1, which a {task} has not. Leave it out, "

@@ -159,7 +159,7 @@ class _Training:
         if VALIDATION in manifest.splits:
             share = session.group.hosts.share
             split = ValidationSplit(records_dir, manifest, session.batch_size, params.in_memory_mib, share)
-        self._metrics = [adapt(metric, manifest.interface) for metric in measured_by(session.model)]
+        self._metrics = [adapt(metric, manifest.interface, session.model) for metric in measured_by(session.model)]
         # The metric that decides the best epoch and early stopping; and 1 if higher is better, -1 if lower is.
         self._judged_by, self._sign = self._judge(params.monitor)
         self._callbacks = make_callbacks(session.model, params, self._known)

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import math
 import os
 import re
 import sys
@@ -18,7 +19,15 @@ from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.fingerprint import ROOT, Code, code_of, is_file, is_installed
 from tpu_components.core.base.frameworks import keras
 from tpu_components.core.base.import_path import with_folders
-from tpu_components.core.examples.interface import CLASSIFICATION, FACTS, MULTI_LABEL, ImageInput, Interface, Task
+from tpu_components.core.examples.interface import (
+    CLASSIFICATION,
+    FACTS,
+    LANGUAGE_MODEL,
+    MULTI_LABEL,
+    ImageInput,
+    Interface,
+    Task,
+)
 from tpu_components.core.files import storage
 from tpu_components.core.models.bundle import Bundle, fetch, import_file, importing_from, is_reference, pack
 from tpu_components.core.models.ready import REGISTRY
@@ -29,10 +38,15 @@ _BROUGHT = "brought"  # Attribute of a model that holds a `Brought`; Keras does 
 
 UNITS_LAYER = "target_units"  # Last layer of a regression model: converts standardised outputs to the targets' units.
 PROBABILITIES_LAYER = "probabilities"  # Last layer added to a model that returns logits.
+BOTH_CLASSES_LAYER = "both_classes"  # Last layer added to a model that returns only the second class's probability.
 
 
 # A last layer with one of these activations is an error unless it is the task's. Custom activations are accepted.
 _ACTIVATIONS = ("linear", "softmax", "sigmoid", "hard_sigmoid", "log_softmax", "tanh", "relu", "softplus")
+
+
+# Layers and operations that change no value, or none outside of training. The layer before them has the activation.
+_NEUTRAL = ("Reshape", "Flatten", "Identity", "Squeeze", "ExpandDims", "Cast", "Dropout")
 
 
 _TORCH_PACKAGES = ("torch", "torchvision", "pytorch_lightning", "lightning", "timm")
@@ -294,7 +308,9 @@ def build_model(
     Returns:
         A keras.Model, from dtype[batch, *input.shape] to float[batch, *output_shape]; see also `brought_by`. For a
         regression, a final `Rescaling` layer converts standardised outputs to the targets' units. For classification
-        and multi-label data, a softmax or sigmoid is added to a model that returns logits.
+        and multi-label data, a softmax or sigmoid is added to a model that returns logits. For two classes, a model may
+        return float[batch, 1], the probability of the second class, as `Dense(1, activation="sigmoid")` does: that of
+        the first class is added.
 
     Raises:
         InputError: If the model cannot be imported, contains code that is not Keras's own (a `.keras` file), does not
@@ -333,35 +349,77 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
             "keras.Model(inputs, outputs) with the tensor itself."
         )
     expected = (None, *interface.input.shape), (None, *interface.output_shape)
-    if (model.input_shape, model.output_shape) != expected:
+    has_one_output = _may_have_one_output(interface) and model.output_shape == (None, 1)
+    if model.input_shape != expected[0] or (model.output_shape != expected[1] and not has_one_output):
         raise InputError(
             f"The model {name!r} does not fit the data: expected input {expected[0]} and output {expected[1]}, "
-            f"received {model.input_shape} and {model.output_shape}."
+            f"received {model.input_shape} and {model.output_shape}. {_advise_on_shape(model, interface)}"
         )
     if isinstance(interface.input, ImageInput) and not _may_scale(model):
         warn(
             f"The model {name!r} has no layer that scales its input. It gets pixels from 0 to 255, even if arrays held "
             "numbers from 0 to 1. Begin it with keras.layers.Rescaling(1 / 255)."
         )
-    task, last = interface.task, None
+    task, activation = interface.task, "sigmoid" if has_one_output else interface.task.activation
+    answer = model.outputs[0]
+    # All layers that are added are float32: the 8 bits of bfloat16 would lose a small deviation from a large mean, or
+    # a probability near 1.
+    if _ending(answer) == "linear" and task.name in (CLASSIFICATION, MULTI_LABEL) and not brought.has_step:
+        warn(f"The model {name!r} ends without an activation: its outputs are logits, and {activation} is added.")
+        answer = keras.layers.Activation(activation, name=PROBABILITIES_LAYER, dtype="float32")(answer)
+    else:
+        _check_ending(name, answer, task, activation)
     if interface.mean:
-        # Always float32: the 8 bits of bfloat16 would lose a small deviation from a large mean.
-        last = keras.layers.Rescaling(list(interface.std), list(interface.mean), name=UNITS_LAYER, dtype="float32")
-    elif _ending(model) == "linear" and task.name in (CLASSIFICATION, MULTI_LABEL) and not brought.has_step:
-        warn(f"The model {name!r} ends without an activation: its outputs are logits, and {task.activation} is added.")
-        last = keras.layers.Activation(task.activation, name=PROBABILITIES_LAYER, dtype="float32")
-    if last is None or interface.mean:
-        _check_ending(name, model, task)
-    if last is not None and brought.has_step:
+        units = keras.layers.Rescaling(list(interface.std), list(interface.mean), name=UNITS_LAYER, dtype="float32")
+        answer = units(answer)
+    elif has_one_output:
+        warn(f"The model {name!r} has one output: it is the probability of the second class.")
+        first = keras.layers.Rescaling(-1.0, 1.0, dtype="float32")(answer)
+        answer = keras.layers.Concatenate(name=BOTH_CLASSES_LAYER, dtype="float32")([first, answer])
+    if answer is model.outputs[0]:
+        vars(model)[_BROUGHT] = brought
+        return model
+    if brought.has_step:
+        what, advice = "a layer that converts to the targets' units is added to the model of a regression", ""
+        if has_one_output:
+            what = "a layer that adds the probability of the first class is added to a model with one output"
+            advice = ', or end the model with keras.layers.Dense(num_classes, activation="softmax")'
         raise InputError(
-            f"Cannot train the model {name!r} by its own train_step: a layer that converts to the targets' units is "
-            "added to the model of a regression, which is another model then. Remove train_step."
+            f"Cannot train the model {name!r} by its own train_step: {what}, which is another model then. Remove "
+            f"train_step{advice}."
         )
-    if last is not None:
-        # Not `model.input`, which a Sequential model lacks before it is called.
-        model = keras.Model(model.inputs[0], last(model.outputs[0]), name=model.name)
+    # Not `model.input`, which a Sequential model lacks before it is called.
+    model = keras.Model(model.inputs[0], answer, name=model.name)
     vars(model)[_BROUGHT] = brought
     return model
+
+
+def _may_have_one_output(interface: Interface) -> bool:
+    """Return whether the probability of one class is enough."""
+    return interface.task_name == CLASSIFICATION and interface.num_classes == 2
+
+
+def _last_layer(task: Task) -> str:
+    """Return the code of a last layer that fits a task."""
+    activation = "" if task.activation == "linear" else f', activation="{task.activation}"'
+    return f"keras.layers.Dense({task.size_fact}{activation})"
+
+
+def _advise_on_shape(model: Any, interface: Interface) -> str:
+    """Return what to write in a model whose input or output has another shape than the data's."""
+    if model.input_shape != (None, *interface.input.shape):
+        shape = next(fact for fact in ("image_shape", "num_tokens") if fact in interface.facts)
+        return f"Begin it with keras.Input({shape if shape == 'image_shape' else '(num_tokens,)'})."
+    received, wanted = model.output_shape[1:], interface.output_shape
+    last = _last_layer(interface.task)
+    if interface.task_name == LANGUAGE_MODEL:
+        return f"End it with {last}, after recurrent layers with return_sequences=True."
+    if len(received) > 1:
+        size = -1 if None in received else math.prod(received)
+        if (size,) == wanted or (size == 1 and _may_have_one_output(interface)):
+            return f"End it with keras.layers.Reshape(({size},))."
+        return f"Put keras.layers.Flatten(), or a layer of global pooling, before its last layer, {last}."
+    return f"End it with {last}."
 
 
 def _brought(name: str, model: Any, module: Mapping[str, Any]) -> Brought:
@@ -418,9 +476,16 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
         ) from error
 
 
-def _check_ending(name: str, model: Any, task: Task) -> None:
-    ending = _ending(model)
-    if ending in _ACTIVATIONS and ending != task.activation:
+def _check_ending(name: str, answer: Any, task: Task, activation: str) -> None:
+    """Raise InputError if the last layer, whose output is `answer`, has another known activation than `activation`."""
+    ending = _ending(answer)
+    if ending == "softmax" and answer.shape[-1] == 1:
+        sigmoid = 'keras.layers.Dense(1, activation="sigmoid"), or with ' if task.name == CLASSIFICATION else ""
+        raise InputError(
+            f"The model {name!r} ends with a softmax over one output, which is always 1. End it with {sigmoid}"
+            f"{_last_layer(task)}."
+        )
+    if ending in _ACTIVATIONS and ending != activation:
         what = {
             "classification": "one class of several",
             "multi_label": "any number of labels",
@@ -428,19 +493,23 @@ def _check_ending(name: str, model: Any, task: Task) -> None:
         }
         raise InputError(
             f"The model {name!r} does not fit the data: their task is {task.name} ("
-            f"{what.get(task.name, 'numbers of any size')}), for which it must end {_ENDINGS[task.activation]}. "
-            f"Received: a last layer {_ENDINGS.get(ending, f'with {ending}')}. Change it, or data.task."
+            f"{what.get(task.name, 'numbers of any size')}), for which it must end {_ENDINGS[activation]}. "
+            f"Received: a last layer {_ENDINGS.get(ending, f'with {ending}')}. End it with {_last_layer(task)}, or "
+            "change data.task."
         )
 
 
-def _ending(model: Any) -> str:
-    """Return Keras's name of the activation of a model's output; empty if unknown."""
-    layer = model.outputs[0]._keras_history.operation
-    if isinstance(layer, keras.Model) and getattr(layer, "outputs", None):
-        return _ending(layer)
-    if isinstance(layer, keras.layers.Softmax):
-        return "softmax"
-    return getattr(getattr(layer, "activation", None), "__name__", "")
+def _ending(output: Any) -> str:
+    """Return the activation that a model's output comes from, as Keras names it; another name if it is unknown."""
+    operation, node_index, _ = output._keras_history
+    if isinstance(operation, keras.Model) and getattr(operation, "outputs", None):
+        return _ending(operation.outputs[0])
+    kind = type(operation).__name__
+    function = getattr(operation, "activation", operation)  # Softmax and ReLU are layers and operations, too.
+    activation: str = getattr(function, "__name__", type(function).__name__.lower())
+    if kind in _NEUTRAL or (kind == "Activation" and activation == "linear"):
+        return _ending(operation._inbound_nodes[node_index].input_tensors[0])
+    return activation
 
 
 def _may_scale(model: Any) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from tpu_components.core.base.errors import InputError, describe
 from tpu_components.core.base.frameworks import ops
 from tpu_components.core.examples.interface import CLASSIFICATION, Interface
+from tpu_components.core.models.lookup import BOTH_CLASSES_LAYER
 from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER
 
 _MEASURED = "measured"  # Attribute of a model that holds its additional metrics; Keras does not save it.
@@ -33,20 +34,35 @@ def direction_of(metric: Any) -> int:
     return {"up": HIGHER, "down": LOWER}.get(getattr(metric, "_direction", ""), NEITHER)
 
 
-def adapt(metric: Any, interface: Interface) -> Any:
-    """Make a metric convert the targets of a data set (see `convert_targets`), and return it."""
+def has_one_output(model: Any) -> bool:
+    """Return whether a user's model for two classes has one output, to which `build_model` adds the other class."""
+    return model.outputs[0]._keras_history.operation.name == BOTH_CLASSES_LAYER
+
+
+def adapt(metric: Any, interface: Interface, model: Any) -> Any:
+    """Make a metric of a model convert the targets of a data set (see `convert_targets`), and return it."""
     plain = functools.partial(type(metric).update_state, metric)
 
-    def try_on(targets: np.ndarray, outputs: np.ndarray) -> str:
+    def result(targets: np.ndarray, outputs: np.ndarray) -> Any:
         try:
             plain(targets, outputs)
-            return "its result is not one number" if np.ndim(ops.convert_to_numpy(metric.result())) else ""
-        except Exception as error:  # Keras and a metric of the user may raise anything.
-            return describe(error)
+            return ops.convert_to_numpy(metric.result())
         finally:
             metric.reset_state()
 
-    metric.update_state = convert_targets(plain, try_on, f"The metric {metric.name!r}", interface)
+    def try_on(targets: np.ndarray, outputs: np.ndarray) -> str:
+        try:
+            return "its result is not one number" if np.ndim(result(targets, outputs)) else ""
+        except Exception as error:  # Keras and a metric of the user may raise anything.
+            return describe(error)
+
+    def tells_apart(targets: np.ndarray, right: np.ndarray, wrong: np.ndarray) -> bool:
+        return bool(result(targets, right) != result(targets, wrong))
+
+    what = f"The metric {metric.name!r}"
+    metric.update_state = convert_targets(
+        plain, try_on, what, interface, tells_apart=tells_apart if has_one_output(model) else None
+    )
     return metric
 
 
@@ -56,8 +72,13 @@ def convert_targets(
     what: str,
     interface: Interface,
     is_softened: bool = False,
+    tells_apart: Callable[[np.ndarray, np.ndarray, np.ndarray], bool] | None = None,
 ) -> Callable[..., Any]:
     """Wrap a loss or metric so that it gets targets in the form that it takes: class numbers or one-hot vectors.
+
+    For a user's model with one output, this may also be the form that Keras gives it: targets of 0 and 1, and the
+    probability of the second class, both [batch, 1]. So `Precision` is that of the second class. A loss or metric for
+    several classes, which sees no difference between one right and one wrong output, gets the probabilities of both.
 
     Args:
         function: Function of targets, outputs and, for a metric, weights.
@@ -65,6 +86,8 @@ def convert_targets(
         what: Name of the function, for errors.
         interface: Input and output of the model.
         is_softened: Whether label smoothing or mixup turns class numbers into a probability for each class.
+        tells_apart: For a model with one output: returns whether the function's results, for targets of 0 and 1, differ
+            between right and wrong probabilities of the second class, all float32[examples, 1]. None for other models.
 
     Returns:
         A function of the same arguments that accepts targets in either form.
@@ -78,6 +101,11 @@ def convert_targets(
     labels = np.maximum(np.arange(5 if num_classes == 4 else 4) - 1, 0) % num_classes
     outputs = np.linspace(0.1, 1, labels.size * num_classes, dtype=np.float32).reshape(labels.size, num_classes)
     outputs /= outputs.sum(axis=1).max()
+    if tells_apart is not None:
+        second = labels[:, None].astype(np.float32)
+        right = np.abs(1 - second - 0.9).astype(np.float32)
+        if not try_on(second, right) and tells_apart(second, right, 1 - right):
+            return _with_one_output(function)
     problem = try_on((labels[:, None] == np.arange(num_classes)).astype(np.float32), outputs)
     takes_numbers = bool(problem) and not try_on(labels.astype(np.int32), outputs)
     if takes_numbers:
@@ -96,6 +124,17 @@ def convert_targets(
         elif has_numbers and not takes_numbers and targets.ndim < outputs.ndim:
             targets = ops.one_hot(ops.cast(targets, "int32"), num_classes, dtype=outputs.dtype)
         return function(targets, outputs, *weights, **named)
+
+    return converted
+
+
+def _with_one_output(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a loss or metric so that it gets only the second class, of targets and outputs."""
+
+    def converted(targets: Any, outputs: Any, *weights: Any, **named: Any) -> Any:
+        targets, outputs = ops.convert_to_tensor(targets), ops.convert_to_tensor(outputs)
+        second = targets[..., 1:] if targets.ndim == outputs.ndim else ops.expand_dims(targets, -1)
+        return function(ops.cast(second, outputs.dtype), outputs[..., 1:], *weights, **named)
 
     return converted
 

@@ -187,21 +187,40 @@ class ModelRegistry:
             The move that gave the version this alias.
 
         Raises:
-            InputError: If the alias has moved since the comparison, or the version was rolled back or is damaged.
+            InputError: If the alias has moved since the comparison, the version's model was rolled back, or the version
+                is damaged.
         """
         with self._lock():
             check_promotable(self, number, alias, champion)
             version, moves = self.version(number), self.moves(alias)
             if moves and moves[-1].version == number:
                 return moves[-1]
-            last = next((move for move in reversed(moves) if number in (move.version, move.previous)), None)
-            if last and last.by == ROLLBACK and last.previous == number:
-                raise InputError(
-                    f"Cannot promote version {number} of {self.model_name!r}: it was rolled back on {last.time} "
-                    f"({last.reason}), and the model is unchanged. Train a better one, or insist: tpu-pipelines "
-                    f"registry promote {self.model_name} {number}."
-                )
             return self._move(alias, version, GATE, reason)
+
+    def check_not_rolled_back(self, number: str, alias: str) -> None:
+        """Check that no rollback took an alias from a version, or from another version of the same model.
+
+        Two exports of one trained model are two versions: another release of LiteRT is enough. A rollback between them
+        concerns only the export. A later promotion by hand cancels a rollback.
+
+        Raises:
+            InputError: If a rollback took the alias from the version or its model.
+        """
+        version, moves = self.version(number), self.moves(alias)
+        same_model = {each.number for each in self.versions() if each.model_digest == version.model_digest}
+        same_model |= {move.version for move in moves if move.model_digest == version.model_digest}  # Deleted since.
+        for numbers in ({version.number}, same_model):
+            # A move between two versions of the model neither gives it the alias nor takes it.
+            of_these = [move for move in moves if (move.version in numbers) != (move.previous in numbers)]
+            if of_these and of_these[-1].by == ROLLBACK and of_these[-1].previous in numbers:
+                rollback = of_these[-1]
+                is_this = rollback.previous == version.number
+                what = "it" if is_this else f"version {rollback.previous}, which has the same model,"
+                raise InputError(
+                    f"Cannot promote version {number} of {self.model_name!r}: {what} was rolled back on "
+                    f"{rollback.time} ({rollback.reason}), and the model is unchanged. Train a better one, or insist: "
+                    f"tpu-pipelines registry promote {self.model_name} {number}."
+                )
 
     def override(self, number: str, alias: str, reason: str) -> Move:
         """Move an alias to any version, without a gate.
@@ -246,7 +265,8 @@ class ModelRegistry:
         version.check_files()
         aliases = self._read_aliases()
         moves = aliases.get(alias, ())
-        move = Move(version.number, moves[-1].version if moves else "", by, reason)
+        previous = moves[-1].version if moves else ""
+        move = Move(version.number, previous, by, reason, model_digest=version.model_digest)
         aliases[alias] = (*moves, move)
         storage.write_json(
             self.directory / ALIASES_FILE,
@@ -265,7 +285,9 @@ class ModelRegistry:
     def _read_aliases(self) -> dict[str, tuple[Move, ...]]:
         path = self.directory / ALIASES_FILE
         try:
-            moves = typed_values.read(typed_json.decode(path.read_bytes()), Mapping[str, tuple[Move, ...]])
+            moves = typed_values.read(
+                typed_json.decode(path.read_bytes()), Mapping[str, tuple[Move, ...]], any_version=True
+            )
             if not all(re.fullmatch(VERSION_NUMBER, move.version) for of_one in moves.values() for move in of_one):
                 raise ValueError("a move to what is no version")
         except FileNotFoundError:

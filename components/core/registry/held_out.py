@@ -5,15 +5,18 @@ All decisions on a test set share one family-wise error rate, see `spend`.
     REGISTRY/MODEL/tests/TEST_SET/examples.npy   ID_TYPE[…]: IDs of all its examples so far, see `example_ids`
     REGISTRY/MODEL/tests/TEST_SET/DIGEST.json    decision on the model with this digest
 
-Two concurrent decisions may get the same number, because there is no lock for a bucket. The family-wise error rate is
-then exceeded by the part of one decision.
+A decision is recorded before its model can be promoted, and counts once, whatever was decided and however often the
+evaluation is repeated. If another decision was recorded since the count, the gate decides again, with the next number.
+Only in a bucket, for which there is no lock, two decisions at the same moment may get the same number.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -21,6 +24,7 @@ import numpy as np
 from tpu_components.core.base import progress, typed_values
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.examples.example_ids import are_among, as_ids, join_ids
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.unpacking import read_arrays
@@ -59,14 +63,18 @@ class HeldOutSet:
         place: Folder of all test sets of a registered model.
         name: Name of this test set.
         examples: ID_TYPE[…]: IDs of all examples that the test set ever had, including the current ones.
-        before: Earlier decisions on all test sets, the oldest first. If the model was judged before, only the
-            decisions before that one.
+        before: Earlier decisions on all test sets, the oldest first. If the model was judged on this test set before,
+            only the decisions before that one.
+        same: Earlier decision on the model on this test set; None if there is none.
+        files: Names of all files in `place` when they were read.
     """
 
     place: str
     name: str
     examples: np.ndarray
     before: tuple[PastDecision, ...]
+    same: PastDecision | None
+    files: frozenset[str]
 
     @classmethod
     def find(cls, place: str, identities: np.ndarray, model: str) -> Self:
@@ -83,20 +91,20 @@ class HeldOutSet:
         """
         identities = as_ids(identities)
         entries, sets = list[PastDecision](), dict[str, np.ndarray]()
-        for file in storage.list_known(place):
+        files = storage.list_known(place)
+        for file in files:
             content = storage.read_bytes(storage.join(place, file.name))
             try:
                 if file.name.endswith(EXAMPLES_FILE):
                     sets[file.name.partition("/")[0]] = as_ids(read_arrays(file.name, content)[""])
                 else:
                     entries.append(typed_values.read(typed_json.decode(content), PastDecision, file.name))
+                    datetime.datetime.fromisoformat(entries[-1].at)
             except (ValueError, TypeError, KeyError, OSError) as error:
                 raise InputError(
                     f"Cannot read {place}/{file.name}: expected a decision on a test set, received {error}. Restore it "
                     f"from a backup, or remove {place}: the decisions are counted anew then."
                 ) from error
-        own = next((entry.at for entry in entries if entry.model == model), _now())
-        before = sorted((entry for entry in entries if entry.at < own), key=lambda entry: entry.at)
         shares = {name: float(are_among(identities, some).mean()) for name, some in sets.items()}
         name = max(shares, key=lambda each: shares[each], default="")
         if shares.get(name, 0.0) < _SAME_SHARE:
@@ -105,7 +113,10 @@ class HeldOutSet:
             newest = np.where(identities["scheme2"] != 0, identities["scheme2"], identities["scheme1"])
             name = digest_of(np.sort(newest).tolist())[:16]
         examples = join_ids(identities, *([sets[name]] if name in sets else []))
-        return cls(place, name, examples, tuple(before))
+        entries.sort(key=lambda entry: (entry.at, entry.model))
+        same = next((entry for entry in entries if (entry.model, entry.test_set) == (model, name)), None)
+        before = entries[: entries.index(same)] if same else entries
+        return cls(place, name, examples, tuple(before), same, frozenset(file.name for file in files))
 
     @property
     def decisions(self) -> list[PastDecision]:
@@ -140,22 +151,64 @@ class HeldOutSet:
 
     def record(
         self, model: str, promoted: bool, metrics: Mapping[str, float], rivals: Mapping[str, Mapping[str, float]]
-    ) -> None:
-        """Write a decision, unless there is one on the same model and test set already.
+    ) -> bool:
+        """Write a decision, unless another one was recorded on this test set since the earlier ones were read.
+
+        A repeated decision on the same model and test set keeps its time and so its number. It is written again only if
+        it promotes the model, and did not before.
 
         Args:
             model: Digest of the model.
             promoted: Whether the model is promoted.
             metrics: Metrics of the model.
             rivals: See `PastDecision`.
+
+        Returns:
+            Whether the decision is recorded. If not, it has another number: find the test set again, and decide again.
+
+        Raises:
+            InputError: If the decision cannot be written.
+            PlatformError: If the bucket does not answer.
         """
-        decision = PastDecision(_now(), promoted, metrics, rivals, self.name, model)
+        if self.same and (self.same.promoted or not promoted):
+            return True
         uri = storage.join(self.place, f"{self.name}/{model[:32]}.json")
-        if not storage.exists(uri):
-            content = io.BytesIO()
-            np.save(content, self.examples)
-            storage.write_file(self.examples_uri, content.getvalue())
-            storage.write_file(uri, json.dumps(dataclasses.asdict(decision), indent=2).encode())
+        try:
+            with self._lock():
+                new = {file.name for file in storage.list_known(self.place)} - self.files
+                if not self.same and any(file.startswith(f"{self.name}/") and file.endswith(".json") for file in new):
+                    return False
+                content = io.BytesIO()
+                np.save(content, self.examples)
+                storage.write_file(self.examples_uri, content.getvalue())
+                at = self.same.at if self.same else self._next_time()
+                decision = PastDecision(at, promoted, metrics, rivals, self.name, model)
+                storage.write_file(uri, json.dumps(dataclasses.asdict(decision), indent=2).encode())
+        except (OSError, InputError, PlatformError) as error:
+            kind = PlatformError if isinstance(error, PlatformError) else InputError
+            raise kind(
+                f"Cannot record the gate's decision in {uri}: {str(error).rstrip('.')}. Unrecorded decisions are not "
+                "counted, so the model is not promoted. Allow this step to write there, and run it again."
+            ) from error
+        return True
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Keep other processes from recording a decision in the block; a bucket has no lock."""
+        if storage.is_remote(self.place):
+            yield
+            return
+        Path(self.place).mkdir(parents=True, exist_ok=True)
+        with storage.locked(Path(self.place) / ".lock"):
+            yield
+
+    def _next_time(self) -> str:
+        """Return the current time, or a later one if another machine's clock was ahead: times number the decisions."""
+        now = datetime.datetime.now(datetime.UTC)
+        if self.before:
+            last = datetime.datetime.fromisoformat(self.before[-1].at)
+            now = max(now, last + datetime.timedelta(microseconds=1))
+        return now.isoformat(timespec="microseconds")
 
 
 def _say_old_ids(file: str, count: int) -> None:
@@ -166,10 +219,6 @@ def _say_old_ids(file: str, count: int) -> None:
         "with the settings of that time, and convert the file: python -m tpu_components.create_tfrecords.convert_ids "
         f"RECORDS {file}",
     )
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
 
 
 def spend(whole: float, planned: int, promoted: Sequence[bool]) -> float:

@@ -190,6 +190,7 @@ class Move:
         by: Cause: `gate`, `hand` or `rollback`.
         reason: Reason, as text.
         time: Time of the move, UTC, ISO 8601.
+        model_digest: Digest of the new version's model; empty in moves of earlier releases.
     """
 
     version: str
@@ -197,6 +198,7 @@ class Move:
     by: str
     reason: str
     time: str = dataclasses.field(default_factory=now)
+    model_digest: str = ""
 
 
 class VersionFacts(TypedDict):
@@ -256,6 +258,9 @@ class Registry(Protocol):
     def champion(self, alias: str, digest: str) -> RegisteredVersion | None:
         """Return the version that a model must beat to get an alias; None if there is none."""
 
+    def check_not_rolled_back(self, number: str, alias: str) -> None:
+        """Check that no rollback took an alias from a version, or from another version of the same model."""
+
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
         """Move an alias to a version that has passed the gate; does nothing if the version has the alias already."""
 
@@ -271,7 +276,7 @@ def check_promotable(registry: Registry, number: str, alias: str, champion: str 
             model was compared with a version that did not have the alias.
 
     Raises:
-        InputError: If the alias has moved since the comparison.
+        InputError: If the alias has moved since the comparison, or the version's model was rolled back.
     """
     current, version = registry.find(check_alias(alias)), registry.version(number)
     received = current.model_digest if current else ""
@@ -281,6 +286,7 @@ def check_promotable(registry: Registry, number: str, alias: str, champion: str 
             f"{registry.number_of(champion) or 'none'}, and meanwhile the {alias} is "
             f"{current.number if current else 'none'}. Run again, to compare it with that."
         )
+    registry.check_not_rolled_back(number, alias)
     return current
 
 

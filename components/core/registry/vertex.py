@@ -5,22 +5,32 @@ Versions have labels, which the service can search:
     tpu_pipelines_digest   digest of the trained model and the exported files
     tpu_pipelines_model    digest of the trained model
     tpu_pipelines_parent   version that the model was compared with
+    tpu_pipelines_turn_A   turn at which the gate gave the version the alias A, from 1 on; ends with `-rolled-back` if
+                           somebody has moved A back since, by hand
+
+The service keeps no history of aliases, so a rollback is recognised by these turns: the alias is at a version that got
+it before another one did.
 
 The `artifact_uri` is the folder `export/` of a version on gs://, which has the same layout as in a registry folder.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
-from tpu_components.core.base.retries import Backoff, MissingError, OutageError
+from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import Backoff, MissingError, OutageError, PlatformError
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_components.core.registry.reference import CHAMPION, EXPORT_DIR, GATE, as_label, check_registry
 from tpu_components.core.registry.versions import Move, check_promotable
 
 DIGEST_LABEL, MODEL_LABEL, PARENT_LABEL = "tpu_pipelines_digest", "tpu_pipelines_model", "tpu_pipelines_parent"
+_TURN_LABEL = "tpu_pipelines_turn"
 # Alias of the version that clients get by default. The service sets it on the first version and does not move it:
 # model.proto, version_aliases, "there must be exactly one default version alias for a model".
 _DEFAULT = "default"
+_ROLLED_BACK = "rolled-back"
 _POLL_SECONDS = 10
 _OPERATION_SECONDS = 3600  # Four times the duration of the slowest operation, a deployment.
 
@@ -35,6 +45,7 @@ class VertexVersion:
         parent: Version that the model was compared with; empty if there was none.
         uri: Folder on gs:// with `model/` and `export/`.
         aliases: Aliases of the version.
+        labels: All labels of the version.
     """
 
     number: str
@@ -42,6 +53,33 @@ class VertexVersion:
     parent: str
     uri: str
     aliases: tuple[str, ...]
+    labels: Mapping[str, str]
+
+    def turn(self, alias: str) -> int:
+        """Return the turn at which the gate gave the version an alias; 0 if it never did, or did so without a label."""
+        return int(self.labels.get(turn_label(alias), "").partition("-")[0] or 0)
+
+    def is_rolled_back(self, alias: str, current: Self | None) -> bool:
+        """Return whether somebody has moved an alias from this version back to an earlier one, by hand.
+
+        The turns of both versions decide. The current version has none if it was the first one, if it got the alias by
+        hand, or from an earlier release. Then this version is rolled back if it is newer and had the alias: it has a
+        turn, or still has the service's alias `default`, which the gate moves together with `champion`.
+
+        Args:
+            alias: The alias.
+            current: Version that has the alias now; None if no version has it.
+        """
+        if alias in self.aliases:
+            return False
+        if self.labels.get(turn_label(alias), "").endswith(_ROLLED_BACK):
+            return True
+        turn, had_it = self.turn(alias), self.turn(alias) > 0 or (alias == CHAMPION and _DEFAULT in self.aliases)
+        if current is None:
+            return turn > 0
+        if current.turn(alias):
+            return turn > current.turn(alias)
+        return had_it and int(self.number) > int(current.number)
 
 
 class VertexRegistry:
@@ -148,19 +186,86 @@ class VertexRegistry:
         Arguments as in `ModelRegistry.promote`.
 
         Raises:
-            InputError: If the alias has moved since the comparison.
+            InputError: If the alias has moved since the comparison, or the version's model was rolled back.
         """
         current = check_promotable(self, number, alias, champion)
+        versions = self.versions()
         previous, aliases = (current.number, current.aliases) if current else ("", ())
         if current and previous == number:
             previous = current.parent
         else:
             aliases = ()
+            self._keep_rollbacks(versions, alias, current)
         wanted = [alias, _DEFAULT] if alias == CHAMPION else [alias]
         if not set(wanted) <= set(aliases):
             request = {"name": f"{self.name}@{number}", "version_aliases": wanted}
             self.call("ModelService", "merge_version_aliases", request)
+        self._take_turn(versions, number, alias, previous)
         return Move(number, previous, GATE, reason)
+
+    def check_not_rolled_back(self, number: str, alias: str) -> None:
+        """Check that nobody has moved an alias back from a version, or from another version of the same model, by hand.
+
+        Raises:
+            InputError: If somebody has.
+        """
+        versions = self.versions()
+        current = _holder(versions, alias)
+        digest = next((each.model_digest for each in versions if each.number == number), "")
+        same_model = [each for each in versions if each.number == number or (digest and each.model_digest == digest)]
+        # A move between two versions of the model concerns only the export.
+        suspects = [each for each in same_model if each.number == number or current not in same_model]
+        rolled_back = [each.number for each in suspects if each.is_rolled_back(alias, current)]
+        if rolled_back:
+            what = "it" if number in rolled_back else f"version {rolled_back[-1]}, which has the same model,"
+            raise InputError(
+                f"Cannot promote version {number} of {self.model_name!r}: {what} was rolled back (somebody moved the "
+                f"{alias} to {current.number if current else 'none'} by hand), and the model is unchanged. Train a "
+                f"better one, or insist: aiplatform.models.ModelRegistry({self.model_name!r}).add_version_aliases("
+                f"[{alias!r}], {number!r})."
+            )
+
+    def _keep_rollbacks(self, versions: Sequence[VertexVersion], alias: str, current: VertexVersion | None) -> None:
+        """Write down, before an alias moves on, which versions were rolled back, and which one no longer is."""
+        for version in versions:
+            turn = str(version.turn(alias))
+            if version.is_rolled_back(alias, current):
+                self._label(version, alias, f"{turn}-{_ROLLED_BACK}")
+            elif alias in version.aliases and version.labels.get(turn_label(alias), "").endswith(_ROLLED_BACK):
+                self._label(version, alias, turn)
+
+    def _take_turn(self, versions: Sequence[VertexVersion], number: str, alias: str, previous: str) -> None:
+        """Write the turn of a version that has got an alias after another version.
+
+        The alias has moved, so a failure is only logged. The same promotion, repeated, writes the turn.
+        """
+        version = next(each for each in versions if each.number == number)
+        latest = max(each.turn(alias) for each in versions)
+        if not previous or (alias in version.aliases and version.turn(alias)):
+            return
+        try:
+            self._label(version, alias, str(latest + 1))
+        except (InputError, PlatformError) as error:
+            progress.say(
+                "deploy_model",
+                f"version {number} is the {alias}, but a rollback of it could go unnoticed, because its label "
+                f"{turn_label(alias)} was not written: {error}",
+            )
+
+    def _label(self, version: VertexVersion, alias: str, value: str) -> None:
+        """Set the label of a version for an alias; its other labels stay. An equal value causes no request."""
+        if version.labels.get(turn_label(alias)) != value:
+            model = {"name": f"{self.name}@{version.number}", "labels": {**version.labels, turn_label(alias): value}}
+            self.call("ModelService", "update_model", {"model": model, "update_mask": {"paths": ["labels"]}})
+
+
+def turn_label(alias: str) -> str:
+    """Return the label that holds the turn at which a version got an alias."""
+    return f"{_TURN_LABEL}_{alias.lower()}"[:63]
+
+
+def _holder(versions: Sequence[VertexVersion], alias: str) -> VertexVersion | None:
+    return next((version for version in versions if alias in version.aliases), None)
 
 
 def _read(model: Any) -> VertexVersion:
@@ -170,4 +275,5 @@ def _read(model: Any) -> VertexVersion:
         parent=model.labels.get(PARENT_LABEL, ""),
         uri=model.artifact_uri.rstrip("/").removesuffix(f"/{EXPORT_DIR}"),
         aliases=tuple(model.version_aliases),
+        labels=dict(model.labels),
     )

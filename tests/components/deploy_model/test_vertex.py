@@ -456,6 +456,72 @@ def test_an_alias_that_moves_at_the_last_moment_takes_the_traffic_back(world):
     assert world.endpoints == {"digits": {"1": 100}}
 
 
+def move_by_hand(world, number, *aliases):
+    """A rollback, as somebody does it in the console or with Google's client."""
+    request = {"name": f"{ROOT}/digits@{number}", "version_aliases": aliases}
+    world.registry().call("ModelService", "merge_version_aliases", request)
+
+
+def export_again(world, sure):
+    """Another export of the same model."""
+    write_model(world.folder / str(sure), str(sure), "another LiteRT")
+
+
+@pytest.mark.parametrize("aliases", [("champion",), ("champion", "default")])
+@pytest.mark.parametrize("is_exported_again", [False, True])
+def test_a_model_that_was_rolled_back_by_hand_does_not_return(world, aliases, is_exported_again):
+    world.release(0.8, NOBODY)
+    world.release(0.9, world.digest(0.8))
+    move_by_hand(world, "1", *aliases)
+    if is_exported_again:
+        export_again(world, 0.9)
+    words = "version 2, which has the same model," if is_exported_again else "it"
+    refused = (
+        rf"Cannot promote version . of 'digits': {words} was rolled back \(somebody moved the champion to 1 by hand"
+    )
+    with pytest.raises(InputError, match=refused):
+        world.release(0.9, world.digest(0.8))
+    assert "champion" in world.versions["1"]
+    assert world.endpoints == {"digits": {"2": 100}}, "only the alias was moved by hand"
+    number = world.release(0.95, world.digest(0.8))
+    with pytest.raises(InputError, match=f"{words} was rolled back"):
+        world.release(0.9, world.digest(0.95))
+    assert world.versions[number] == ["champion", "default"], "also after the next promotion"
+    move_by_hand(world, "2", "champion")
+    world.release(0.97, world.digest(0.9))
+    assert world.release(0.9, world.digest(0.97)) in ("2", "3"), "a promotion by hand cancels the rollback"
+
+
+def test_a_model_that_a_better_one_replaced_may_return(world):
+    for sure, champion in ((0.8, NOBODY), (0.9, world.digest(0.8)), (0.95, world.digest(0.9))):
+        world.release(sure, champion)
+    assert world.release(0.9, world.digest(0.95)) == "2"
+    assert world.release(0.8, world.digest(0.9)) == "1"
+    move_by_hand(world, "3", "champion")
+    with pytest.raises(InputError, match="version 1 of 'digits': it was rolled back"):
+        world.release(0.8, world.digest(0.95))
+
+
+def test_a_rollback_of_a_version_that_an_earlier_release_promoted_is_seen_by_the_alias_default(world):
+    world.release(0.8, NOBODY)
+    world.release(0.9, world.digest(0.8))
+    del world.fake.models[canonical(f"{ROOT}/digits")][1].labels["tpu_pipelines_turn_champion"]
+    move_by_hand(world, "1", "champion")
+    export_again(world, 0.9)
+    with pytest.raises(InputError, match="version 2, which has the same model, was rolled back"):
+        world.release(0.9, world.digest(0.8))
+
+
+def test_a_label_that_cannot_be_written_leaves_the_promotion_as_it_is(world, capsys):
+    world.release(0.8, NOBODY)
+    world.fake.fail_next(1, "PERMISSION_DENIED", "update_model")
+    assert world.release(0.9, world.digest(0.8)) == "2"
+    assert world.versions == {"1": [], "2": ["champion", "default"]}
+    assert "a rollback of it could go unnoticed" in capsys.readouterr().err
+    world.release(0.9, world.digest(0.8))
+    assert world.fake.models[canonical(f"{ROOT}/digits")][1].labels["tpu_pipelines_turn_champion"] == "1"
+
+
 def test_a_refusal_is_an_error_in_the_services_words(world):
     world.fake.fail_next(1, "PERMISSION_DENIED", "upload_model")
     with pytest.raises(

@@ -16,8 +16,8 @@ from tpu_components.core.examples.example_ids import load_identities
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.held_out import HeldOutSet
 from tpu_components.core.registry.versions import model_digest
-from tpu_components.evaluate_model import EvaluateParams, evaluate_model
-from tpu_components.evaluate_model.evaluation import Rival, find_champion
+from tpu_components.evaluate_model import EvaluateParams, evaluate_model, evaluation
+from tpu_components.evaluate_model.evaluation import Rival, find_champion, predict_split
 
 _FACTS = {"metrics": {}, "reasons": [], "lineage": {}}
 
@@ -170,3 +170,42 @@ def test_a_decision_is_recorded_with_the_metrics_that_the_gate_judged_by(
     (decision,) = HeldOutSet.find(f"{registry.directory}/tests", identities, "other").decisions
     scored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
     assert decision.metrics == scored["unseen"]["scalars"][0] != scored["challenger"]
+
+
+def test_a_model_whose_decision_cannot_be_recorded_is_not_promoted(registry, digits_records, trained_digits, tmp_path):
+    model = _with_other_bytes(trained_digits, tmp_path / "b")
+    (registry.directory / "tests").write_text("a file where the folder should be")
+    with pytest.raises(InputError, match=r"Cannot record the gate's decision .* so the model is not promoted"):
+        evaluate_model(_against_the_best(registry), digits_records, model, tmp_path / "evaluation")
+    assert not (tmp_path / "evaluation").exists(), "nothing that deploy_model could read"
+    (registry.directory / "tests").unlink()
+    result = evaluate_model(_against_the_best(registry), digits_records, model, tmp_path / "evaluation")
+    assert said(result)[0].startswith("passed: decision 1 on this test set")
+
+
+def test_a_decision_that_came_during_the_evaluation_is_counted_first(
+    registry, digits_records, trained_digits, tmp_path, monkeypatch
+):
+    """Another model is judged on the same test set while this one predicts."""
+    params, identities = _against_the_best(registry), load_identities(digits_records, "test")
+
+    def predict_slowly(*arguments):
+        HeldOutSet.find(f"{registry.directory}/tests", identities, "other").record("other", False, {}, {})
+        return predict_split(*arguments)
+
+    monkeypatch.setattr(evaluation, "predict_split", predict_slowly)
+    model = _with_other_bytes(trained_digits, tmp_path / "b")
+    result = evaluate_model(params, digits_records, model, tmp_path / "evaluation")
+    assert said(result)[0].startswith("passed: decision 2 on this test set, of 52")
+    assert json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["test_set"]["number"] == 2
+
+
+def test_decisions_that_cannot_be_counted_are_refused(registry, digits_records, trained_digits, tmp_path):
+    """Records of an older version have no IDs of examples."""
+    records = shutil.copytree(digits_records, tmp_path / "records")
+    (records / "examples.npz").unlink()
+    params, model = _against_the_best(registry), _with_other_bytes(trained_digits, tmp_path / "b")
+    with pytest.raises(InputError, match=r"test_decisions=52 requires: .* received none .* Run create_tfrecords again"):
+        evaluate_model(params, records, model, tmp_path / "evaluation")
+    with pytest.raises(InputError, match="test_decisions=52 cannot be counted for a language_model"):
+        params.check_task("language_model")

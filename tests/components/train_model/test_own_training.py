@@ -9,6 +9,8 @@ import pytest
 from tests.components.train_model.interrupting import continue_training, train_alone, train_until_sigterm
 from tests.components.train_model.weights import assert_equal_models, history_of, weights_of
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.create_tfrecords import write_records
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
 from tpu_components.train_model import train_model
 
@@ -161,6 +163,86 @@ def test_a_keras_file_keeps_its_optimizer_and_trains_as_in_fit_of_keras(tiny, di
     assert not any(name.startswith("optimizer") for name in received), "the weights, once"
     for expected, name in zip(model.get_weights(), sorted(received), strict=True):
         assert np.allclose(received[name], expected, atol=1e-6)
+
+
+_BINARY = """
+import keras
+
+def build_model(image_shape, num_classes, activation="sigmoid", loss="binary_crossentropy"):
+    inputs = keras.Input(image_shape, dtype="uint8")
+    body = keras.layers.Flatten()(keras.layers.Rescaling(1 / 16)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(1, activation=activation, kernel_initializer="zeros")(body))
+    if loss == "from_logits":
+        loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    metrics = ["accuracy", "binary_accuracy", keras.metrics.Precision(name="precision"), keras.metrics.AUC(name="auc")]
+    model.compile(keras.optimizers.SGD(0.5, momentum=0.8), loss, metrics=metrics)
+    return model
+"""
+
+
+@pytest.fixture(scope="module")
+def odd_digits(tmp_path_factory):
+    """1,259 digits to train on, in the classes even and odd."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    folder = tmp_path_factory.mktemp("odd")
+    np.savez(folder / "odd.npz", x=digits.images.astype(np.uint8), y=digits.target % 2)
+    write_records(WriteParams(f"npz:{folder / 'odd.npz'}", num_workers=1), folder / "records")
+    return folder / "records"
+
+
+@pytest.mark.parametrize(
+    ("activation", "loss"),
+    [
+        ("sigmoid", "binary_crossentropy"),
+        (None, "from_logits"),
+        # For several classes: of one output they are 0 or NaN in Keras.
+        ("sigmoid", "sparse_categorical_crossentropy"),
+        ("sigmoid", "categorical_crossentropy"),
+    ],
+)
+def test_a_model_with_one_output_trains_as_in_fit_of_keras_and_is_judged_by_its_second_class(
+    tiny, odd_digits, tmp_path, activation, loss
+):
+    import keras
+    from sklearn.metrics import precision_score, roc_auc_score
+
+    from tpu_components.core.examples import records
+    from tpu_components.core.examples.artifacts import Manifest
+
+    (path := tmp_path / "binary.py").write_text(_BINARY)
+    manifest = Manifest.load(odd_digits)
+    split = records.load_split(odd_digits, manifest, "train")
+    params = replace(
+        tiny,
+        model=str(path),
+        model_parameters={"activation": activation, "loss": loss},
+        epochs=2,
+        learning_rate=0.001,  # The default, so that the model keeps its own optimizer.
+        batch_size_per_replica=len(split.labels),
+    )
+    train_model(params, odd_digits, tmp_path / "model")
+
+    inputs = keras.Input((8, 8, 1))
+    body = keras.layers.Flatten()(keras.layers.Rescaling(1 / 16)(inputs))
+    last = keras.layers.Dense(1, activation="sigmoid", kernel_initializer="zeros")
+    model = keras.Model(inputs, last(body))
+    model.compile(keras.optimizers.SGD(0.5, momentum=0.8), "binary_crossentropy")
+    losses = model.fit(split.inputs, split.labels, batch_size=len(split.labels), epochs=2, verbose=0).history["loss"]
+    assert [entry["loss"] for entry in history_of(tmp_path / "model")] == pytest.approx(losses, rel=1e-4)
+
+    result = evaluate_model(EvaluateParams(), odd_digits, tmp_path / "model", tmp_path / "evaluation")
+    test = records.load_split(odd_digits, manifest, "test")
+    with np.load(tmp_path / "evaluation" / "predictions.npz") as predictions:
+        probabilities = predictions["probabilities"]
+    assert probabilities.shape == (len(test.labels), 2)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-6)
+    second = probabilities[:, 1]
+    assert result.metrics["accuracy"] == pytest.approx(np.mean((second > 0.5) == test.labels))
+    assert result.metrics["binary_accuracy"] == pytest.approx(result.metrics["accuracy"])
+    assert result.metrics["precision"] == pytest.approx(precision_score(test.labels, second > 0.5))
+    assert result.metrics["auc"] == pytest.approx(roc_auc_score(test.labels, second), abs=0.01)
 
 
 _STEP = """

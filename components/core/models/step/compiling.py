@@ -18,8 +18,8 @@ import numpy as np
 from tpu_components.core.base.errors import InputError, describe, did_you_mean
 from tpu_components.core.base.frameworks import jax, keras, ops, tf
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, PADDING, Interface
-from tpu_components.core.models.lookup import Brought, brought_by, explain
-from tpu_components.core.models.measuring import adapt, convert_targets, measured_by, set_measured
+from tpu_components.core.models.lookup import brought_by, explain
+from tpu_components.core.models.measuring import adapt, convert_targets, has_one_output, measured_by, set_measured
 from tpu_components.core.models.step.augmentation import check_augmentation
 from tpu_components.core.models.step.hyperparameters import OF_THE_MODEL, OF_THE_TASK, TrainParams
 from tpu_components.core.models.step.program import state_of
@@ -178,6 +178,7 @@ def say_what_is_used(model: Any, params: TrainParams) -> str:
 
     Example:
         >>> from types import SimpleNamespace
+        >>> from tpu_components.core.models.lookup import Brought
         >>> model = SimpleNamespace(brought=Brought(optimizer=(), loss="huber"))
         >>> say_what_is_used(model, TrainParams("m", loss="poisson"))
         "training uses the model's own optimizer tuple; the configuration (loss) replaces its loss huber"
@@ -248,9 +249,9 @@ def weigh_classes(params: TrainParams, class_names: Sequence[str], counts: Seque
     )
 
 
-def _loss(params: TrainParams, interface: Interface, brought: Brought) -> Any:
+def _loss(params: TrainParams, interface: Interface, model: Any) -> Any:
     """Return the loss as `model.compile` takes it."""
-    task, name = interface.task, params.loss
+    task, name, brought = interface.task, params.loss, brought_by(model)
     own = _each_example(brought.loss) if name == OF_THE_TASK and brought.loss is not None else None
     if own is not None:
         name = getattr(own, "name", getattr(own, "__name__", type(own).__name__))
@@ -260,7 +261,13 @@ def _loss(params: TrainParams, interface: Interface, brought: Brought) -> Any:
         raise InputError(f"loss={name} is not for a language model, which learns the next character. Remove it.")
     each = own or _create("loss", name, params.loss_parameters, reduction="none")
     try_on = functools.partial(_why_not_each, each)
-    return convert_targets(each, try_on, f"loss={name}", interface, params.softens_labels)
+
+    def tells_apart(targets: np.ndarray, right: np.ndarray, wrong: np.ndarray) -> bool:
+        return bool(np.all(np.asarray(each(targets, right)) < np.asarray(each(targets, wrong))))
+
+    return convert_targets(
+        each, try_on, f"loss={name}", interface, params.softens_labels, tells_apart if has_one_output(model) else None
+    )
 
 
 def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
@@ -294,9 +301,10 @@ def _each_example(loss: Any) -> Any:
     return each
 
 
-def _further_metrics(params: TrainParams, interface: Interface, brought: Brought) -> list[Any]:
+def _further_metrics(params: TrainParams, interface: Interface, model: Any) -> list[Any]:
     """Return all metrics except the task's own: those that come with the model, and those of the configuration."""
-    by_name = {metric.name: metric for metric in brought.metrics if metric.name not in (interface.task.metric, "loss")}
+    of_model = brought_by(model).metrics
+    by_name = {metric.name: metric for metric in of_model if metric.name not in (interface.task.metric, "loss")}
     for name, parameters in params.metrics.items():
         if parameters or name not in by_name:
             by_name[name] = _create("metric", name, parameters, name=name)
@@ -304,7 +312,7 @@ def _further_metrics(params: TrainParams, interface: Interface, brought: Brought
         if params.metrics:
             raise InputError("metrics are not for a language model, which has bits_per_character. Remove them.")
         return []
-    return [adapt(metric, interface) for metric in by_name.values()]
+    return [adapt(metric, interface, model) for metric in by_name.values()]
 
 
 def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> list[Any]:
@@ -458,9 +466,8 @@ def compile_model(
     vars(model).pop("train_step", None)  # Removes the wrapper of an earlier stage.
     check_augmentation(params, model.input_shape, interface.task_name)
     task = interface.task
-    brought = brought_by(model)
-    loss = _loss(params, interface, brought)
-    further = _further_metrics(params, interface, brought)
+    loss = _loss(params, interface, model)
+    further = _further_metrics(params, interface, model)
     if not measured_by(model):
         set_measured(model, further)
     metrics = [_bits_per_character() if task.name == LANGUAGE_MODEL else task.metric, *further]
@@ -491,7 +498,7 @@ def compile_model(
         raise InputError(
             f"The model cannot take a step on {inputs.shape[1:]} {inputs.dtype} examples: {said}.{advice}"
         ) from error
-    if brought.has_step:
+    if brought_by(model).has_step:
         _check_step(model, (inputs, targets, weights))
     synchronize_normalization(model, num_replicas)
     sum_repeated_rows(model.optimizer)

@@ -18,6 +18,8 @@ _DIGITS = Interface(ImageInput(_SHAPE, "raw"), _CLASSES)
 _IMDB = Interface(TextInput(250, 15_000, "f" * 64, "words", "start"), 2)
 _LABELS = Interface(ImageInput(_SHAPE, "raw"), 3, "multi_label")
 _NUMBERS = Interface(ImageInput(_SHAPE, "raw"), 2, "regression", (3.5, 2000.0), (1.5, 0.25))
+_PAIR = Interface(ImageInput(_SHAPE, "raw"), 2)
+_NUMBER = Interface(ImageInput(_SHAPE, "raw"), 1, "regression", (3.5,), (1.5,))
 _PICTURES = Interface(ImageInput((32, 32, 3), "raw"), 10)
 _MNIST = Interface(ImageInput((28, 28, 1), "raw"), 10)
 _SOURCE = """
@@ -423,6 +425,90 @@ def test_model_that_cannot_give_the_tasks_answers_is_refused(tmp_path, interface
     fact = "num_targets" if interface is _NUMBERS else "num_classes"
     with pytest.raises(InputError, match=message):
         build_model(_ending_in(tmp_path, last, fact), interface, {})
+
+
+_SIGMOID = 'layers.Dense(1, activation="sigmoid")(body)'
+
+
+@pytest.mark.parametrize(
+    ("last", "is_logit"),
+    [
+        (_SIGMOID, False),
+        ("layers.Activation('sigmoid', dtype='float32')(layers.Dense(1)(body))", False),
+        ("keras.ops.sigmoid(layers.Dense(1)(body))", False),
+        ("layers.Reshape((1,))(layers.Dense(1, activation='sigmoid')(body))", False),
+        ("layers.Activation('linear', dtype='float32')(layers.Dense(1, activation='sigmoid')(body))", False),
+        ("keras.Sequential([layers.Dense(1, activation='sigmoid')])(body)", False),
+        ("layers.Dense(1)(body)", True),
+        ("layers.Activation('linear', dtype='float32')(layers.Dense(1)(body))", True),
+    ],
+)
+def test_one_output_for_two_classes_is_the_probability_of_the_second(tmp_path, last, is_logit):
+    warnings = []
+    model = build_model(_ending_in(tmp_path, last), _PAIR, {}, warnings.append)
+    assert model.output_shape == (None, 2)
+    images = np.random.default_rng(0).integers(0, 9, (20, *_SHAPE), np.uint8)
+    answers = np.asarray(model(images))
+    kernel, _ = model.get_weights()
+    logits = images.reshape(20, -1) @ kernel.astype(np.float64)
+    np.testing.assert_allclose(answers[:, 1], 1 / (1 + np.exp(-logits[:, 0])), atol=1e-5)
+    np.testing.assert_allclose(answers.sum(axis=1), 1, atol=1e-6)
+    assert any("logits, and sigmoid is added" in warning for warning in warnings) == is_logit
+    assert warnings[-1].endswith("it is the probability of the second class.")
+
+
+@pytest.mark.parametrize(
+    ("interface", "last", "message"),
+    [
+        (
+            _PAIR,
+            "layers.Dense(1, activation='softmax')(body)",
+            r'always 1\. End .*Dense\(1, activation="sigmoid"\), or',
+        ),
+        (_PAIR, "layers.Dense(1, activation='tanh')(body)", "must end with sigmoid. Received: .*tanh"),
+        (
+            _PAIR,
+            "layers.Dense(2, activation='sigmoid')(body)",
+            r'End it with .*Dense\(num_classes, activation="softmax"',
+        ),
+        (_PAIR, "layers.Reshape((1, 1))(layers.Dense(1)(body))", r"End it with keras\.layers\.Reshape\(\(1,\)\)"),
+        (_PAIR, "layers.Reshape((1, 2))(layers.Dense(2)(body))", r"End it with keras\.layers\.Reshape\(\(2,\)\)"),
+        (_PAIR, "layers.Dense(2)(layers.Reshape((8, 8))(body))", r"keras\.layers\.Flatten\(\), or .* pooling, before"),
+        (_DIGITS, _SIGMOID, r'End it with keras\.layers\.Dense\(num_classes, activation="softmax"\)'),
+        (_DIGITS, "layers.Dense(1, activation='softmax')(body)", r'output \(None, 10\).*activation="softmax"\)'),
+        (_LABELS, _SIGMOID, r'End it with keras\.layers\.Dense\(num_classes, activation="sigmoid"\)'),
+        (_NUMBER, _SIGMOID, r"end without an activation\. .* End it with keras\.layers\.Dense\(num_targets\)"),
+        (_NUMBER, "layers.ReLU()(layers.Dense(1)(body))", r"without an activation\. Received: .* with relu"),
+        (_NUMBER, "layers.Dense(1, activation='softmax')(body)", r"always 1\. End it with .*Dense\(num_targets\)\."),
+    ],
+)
+def test_what_to_write_is_said_of_an_ending_that_does_not_fit(tmp_path, interface, last, message):
+    with pytest.raises(InputError, match=message):
+        build_model(_ending_in(tmp_path, last, interface.task.size_fact), interface, {})
+
+
+def test_probabilities_that_are_only_cast_or_reshaped_get_no_second_softmax(tmp_path):
+    last = "layers.Activation('linear', dtype='float32')(layers.Dense(num_classes, activation='softmax')(body))"
+    warnings = []
+    model = build_model(_ending_in(tmp_path, last), _DIGITS, {}, warnings.append)
+    images = np.random.default_rng(0).integers(0, 256, (20, *_SHAPE), np.uint8)
+    assert np.asarray(model(images)).max() > 0.9, "softmax of a softmax of ten classes is at most 0.24"
+    assert not any("logits" in warning for warning in warnings)
+
+
+def test_a_training_step_of_a_models_own_is_refused_with_one_output(tmp_path):
+    (path := tmp_path / "own.py").write_text(
+        "import keras\n"
+        "class Own(keras.Model):\n"
+        "    def train_step(self, data):\n"
+        "        return super().train_step(data)\n"
+        "def build_model(image_shape, num_classes):\n"
+        "    inputs = keras.Input(image_shape)\n"
+        "    body = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(inputs))\n"
+        "    return Own(inputs, keras.layers.Dense(1, activation='sigmoid')(body))\n"
+    )
+    with pytest.raises(InputError, match=r'own train_step: .* model with one output, .*activation="softmax"\)\.'):
+        build_model(str(path), _PAIR, {})
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,57 @@ def test_a_run_does_not_undo_a_rollback_but_somebody_may(registry, promote_new):
     assert registry.find("champion").number == "0002"
 
 
+def test_a_model_that_was_rolled_back_does_not_return_with_another_export(registry, register, promote_new):
+    """As after an upgrade of LiteRT: the model is the same, its export has other bytes."""
+    promote_new("one", "two")
+    registry.roll_back("champion", "it calls every 7 a 1")
+    again = register("two", export="another LiteRT")
+    assert again.number == "0003"
+    with pytest.raises(
+        InputError, match=r"version 0003 of 'digits': version 0002, which has the same model, was rolled back .*every 7"
+    ):
+        promote(registry, "0003", "0001")
+    assert registry.find("champion").number == "0001"
+    promote_new("three")
+    with pytest.raises(InputError, match="which has the same model, was rolled back"):
+        promote(registry, "0003", "0004")
+    registry.override("0003", "champion", "it was the camera")
+    promote_new("four")
+    third = register("two", export="a third LiteRT")
+    assert promote(registry, third.number, "0005").version == "0006", "a promotion by hand cancels the rollback"
+
+
+def test_a_rollback_is_known_after_its_version_was_deleted(registry, register, promote_new):
+    promote_new("one", "two")
+    registry.roll_back("champion", "it calls every 7 a 1")
+    shutil.rmtree(registry.version("0002").directory)
+    with pytest.raises(InputError, match=r"version 0002, which has the same model, was rolled back"):
+        promote(registry, register("two").number, "0001")
+
+
+def test_a_rollback_from_one_export_to_another_of_the_same_model_concerns_only_that_export(
+    registry, register, promote_new
+):
+    promote_new("one", "two")
+    promote(registry, register("two", export="slow").number, "0001")
+    registry.roll_back("champion", "it is slow")
+    with pytest.raises(InputError, match=r"version 0003 of 'digits': it was rolled back on .*it is slow"):
+        promote(registry, "0003", "0001")
+    assert promote(registry, register("two", export="fast").number, "0001").version == "0004"
+
+
+def test_moves_of_an_earlier_release_have_no_digest_of_a_model(registry, register, promote_new):
+    promote_new("one", "two")
+    registry.roll_back("champion", "bad")
+    path = registry.directory / "aliases.json"
+    moves = json.loads(path.read_text())
+    for move in moves["champion"]:
+        del move["model_digest"]
+    path.write_text(json.dumps(moves))
+    with pytest.raises(InputError, match="which has the same model, was rolled back"):
+        promote(registry, register("two", export="another LiteRT").number, "0001")
+
+
 def test_an_alias_that_moved_since_the_comparison_stays(registry, register, promote_new):
     promote_new("one")
     register("two")

@@ -1,6 +1,7 @@
 """Decisions of a test set are counted, each once, and share the error rate."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -34,6 +35,57 @@ def test_a_repeated_evaluation_is_the_same_decision(place):
     rates = [_decide(place, model, 0.8, promoted=False).error_rate(0.05, 52) for model in "abab"]
     assert rates == [spend(0.05, 52, []), spend(0.05, 52, [False])] * 2
     assert len(HeldOutSet.find(place, _EXAMPLES, "c").decisions) == 2
+
+
+def test_a_decision_on_another_test_set_is_none_on_this_one(place):
+    other = np.arange(1000, 1100, dtype="<u8")
+    _decide(place, "a", 0.8, promoted=False)
+    _decide(place, "m", 0.8, promoted=False, examples=other)
+    _decide(place, "b", 0.8, promoted=False)
+    for _ in range(2):
+        assert len(_decide(place, "m", 0.8, promoted=False).decisions) == 2, "a and b were judged on this one"
+    assert len(HeldOutSet.find(place, _EXAMPLES, "c").decisions) == 3
+    assert [entry.model for entry in HeldOutSet.find(place, other, "c").decisions] == ["m"]
+
+
+def test_decisions_of_a_machine_whose_clock_is_ahead_are_counted(place, tmp_path):
+    found = _decide(place, "a", 0.8, promoted=False)
+    path = tmp_path / "tests" / found.name / "a.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"at": "2999-01-01T00:00:00.000000+00:00"}))
+    for model in "bcb":
+        numbers = {"b": 1, "c": 2}
+        assert len(_decide(place, model, 0.8, promoted=False).decisions) == numbers[model]
+
+
+def test_a_model_that_is_promoted_after_all_is_known_as_promoted_and_counts_once(place):
+    _decide(place, "a", 0.95, promoted=False)
+    _decide(place, "b", 0.8, promoted=False)
+    assert len(_decide(place, "a", 0.95, promoted=True).decisions) == 0
+    _decide(place, "a", 0.95, promoted=False)
+    found = HeldOutSet.find(place, _EXAMPLES, "c")
+    assert [(entry.model, entry.promoted) for entry in found.decisions] == [("a", True), ("b", False)]
+    assert found.find_best("accuracy", 1) == "a"
+
+
+@pytest.mark.parametrize("folder", [None, "bucket"])
+def test_a_decision_that_came_meanwhile_is_counted_first(place, folder, request):
+    if folder:
+        request.getfixturevalue("bucket")
+        place = "gs://bucket/digits/tests"
+    first, second = (HeldOutSet.find(place, _EXAMPLES, model) for model in "ab")
+    assert first.record("a", False, {}, {})
+    assert not second.record("b", False, {}, {}), "it was judged as the first decision"
+    again = HeldOutSet.find(place, _EXAMPLES, "b")
+    assert again.record("b", False, {}, {})
+    assert [entry.model for entry in HeldOutSet.find(place, _EXAMPLES, "c").decisions] == ["a", "b"]
+    assert HeldOutSet.find(place, np.arange(500, 600, dtype="<u8"), "c").record("c", False, {}, {})
+
+
+def test_a_decision_that_cannot_be_written_is_an_error(place, tmp_path):
+    found = HeldOutSet.find(place, _EXAMPLES, "a")
+    (tmp_path / "tests").write_text("a file where the folder should be")
+    with pytest.raises(InputError, match=r"Cannot record the gate's decision in .*a\.json: .* not promoted\. Allow"):
+        found.record("a", True, {}, {})
 
 
 def test_the_best_of_all_that_were_promoted_is_known_also_on_a_fresh_test_set(place):
