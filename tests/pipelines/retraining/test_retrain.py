@@ -257,6 +257,26 @@ def test_every_decision_is_kept_with_its_reasons_run_price_and_outcome(
     assert "4 decisions, 3 runs" in " ".join(Page(page.read_text()).words)
 
 
+def test_a_run_that_ends_later_has_the_price_of_the_region_in_which_it_trained(
+    fake, retrain, bucket, capfd, monkeypatch
+):
+    """A spot v5e-4 costs 1.37 $ an hour at Vertex AI's price in the cheapest region, and 2.42 $ in us-west4."""
+    monkeypatch.setenv("TPU_PIPELINES_BUCKET", "gs://bucket/pipelines")
+    monkeypatch.setenv("TPU_PIPELINES_REGION", "us-west4")
+    machine = "machine={name: v5e-4, spot: true}"
+    fake.execution = Simulate(hold=True)
+    retrain(machine=machine)
+    later = fake.clock() + datetime.timedelta(hours=100)
+    monkeypatch.setattr(fake, "clock", lambda: later)
+    (custom_job,) = (job.name for job in fake.custom_jobs.values() if not job.end_time)
+    fake.end_custom_job(custom_job, v1.JobState.JOB_STATE_SUCCEEDED)
+    fake.execution.start_pipeline_job(fake, list(fake.pipeline_jobs)[-1])
+    assert main(["retrain", "digits", "--set", machine, "--history", "--json"]) == 0
+    (entry,) = json.loads(capfd.readouterr().out)
+    assert entry["usd"] == pytest.approx(entry["training_hours"] * 2.4166, abs=0.01)
+    assert entry["usd"] > 100
+
+
 def test_a_run_that_two_found_needed_at_once_is_paid_once(tmp_path):
     run = deciding.RunDecision("", True, ("data",), "changed", "digits-1", "promoted", "v5e-4", 0.5, 2.4)
     for second in (1, 2):
