@@ -10,7 +10,7 @@ from typing import Any
 
 from tpu_components.core.base.errors import DONE, InputError
 from tpu_components.core.base.retries import PlatformError
-from tpu_components.core.base.states import State, result_of
+from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec
@@ -66,7 +66,7 @@ def _retrain_here(arguments: argparse.Namespace, config: Config, occasion: Occas
     if not last:
         report.keep(entry)  # Before the run, which may be killed.
     outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)
-    report.keep(dataclasses.replace(entry, outcome=result_of(outcome.summary.status)))
+    report.keep(dataclasses.replace(entry, outcome=outcome.summary.result))
     deployment = outcome.summary.deployment
     report.write({}, lambda: RunFindings.of_folder(run_dir), deployment.version if deployment else "")
     return tell_outcome(outcome, arguments.json, report.facts)

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.states import LOOKS, State, result_of
+from tpu_components.core.base.states import LOOKS, State
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE, REPORT_FILE
 from tpu_components.core.files import storage, typed_json
@@ -178,7 +178,7 @@ def names(workspace: Path) -> list[str]:
 
 
 def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
-    """Return a mapping for each readable run: `name`, `number`, `directory`, `status`, `metrics` and others.
+    """Return a mapping for each readable run: `name`, `number`, `directory`, `result`, `metrics` and others.
 
     A run that has not ended has the status `running` or `interrupted`; its `training` is the last log line of a step.
 
@@ -222,12 +222,14 @@ def _unfinished_row(workspace: Path, name: str) -> dict[str, Any]:
     said = re.findall(
         rf"^ *\[((?:{'|'.join(STEPS)})\] .+)$", (workspace / name / LOG_FILE).read_text(errors="replace"), re.MULTILINE
     )
+    state = State.RUNNING if _is_locked(workspace / ".cache" / name / "lock") else State.INTERRUPTED
     return {
         "name": name,
         "number": LATEST,
         "directory": str(workspace / name),
         "ended": "",
-        "status": State.RUNNING if _is_locked(workspace / ".cache" / name / "lock") else State.INTERRUPTED,
+        "status": state,
+        "result": state,
         "training": said[-1].replace("] ", " ", 1) if said else "",
         "metrics": {},
         "gate": {},
@@ -258,6 +260,7 @@ def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
         "directory": str(folder),
         "ended": _ended(summary, folder),
         "status": summary.status,
+        "result": summary.result,
         "training": _training(summary),
         "metrics": summary.metrics,
         "gate": dataclasses.asdict(summary.gate),
@@ -288,12 +291,11 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _cells(row: Mapping[str, Any]) -> list[str | Cell]:
     """Return the table cells of a row, in the order of `_COLUMNS`."""
-    result = result_of(row["status"])
     return [
         row["name"],
         row["number"],
         row["ended"][:16].replace("T", " ") or "-",
-        Cell(result, LOOKS.get(result, "")),
+        Cell(row["result"], LOOKS.get(row["result"], "")),
         *score_and_loss(row["metrics"]),
         f"{row['num_bytes'] / 2**20:,.1f}",
     ]

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
+from tpu_components.core.base.states import NOT_PROMOTED, PASSED, PROMOTED, State, result_of
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.results.evaluation_info import Decision
@@ -77,6 +77,16 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
     error: str = ""
 
     @property
+    def is_registered(self) -> bool:
+        """Whether the run registered its model; without a registry nothing is promoted."""
+        return bool(self.artifacts.get("version"))
+
+    @property
+    def result(self) -> str:
+        """The run's result: `promoted`, `passed`, `not promoted` or `failed`."""
+        return result_of(self.status, self.is_registered)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The settings of the configuration by their full names, for example `training.epochs`."""
         return dict(_flatten(self.config))
@@ -122,7 +132,7 @@ def as_text(summary: Summary) -> str:
     if metrics := summary.metrics:
         shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _HEADLINES if metrics.get(name) is not None)
         lines += ["", f"  test: {shown} ({metrics.get('num_examples') or 0:,} examples)"]
-        passed = PROMOTED if summary.deployment else "passed"  # Without a registry nothing is promoted.
+        passed = PROMOTED if summary.is_registered else PASSED
         lines += [f"  gate: {passed if summary.gate.promote else NOT_PROMOTED}"]
         lines += [f"        {rule}" for rule in summary.gate.reasons]
     if summary.export:

@@ -47,7 +47,7 @@ def test_what_was_run_before_is_not_run_again(fake, retrain):
     code, decision, first = retrain("--wait")
     assert (code, decision["needed"], decision["since"]) == (0, True, "")
     assert decision["reason"] == "there is no earlier run of 'digits'"
-    assert (first["state"], first["promoted"]) == ("succeeded", True)
+    assert (first["state"], first["result"]) == ("succeeded", "passed")
     code, decision, second = retrain("--wait")
     assert (code, decision["needed"], decision["since"]) == (0, False, first["job_id"])
     assert decision["reason"] == f"nothing has changed since {first['job_id']} (succeeded)"
@@ -236,8 +236,8 @@ def test_every_decision_is_kept_with_its_reasons_run_price_and_outcome(
     assert [(entry["needed"], entry["outcome"]) for entry in known] == [
         (True, ANY),
         (True, "not promoted"),
-        (False, "promoted"),
-        (True, "promoted"),
+        (False, "passed"),
+        (True, "passed"),
     ]
     assert known[0]["outcome"] in ("pending", "running")
     assert known[0]["changed"] == ["configuration"]

@@ -113,6 +113,28 @@ def test_links_among_earlier_runs_are_neither_followed_nor_deleted(workspace, tm
     assert (tmp_path / "photos" / "mine.jpg").read_text() == "mine"
 
 
+def test_a_run_that_registered_nothing_has_passed_and_is_not_promoted(workspace):
+    """The gate says the same about all of them; the registry does not."""
+    for name, status, artifacts in (
+        ("registered", "succeeded", {"version": "/elsewhere/0001"}),
+        ("unregistered", "succeeded", {}),
+        ("undeployed", "failed", {}),  # deploy_model failed.
+    ):
+        folder = write_run(workspace, 0.9, name=name, status=status)
+        summary = json.loads((folder / "summary.json").read_text()) | {"artifacts": artifacts}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    rows = history.as_rows(workspace)
+    assert {row["name"]: row["result"] for row in rows} == {
+        "registered": "promoted",
+        "unregistered": "passed",
+        "undeployed": "failed",
+    }
+    lines = history.as_table(rows).splitlines()
+    assert [line.split()[4] for line in lines if line.startswith("unregistered")] == ["passed"]
+    page = history.write_index(workspace, rows).read_text()
+    assert page.count(">promoted<") == page.count(">passed<") == 1
+
+
 def test_the_command_lists_and_cleans(workspace, capsys):
     for accuracy in (0.5, 0.6, 0.7):
         write_run(workspace, accuracy)
