@@ -22,14 +22,14 @@ from urllib.parse import quote
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import LOOKS, State
 from tpu_components.core.base.terminal import in_one_line
-from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE, REPORT_FILE
+from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE, REPORT_FILE, learning_rates
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Block, Cell, Sentences, Table
 from tpu_components.core.pages.scores import score_and_loss
 from tpu_pipelines.checking.workspace import HISTORY_SUFFIX, LOG_FILE, SUMMARY_FILE, history_dir
 from tpu_pipelines.config.steps import STEPS
-from tpu_pipelines.runs.summary import Summary
+from tpu_pipelines.runs.summary import Summary, as_trained
 
 KEPT = 10  # Number of earlier runs of a name that are kept.
 LATEST = "latest"
@@ -261,7 +261,7 @@ def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
         "ended": _ended(summary, folder),
         "status": summary.status,
         "result": summary.result,
-        "training": _training(summary),
+        "training": _training(as_trained(summary, folder)),
         "metrics": summary.metrics,
         "gate": dataclasses.asdict(summary.gate),
         "num_bytes": sum(path.stat().st_size for path in files),
@@ -272,10 +272,10 @@ def _training(summary: Summary) -> str:
     """Return a training's optimizer, learning rate, batch size and host, as text."""
     settings = summary.settings
     optimizer = settings.get("training.optimizer") or settings.get("training.optimizer.name") or ""
-    named = {"lr": "training.learning_rate", "batch": "training.batch_size_per_replica"}
-    known = {label: summary.number(setting) for label, setting in named.items()}
-    numbers = [f"{label} {value:g}" for label, value in known.items() if value is not None]
-    return ", ".join(filter(None, [str(optimizer), *numbers, summary.host]))
+    rates = learning_rates(summary.config["training"])
+    batch = summary.number("training.batch_size_per_replica")
+    parts = [str(optimizer), f"lr {rates}" if rates else "", "" if batch is None else f"batch {batch:g}", summary.host]
+    return ", ".join(filter(None, parts))
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
