@@ -13,7 +13,7 @@ import markupsafe
 import numpy as np
 
 from tpu_components.core.base.formatting import percent, plain_number, show
-from tpu_components.core.examples.artifacts import Manifest, ModelInfo
+from tpu_components.core.examples.artifacts import Manifest, ModelInfo, learning_rates
 from tpu_components.core.examples.generation import Alphabet, generate
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
@@ -186,12 +186,10 @@ def describe_run(split: str, manifest: Manifest, info: ModelInfo) -> tuple[str, 
     title = f"{info.name.rpartition('/')[2]} on {manifest.source}"
     replicas = f"{training['num_replicas']:,} × {training['accelerator']}"
     stages = training.get("stages", ())
-    rates = dict.fromkeys(stage["learning_rate"] or training["learning_rate"] for stage in stages)
-    shown_rates = " then ".join(f"{rate:g}" for rate in rates or [training["learning_rate"]])
     several = f" × {training['num_replicas']:,}" if training["num_replicas"] > 1 else ""
     batch = f"{training['batch_size_per_replica']:,}{several}"
     host = f" of {training['host']}" if training.get("host") else ""
-    subtitle = f"{page.now()}, learning rate {shown_rates}, batch {batch}, trained on {replicas}{host}"
+    subtitle = f"{page.now()}, learning rate {learning_rates(training)}, batch {batch}, trained on {replicas}{host}"
     frozen = (f"{stage['epochs']} with {', '.join(stage['frozen']) or 'nothing'} frozen" for stage in stages)
     in_stages = f" ({', then '.join(frozen)})" if stages else ""
     synchronized = f"synchronised: by the batch of all {training['num_replicas']} replicas"

@@ -183,7 +183,7 @@ class Examination:
             advice=compare(reports),
             run=page.run_name(),
             created=page.now(),
-            learning_rate=training.learning_rate,
+            learning_rate=max(outcome.learning_rate for _, _, outcome in self._compiled),
         )
 
     def compile_all(self, compilations: Sequence[Compilation]) -> list[Outcome]:

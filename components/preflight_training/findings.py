@@ -279,7 +279,7 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
         advice: Advice on which of several machines to take.
         run: Name of the run; empty if unknown.
         created: Time of the report.
-        learning_rate: Peak learning rate of the training, for one replica.
+        learning_rate: Peak learning rate of the training, for one replica; 0 if the model could not be compiled.
     """
 
     model: str

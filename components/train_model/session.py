@@ -20,7 +20,13 @@ from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.machines.device import Device
 from tpu_components.core.machines.hosts import ProcessGroup
 from tpu_components.core.models.lookup import build_model
-from tpu_components.core.models.step.compiling import compile_model, say_what_is_used, weigh_classes
+from tpu_components.core.models.step.compiling import (
+    compile_model,
+    own_optimizer,
+    say_what_is_used,
+    used_hyperparameters,
+    weigh_classes,
+)
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.step.sharding import FULLY_SHARDED
 from tpu_components.core.models.step.stages import Freezer, PlannedStage, plan_stages, stage_of
@@ -72,6 +78,7 @@ class Session:
         initial: Model whose weights the training started with; None for new weights.
         class_weights: Weight of each class in the loss, see `weigh_classes`; empty if all are equal.
         model: The keras.Model, compiled for `stage`.
+        used: Hyper-parameters that the training uses where they may differ from `params`; see `used_hyperparameters`.
         progress: Progress of the run.
         steps: Steps of an epoch.
         batch_size: Examples per step, of all replicas together.
@@ -109,8 +116,9 @@ class Session:
             self.freezer.freeze(stage.frozen)
         self._compile(self.stages[0])
         self.code = check_rebuilds(self.model, params.model, manifest.task)
-        if used := say_what_is_used(self.model, self.stage.params):
-            warn(used)
+        if said := say_what_is_used(self.model, self.stage.params):
+            warn(said)
+        self.used = used_hyperparameters(self.model, manifest.interface, params, self.steps)
         self.stopwatch = Stopwatch(COMPUTE, CHECKPOINT, *([INPUT] if device.backend == "jax" else []))
         identity = run_digest(params, initial, manifest, device.backend, device.precision, self.model.get_config())
         self.progress = TrainingProgress(identity=identity, batch_size=self.batch_size)
@@ -155,6 +163,12 @@ class Session:
             "metric": self.model.metrics_variables,
         }
         return {f"{kind}/{i:05d}": variable for kind, some in kinds.items() for i, variable in enumerate(some)}
+
+    @property
+    def learning_rate(self) -> float:
+        """Peak learning rate of the present stage, for one replica."""
+        used = self.used["stages"][self.stage.number - 1] if self.stage.number else self.used
+        return float(used["learning_rate"])
 
     def weights(self) -> dict[str, Any]:
         """Return the variables of the model, by name."""
@@ -285,10 +299,15 @@ class Session:
     def _diverged(self, epoch: int, step: int, what: str) -> InputError:
         path = self.checkpoint_dir / checkpoint.CHECKPOINT_FILE
         kept = f"The last good checkpoint is kept in {path}." if path.is_file() else "There was no checkpoint yet."
+        advice = f"Lower training.learning_rate ({self.learning_rate:g}), add training.warmup_epochs"
+        if own_optimizer(self.model, self.stage.params) is not None:
+            advice = (
+                f"Lower the learning rate of the optimizer that the model is compiled with ({self.learning_rate:g}), "
+                "set training.optimizer and training.learning_rate"
+            )
         return InputError(
             f"Training diverged: {what} is not finite at step {step} of epoch {epoch + 1}. Expected "
-            f"finite numbers. Lower training.learning_rate ({self.stage.params.learning_rate}), add "
-            f"training.warmup_epochs, or use precision float32. {kept}"
+            f"finite numbers. {advice}, or use precision float32. {kept}"
         )
 
     def restore(self, replay: Callable[[Mapping[str, float]], None]) -> bool:

@@ -256,7 +256,7 @@ class _Training:
             progress.say(
                 STEP,
                 f"stage {stage.number}/{len(session.stages)}: {stage.params.epochs} epochs, learning rate "
-                f"{stage.params.learning_rate:g}, {frozen}: {session.num_trainable:,} parameters are trainable",
+                f"{session.learning_rate:g}, {frozen}: {session.num_trainable:,} parameters are trainable",
             )
 
     def _end_epoch(self, logs: dict[str, float], seconds: float, num_examples: int) -> None:
@@ -400,6 +400,7 @@ class _Training:
                 dataset_fingerprint=manifest.fingerprint,
                 training={
                     **dataclasses.asdict(session.params),
+                    **session.used,
                     **dataclasses.asdict(result),
                     "host": devices.describe_host(),
                     "initial_model": initial.name if initial else "",

@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import math
+import os
 import re
 import tempfile
 import textwrap
@@ -33,6 +34,7 @@ from tpu_pipelines.checking import preflight as compiling
 from tpu_pipelines.checking.check_list import UNASKED, examine
 from tpu_pipelines.config.configuration import load_config, read_data
 from tpu_pipelines.config.schema import settings
+from tpu_pipelines.config.settings import load_settings
 from tpu_pipelines.doctor.findings import Finding, as_lines, errors_in
 from tpu_pipelines.runs import comparison
 from tpu_pipelines.runs.exports import export_run, find_export
@@ -333,7 +335,8 @@ def check(config: Place | Mapping[str, Any], overrides: Sequence[str] = (), *, w
     Raises:
         InputError: If the configuration cannot be read, or a key or value is wrong.
     """
-    return Checks(tuple(examine(load_config(config, overrides), UNASKED, workspace=Path(workspace))))
+    parsed = load_config(config, overrides)
+    return Checks(tuple(examine(parsed, UNASKED, settings=load_settings(os.environ), workspace=Path(workspace))))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -367,7 +370,7 @@ def preflight(
     """
     parsed = load_config(config, overrides)
     folder = Path(workspace) / f"{parsed.name}-preflight"
-    compiling.preflight(parsed, machines, folder)
+    compiling.preflight(parsed, machines, folder, region=load_settings(os.environ).region)
     return Preflight.load(folder)
 
 

@@ -22,6 +22,7 @@ from tpu_pipelines.checking.checks import check_data, check_deploy, check_inputs
 from tpu_pipelines.checking.group_hints import find_group_hints
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
 from tpu_pipelines.doctor.findings import CannotAskError, Check, CheckCost, Finding, ask_all, errors_in
 from tpu_pipelines.doctor.google_apis import GoogleApis
@@ -47,7 +48,7 @@ def examine(
         config: Configuration to check.
         costs: Costs of the checks to run.
         target: The platform, for example `vertex`; empty for a run on this machine.
-        settings: Project, region, bucket and images.
+        settings: Project, region, bucket and images. Without a target, only the region counts, for the price.
         workspace: Folder for runs on this machine.
         context: kubectl context of Kubeflow's cluster; empty skips the checks of the cluster.
 
@@ -55,7 +56,7 @@ def examine(
         InputError: If a setting that the platform's checks need is missing, or the platform lacks the machine.
     """
     settings = settings or Settings()
-    checks = ConfigChecks(config, None if target else workspace).checks()
+    checks = ConfigChecks(config, None if target else workspace, target, settings.region).checks()
     if target:
         checks += platform_checks(config, target, settings)
     if target and set(ASKED) & set(costs):
@@ -101,10 +102,13 @@ class ConfigChecks:
     Args:
         config: Configuration to check, already read.
         workspace: Folder for runs, which may hold the champion; None for a run on a platform.
+        target: The platform; empty for a run on this machine, with the prices of the first platform that has a machine.
+        region: Region of the settings, for the price.
     """
 
-    def __init__(self, config: Config, workspace: Path | None) -> None:
+    def __init__(self, config: Config, workspace: Path | None, target: str, region: str) -> None:
         self._config, self._workspace = config, workspace
+        self._target, self._region = target, region
         self._interface: Interface | None = None  # The check of the data sets it.
 
     def checks(self) -> list[Check]:
@@ -124,7 +128,8 @@ class ConfigChecks:
 
     def _machine(self) -> Iterator[Finding]:
         for machine in self._config.machine.candidates if self._config.machine else ():
-            price = machine.paid.price
+            target = self._target or machine.slice.targets[0]
+            price = paid_on(self._config, machine, target, self._region).price
             cost = (
                 f"{price.usd_per_hour:.2f} $ an hour in {price.region} at {billed_by(price.target)}"
                 if price

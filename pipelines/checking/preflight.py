@@ -83,6 +83,7 @@ def preflight(
     like: Footprint | None = None,
     targets: Sequence[str] = (VERTEX,),
     planned: PlannedData | None = None,
+    region: str = "",
 ) -> PreflightReport:
     """Compile a configuration's training step for machines; writes the report to a folder and returns it.
 
@@ -93,6 +94,7 @@ def preflight(
         like: Footprint of another training, which sets the numbers of examples; the available data are a sample.
         targets: Platforms whose prices are used for each machine: `vertex`, `kubeflow`.
         planned: Expected size of the training data, of which the available data are a sample.
+        region: Region of the settings; see `paid_on`.
 
     Raises:
         InputError: If the configuration, its data or its model cannot be used, or the TPU compiler is not installed.
@@ -102,7 +104,7 @@ def preflight(
     specs = [with_settings_of(candidate, config.machine) for candidate in named]
     if not specs:
         specs = list(config.machine.candidates) if config.machine else [parse_machine(CHEAPEST_MACHINE)]
-    candidates = [paid_on(config, spec, target) for spec in specs for target in targets]
+    candidates = [paid_on(config, spec, target, region) for spec in specs for target in targets]
     examination = Examination(preflight_params(config, candidates[0]), candidates)
     measurement = examination.measurement
     if like:  # Compile for as many examples as the other training had.

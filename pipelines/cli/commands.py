@@ -394,6 +394,7 @@ COMMANDS = (
             limit("--dearer", "a run may be more expensive"),
             MARKDOWN,
             WORKSPACE,
+            SETTINGS,
             json_flag("print the report, and nothing else, on stdout"),
         ),
     ),

@@ -9,7 +9,7 @@ from typing import Any
 
 from tpu_components.core.base.errors import DONE, FAILED, REJECTED, InputError
 from tpu_components.core.base.retries import Backoff
-from tpu_components.core.base.states import State
+from tpu_components.core.base.states import NOT_PROMOTED, State
 from tpu_pipelines.cli.output import show, show_text, tell_error, tell_hint
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings, hide_credentials, load_settings
 from tpu_pipelines.platforms.jobs import Platform, Retrying, Submission
@@ -51,13 +51,14 @@ def tell_submission(submission: Submission, as_json: bool, facts: Mapping[str, A
     lines = [f"{submission.job_id}: {submission.state}, to train on {submission.machine}", ""]
     lines += [f"  {step:<20}{state}" for step, state in submission.steps.items()]
     lines += ["", f"  run   {submission.url}", f"  logs  {submission.logs_url}"]
-    known = dataclasses.asdict(submission) | {"promoted": submission.promoted}
+    known = dataclasses.asdict(submission)
+    known |= {"passed_gate": submission.passed_gate, "promoted": submission.promoted, "result": submission.result}
     show({**known, **facts}, "\n".join(lines), as_json)
     if submission.state in (State.FAILED, State.CANCELLED):
         tell_error(f"{submission.error or submission.state}")
         tell_hint("`tpu-pipelines submit … --again` starts it once more")
         return FAILED
-    return REJECTED if submission.state is State.SUCCEEDED and not submission.promoted else DONE
+    return REJECTED if submission.result == NOT_PROMOTED else DONE
 
 
 def status(arguments: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tpu_components.core.base.errors import DONE, InputError
 from tpu_components.core.base.retries import PlatformError
-from tpu_components.core.base.states import State, result_of
+from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec
@@ -21,6 +21,7 @@ from tpu_pipelines.cli.output import show, show_text, tell_hint
 from tpu_pipelines.cli.platforms import ask_first, plan_checked, tell_sent
 from tpu_pipelines.cli.runs import tell_outcome
 from tpu_pipelines.config.configuration import Config, load_config
+from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import load_settings
 from tpu_pipelines.retraining import retrain as deciding
 from tpu_pipelines.retraining.job_summary import RunFindings, append, render_junit, render_markdown, render_outputs
@@ -65,7 +66,7 @@ def _retrain_here(arguments: argparse.Namespace, config: Config, occasion: Occas
     if not last:
         report.keep(entry)  # Before the run, which may be killed.
     outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)
-    report.keep(dataclasses.replace(entry, outcome=result_of(outcome.summary.status)))
+    report.keep(dataclasses.replace(entry, outcome=outcome.summary.result))
     deployment = outcome.summary.deployment
     report.write({}, lambda: RunFindings.of_folder(run_dir), deployment.version if deployment else "")
     return tell_outcome(outcome, arguments.json, report.facts)
@@ -84,7 +85,7 @@ def _retrain_there(arguments: argparse.Namespace, config: Config, occasion: Occa
     if entry.needed:
         ask_first(arguments, config, settings)
     submission = started or submit(plan, submitter, again=entry.needed)
-    price = partial(_price, [job.machine for job in plan.jobs], target=arguments.target)
+    price = partial(_price, config, [job.machine for job in plan.jobs], arguments.target, settings.region)
     report.keep(entry.with_run(submission, price(submission.machine)))  # Before waiting, which may be killed.
     if arguments.wait and plan.has(submission.job_id):
         submission = wait(plan, submission, submitter, StatePrinter(), arguments.poll_seconds)
@@ -158,10 +159,12 @@ class _Report:
             storage.write_bytes(junit, render_junit(name, entry.outcome, findings.reasons).encode())
 
 
-def _price(machines: Iterable[MachineSpec], name: str, target: str) -> float | None:
+def _price(config: Config, machines: Iterable[MachineSpec], target: str, region: str, name: str) -> float | None:
     """Return the price of an hour of a machine on the target; None if unknown."""
     machine = next((machine for machine in machines if machine.name == name), None)
-    price = machine and machine.slice.price(machine.region, machine.spot, target)
+    if machine is None or target not in machine.slice.targets:
+        return None
+    price = paid_on(config, machine, target, region).price
     return price.usd_per_hour if price else None
 
 
@@ -175,7 +178,9 @@ def _place(arguments: argparse.Namespace, config: Config) -> str:
 
 def _tell_history(arguments: argparse.Namespace, config: Config) -> int:
     place = _place(arguments, config)
-    price = partial(_price, config.machine.candidates if config.machine else (), target=arguments.target)
+    machines = config.machine.candidates if config.machine else ()
+    region = load_settings(os.environ, arguments.settings).region
+    price = partial(_price, config, machines, arguments.target, region)
     ask = (lambda run: None) if arguments.target == HERE else connect(arguments)[1].get
     known = deciding.entries(place, ask, price, lambda name: tell_hint(f"left out, as no decision: {name}"))
     if not known:

@@ -69,7 +69,7 @@ def _ask(arguments: argparse.Namespace) -> argparse.Namespace:
 def check(arguments: argparse.Namespace) -> int:
     """Find everything that would stop a run or bias its result; returns the exit code."""
     config, target = load_config(arguments.config, arguments.overrides), arguments.target
-    settings = load_settings(os.environ, arguments.settings) if target else None
+    settings = load_settings(os.environ, arguments.settings)
     findings = examine(config, UNASKED, target, settings, workspace=arguments.workspace)
     show_findings(findings, arguments.json)
     if errors_in(findings):
@@ -93,7 +93,8 @@ def preflight(arguments: argparse.Namespace) -> int:
         baseline = load_baseline(named)
     directory, planned = arguments.workspace / f"{config.name}-preflight", _planned(arguments)
     like = baseline.footprint if baseline else None
-    report = compiling.preflight(config, names, directory, like, arguments.target, planned)
+    region = load_settings(os.environ, arguments.settings).region
+    report = compiling.preflight(config, names, directory, like, arguments.target, planned, region)
     comparison = FootprintComparison.make(report, baseline, *limits) if baseline else None
     if baseline and not comparison and report.machines[0].passed:
         tell_hint(f"no time is known of {report.machines[0].machine}, so nothing is held against {baseline.name}")

@@ -234,8 +234,23 @@ def training_timeout(config: Config, machine: MachineSpec, target: str) -> Train
     return TrainingTimeout(seconds, False, reason)
 
 
-def paid_on(config: Config, machine: MachineSpec, target: str) -> PaidMachine:
-    """Return a machine with the target's price, and the training's time limit and number of attempts."""
+def paid_on(config: Config, machine: MachineSpec, target: str, region: str = "") -> PaidMachine:
+    """Return a machine with the target's price, and the training's time limit and number of attempts.
+
+    Every command that shows a price gets it from here, so that all of them show the price of the same region.
+
+    Args:
+        config: Configuration of the training.
+        machine: The machine.
+        target: The platform, for example `vertex`.
+        region: Region of the settings, in which Vertex AI trains on a machine that has no region of its own. Ignored if
+            it does not train on the machine.
+
+    Raises:
+        InputError: If the target does not offer the machine.
+    """
+    if target == VERTEX and not machine.region and region in machine.slice.regions:
+        machine = dataclasses.replace(machine, region=region)
     timeout = training_timeout(config, machine, target)
     return PaidMachine(
         machine.name,
@@ -247,8 +262,8 @@ def paid_on(config: Config, machine: MachineSpec, target: str) -> PaidMachine:
     )
 
 
-def on_machine(config: Config, machine: MachineSpec, target: str = VERTEX) -> Config:
-    """Return the configuration with another machine; preflight then uses this machine and the target's prices.
+def on_machine(config: Config, machine: MachineSpec, target: str = VERTEX, region: str = "") -> Config:
+    """Return the configuration with another machine; preflight then uses this machine and the price of `paid_on`.
 
     Raises:
         InputError: If the machine does not run the training's backend.
@@ -256,7 +271,7 @@ def on_machine(config: Config, machine: MachineSpec, target: str = VERTEX) -> Co
     config = dataclasses.replace(config, machine=machine)
     if config.preflight is None:
         return config
-    return dataclasses.replace(config, preflight=preflight_params(config, paid_on(config, machine, target)))
+    return dataclasses.replace(config, preflight=preflight_params(config, paid_on(config, machine, target, region)))
 
 
 @dataclasses.dataclass(frozen=True)

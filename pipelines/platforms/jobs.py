@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import yaml
 
 from tpu_components.core.base.retries import Backoff
-from tpu_components.core.base.states import State
+from tpu_components.core.base.states import State, result_of
 from tpu_components.core.machines.machine_spec import MachineSpec
 
 TRAINING_TASK = "train-model"  # Name of the training's task in a pipeline.
@@ -101,11 +101,23 @@ class Submission:
     training_seconds: float = 0
 
     @property
-    def promoted(self) -> bool:
+    def passed_gate(self) -> bool:
         """Whether the model has passed the gate."""
-        # `mark_promoted` runs if nothing is exported.
-        judged = (self.steps.get(name) for name in ("export_model", "mark_promoted"))
-        return any(state in (State.SUCCEEDED, State.CACHED) for state in judged)
+        return self._has_done("export_model", "mark_promoted")  # The second runs if nothing is exported.
+
+    @property
+    def promoted(self) -> bool:
+        """Whether the model has passed the gate and is registered."""
+        return self._has_done("deploy_model")
+
+    @property
+    def result(self) -> str:
+        """The run's result: `promoted`, `passed` or `not promoted`; the state of a run that has not succeeded."""
+        is_rejected = self.state is State.SUCCEEDED and not self.passed_gate
+        return result_of(State.REJECTED if is_rejected else self.state, self.promoted)
+
+    def _has_done(self, *steps: str) -> bool:
+        return any(self.steps.get(step) in (State.SUCCEEDED, State.CACHED) for step in steps)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ import markupsafe
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import byte_size, time
 from tpu_components.core.base.retries import PlatformError
-from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
+from tpu_components.core.base.states import NOT_PROMOTED, PASSED, PROMOTED, State
 from tpu_components.core.examples.artifacts import EVALUATION_FILE, PREFLIGHT_FILE
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import billed_by
@@ -34,7 +34,7 @@ from tpu_pipelines.retraining.retrain import RunDecision
 from tpu_pipelines.runs.data_drift import champion_of
 from tpu_pipelines.runs.summary import Summary
 
-_SIGNS = {PROMOTED: SIGNS[True], NOT_PROMOTED: SIGNS[False], State.FAILED: SIGNS[False]}
+_SIGNS = {PROMOTED: SIGNS[True], PASSED: SIGNS[True], NOT_PROMOTED: SIGNS[False], State.FAILED: SIGNS[False]}
 _LISTED_SLICES = 10
 _HEADING_LEVEL = 3
 

@@ -18,7 +18,7 @@ from typing import Self
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.states import LOOKS, NOT_PROMOTED, PROMOTED, State
+from tpu_components.core.base.states import LOOKS, State
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Cell, Table
@@ -89,8 +89,9 @@ class RunDecision:
         changed: Changes before the decision: any of `data`, `configuration` and `code`.
         reason: Reasons as text.
         run: Job or folder of the run. Until a run is started, that of the last run; empty if there is none.
-        outcome: `promoted`, `not promoted`, or the state of a run without a result; `started` for a local run that is
-            running or was killed. Empty until a run is started.
+        outcome: `promoted`; `passed` if the gate passed the model and the run has no registry; `not promoted`; or the
+            state of a run without a result. `started` for a local run that is running or was killed. Empty until a run
+            is started.
         machine: Machine of the training; empty for a local run.
         training_hours: Hours that the training had its machine, or waited for it; 0 for a run that existed before.
         usd: Price of these hours in US dollars; None if unknown or free.
@@ -121,12 +122,10 @@ class RunDecision:
     def with_run(self, run: Submission, usd_per_hour: float | None) -> Self:
         """Return the decision with the current state and price of its run on a platform."""
         hours = run.training_seconds / 3600 if self.needed else 0.0
-        is_judged = run.state is State.SUCCEEDED
-        outcome = (PROMOTED if run.promoted else NOT_PROMOTED) if is_judged else str(run.state)
         return dataclasses.replace(
             self,
             run=run.job_id,
-            outcome=outcome,
+            outcome=str(run.result),
             machine=run.machine,
             training_hours=round(hours, 4),
             usd=None if usd_per_hour is None or not self.needed else round(hours * usd_per_hour, 2),

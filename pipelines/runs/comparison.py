@@ -11,10 +11,9 @@ from typing import Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import percent, show
 from tpu_components.core.base.states import State
-from tpu_components.core.examples.artifacts import MODEL_FILE, load_history
+from tpu_components.core.examples.artifacts import MODEL_FILE, learning_rates, load_history
 from tpu_components.core.examples.interface import TASKS, judged_figure
 from tpu_components.core.files import storage
-from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Cell, Section, Sentences, Table
@@ -23,7 +22,7 @@ from tpu_components.core.results.export_info import with_spread
 from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER, direction
 from tpu_components.export_model.formats import FORMATS
 from tpu_pipelines.checking.workspace import SUMMARY_FILE
-from tpu_pipelines.runs.summary import Summary
+from tpu_pipelines.runs.summary import Summary, TrainedModel, as_trained
 
 _NOTHING = "–"
 _MAX_TEXT = 60
@@ -36,20 +35,13 @@ _JUDGED = tuple(task.judged for task in TASKS.values())
 
 
 @dataclasses.dataclass(frozen=True)
-class _Model(JsonFile, name=MODEL_FILE, what="the description of a model", step="the pipeline"):
-    """The part of `model.json`, of any version, that a comparison reads."""
-
-    training: Mapping[str, Any]
-    dataset_fingerprint: str
-
-
-@dataclasses.dataclass(frozen=True)
 class ComparedRun:
     """Results of a run.
 
     Attributes:
         label: Name of the run, unique in the comparison.
         summary: Content of the run's `summary.json`.
+        hyperparameters: Hyper-parameters of the training, by name; see `as_trained`.
         trained: Facts about the training: section `training` of `model.json`.
         history: One mapping of metrics per epoch; empty if the run did not train.
         dataset: Fingerprint of the data set; empty if the run did not train.
@@ -57,6 +49,7 @@ class ComparedRun:
 
     label: str
     summary: Summary
+    hyperparameters: Mapping[str, Any]
     trained: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     history: tuple[Mapping[str, float | None], ...] = ()
     dataset: str = ""
@@ -169,10 +162,12 @@ def compare(folders: Sequence[Path]) -> RunComparison:
 
 def _load(folder: Path, label: str) -> ComparedRun:
     summary, model_dir = Summary.load(folder), folder / "model"
+    hyperparameters = as_trained(summary, folder).config["training"]
     if not (model_dir / MODEL_FILE).is_file():
-        return ComparedRun(label, summary)
-    info = _Model.load(model_dir)
-    return ComparedRun(label, summary, info.training, load_history(model_dir), info.dataset_fingerprint)
+        return ComparedRun(label, summary, hyperparameters)
+    info = TrainedModel.load(model_dir)
+    history = load_history(model_dir)
+    return ComparedRun(label, summary, hyperparameters, info.training, history, info.dataset_fingerprint)
 
 
 def _labels(places: Sequence[Path]) -> list[str]:
@@ -213,6 +208,10 @@ def _training(runs: Sequence[ComparedRun]) -> tuple[Row, ...]:
         facts = [run.trained.get(name) for run in runs]  # An older file lacks some.
         return [fact if isinstance(fact, kind) else None for fact in facts]
 
+    def read_settings(name: str, kind: Any = int | float) -> list[Any]:
+        values = [run.hyperparameters.get(name) for run in runs]
+        return [value if isinstance(value, kind) else None for value in values]
+
     devices = [
         f"{run.trained.get('num_replicas')} × {run.trained.get('accelerator')}" if run.dataset else None for run in runs
     ]
@@ -221,10 +220,9 @@ def _training(runs: Sequence[ComparedRun]) -> tuple[Row, ...]:
         # To the minute, in UTC.
         _row("ended", [run.summary.ended or None for run in runs], lambda ended: ended[:16].replace("T", " ")),
         _row("epochs", read("epochs")),
-        _row("learning rate", [run.summary.number("training.learning_rate") for run in runs], "{:g}".format),
-        _row(
-            "batch per replica", [run.summary.number("training.batch_size_per_replica") for run in runs], "{:,}".format
-        ),
+        _row("optimizer", read_settings("optimizer", str)),
+        _row("learning rate", [learning_rates(run.hyperparameters) or None for run in runs]),
+        _row("batch per replica", read_settings("batch_size_per_replica"), "{:,}".format),
         _row("trained in, s", read("seconds"), "{:,.1f}".format, LOWER),
         _row("examples/s", read("examples_per_second"), "{:,.0f}".format, HIGHER),
         _row("sessions", read("sessions")),

@@ -20,16 +20,16 @@ from typing import Any
 from urllib.parse import quote
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.states import LOOKS, State, result_of
+from tpu_components.core.base.states import LOOKS, State
 from tpu_components.core.base.terminal import in_one_line
-from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE, REPORT_FILE
+from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE, REPORT_FILE, learning_rates
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Block, Cell, Sentences, Table
 from tpu_components.core.pages.scores import score_and_loss
 from tpu_pipelines.checking.workspace import HISTORY_SUFFIX, LOG_FILE, SUMMARY_FILE, history_dir
 from tpu_pipelines.config.steps import STEPS
-from tpu_pipelines.runs.summary import Summary
+from tpu_pipelines.runs.summary import Summary, as_trained
 
 KEPT = 10  # Number of earlier runs of a name that are kept.
 LATEST = "latest"
@@ -178,7 +178,7 @@ def names(workspace: Path) -> list[str]:
 
 
 def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
-    """Return a mapping for each readable run: `name`, `number`, `directory`, `status`, `metrics` and others.
+    """Return a mapping for each readable run: `name`, `number`, `directory`, `result`, `metrics` and others.
 
     A run that has not ended has the status `running` or `interrupted`; its `training` is the last log line of a step.
 
@@ -222,12 +222,14 @@ def _unfinished_row(workspace: Path, name: str) -> dict[str, Any]:
     said = re.findall(
         rf"^ *\[((?:{'|'.join(STEPS)})\] .+)$", (workspace / name / LOG_FILE).read_text(errors="replace"), re.MULTILINE
     )
+    state = State.RUNNING if _is_locked(workspace / ".cache" / name / "lock") else State.INTERRUPTED
     return {
         "name": name,
         "number": LATEST,
         "directory": str(workspace / name),
         "ended": "",
-        "status": State.RUNNING if _is_locked(workspace / ".cache" / name / "lock") else State.INTERRUPTED,
+        "status": state,
+        "result": state,
         "training": said[-1].replace("] ", " ", 1) if said else "",
         "metrics": {},
         "gate": {},
@@ -258,7 +260,8 @@ def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
         "directory": str(folder),
         "ended": _ended(summary, folder),
         "status": summary.status,
-        "training": _training(summary),
+        "result": summary.result,
+        "training": _training(as_trained(summary, folder)),
         "metrics": summary.metrics,
         "gate": dataclasses.asdict(summary.gate),
         "num_bytes": sum(path.stat().st_size for path in files),
@@ -269,10 +272,10 @@ def _training(summary: Summary) -> str:
     """Return a training's optimizer, learning rate, batch size and host, as text."""
     settings = summary.settings
     optimizer = settings.get("training.optimizer") or settings.get("training.optimizer.name") or ""
-    named = {"lr": "training.learning_rate", "batch": "training.batch_size_per_replica"}
-    known = {label: summary.number(setting) for label, setting in named.items()}
-    numbers = [f"{label} {value:g}" for label, value in known.items() if value is not None]
-    return ", ".join(filter(None, [str(optimizer), *numbers, summary.host]))
+    rates = learning_rates(summary.config["training"])
+    batch = summary.number("training.batch_size_per_replica")
+    parts = [str(optimizer), f"lr {rates}" if rates else "", "" if batch is None else f"batch {batch:g}", summary.host]
+    return ", ".join(filter(None, parts))
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -288,12 +291,11 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _cells(row: Mapping[str, Any]) -> list[str | Cell]:
     """Return the table cells of a row, in the order of `_COLUMNS`."""
-    result = result_of(row["status"])
     return [
         row["name"],
         row["number"],
         row["ended"][:16].replace("T", " ") or "-",
-        Cell(result, LOOKS.get(result, "")),
+        Cell(row["result"], LOOKS.get(row["result"], "")),
         *score_and_loss(row["metrics"]),
         f"{row['num_bytes'] / 2**20:,.1f}",
     ]

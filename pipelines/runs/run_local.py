@@ -45,6 +45,8 @@ from tpu_components.preflight_training.findings import PreflightReport
 from tpu_pipelines.checking.checks import check_model_works, check_run, needs_check
 from tpu_pipelines.checking.workspace import LOG_FILE, SUMMARY_FILE, check_history, history_dir, with_registry
 from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.resources import on_machine
+from tpu_pipelines.config.settings import variable
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS
 from tpu_pipelines.pipeline.cache_keys import data_version, fingerprints, lineage, step_keys
 from tpu_pipelines.runs import history, tracking
@@ -90,7 +92,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
         config.machine.require_one_host("A run on this machine trains on one host (`tpu-pipelines submit` on several)")
     asked, config = config, with_registry(config, workspace)
     plan = check_run(config, workspace)
-    config = _without_missing_compiler(config)
+    config = _priced_like_a_submission(_without_missing_compiler(config))
     start = time.monotonic()
     run_dir = workspace / config.name
     cache_dir = workspace / ".cache" / config.name
@@ -146,6 +148,14 @@ def _without_missing_compiler(config: Config) -> Config:
             say("preflight_training", f"left out. {error}")
             return dataclasses.replace(config, preflight=None)
     return config
+
+
+def _priced_like_a_submission(config: Config) -> Config:
+    """Return the configuration with the price of its machine that `submit` shows, in the region of the settings."""
+    if config.machine is None or config.preflight is None:
+        return config
+    region = os.environ.get(variable("region"), "")  # A run here needs no other setting, so no other is checked.
+    return on_machine(config, config.machine, config.preflight.paid.target, region)
 
 
 @contextlib.contextmanager

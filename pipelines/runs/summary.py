@@ -3,11 +3,15 @@
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
-from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
+from tpu_components.core.base.states import NOT_PROMOTED, PASSED, PROMOTED, State, result_of
 from tpu_components.core.base.terminal import in_one_line
+from tpu_components.core.examples.artifacts import MODEL_FILE
 from tpu_components.core.files.typed_json import JsonFile
+from tpu_components.core.models.step.hyperparameters import TrainParams
+from tpu_components.core.registry.reference import MODEL_DIR
 from tpu_components.core.results.evaluation_info import Decision
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.deploy_model.params import DeployResult
@@ -16,6 +20,8 @@ from tpu_pipelines.checking.workspace import SUMMARY_FILE
 
 # Fields that are None if a run lacks the step; the file has an empty mapping instead.
 _OF_STEPS = ("preflight", "export", "deployment")
+# Defaults that a model replaces if it is compiled.
+_REPLACEABLE = {name: getattr(TrainParams, name) for name in ("optimizer", "learning_rate", "loss")}
 _HEADLINES = (
     "bits_per_character",
     "accuracy",
@@ -26,6 +32,14 @@ _HEADLINES = (
     "macro_f1",
     "mean_average_precision",
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel(JsonFile, name=MODEL_FILE, what="the description of a model", step="the pipeline"):
+    """The part of `model.json`, of any version, that pages and lists of runs read."""
+
+    training: Mapping[str, Any]
+    dataset_fingerprint: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +91,16 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
     error: str = ""
 
     @property
+    def is_registered(self) -> bool:
+        """Whether the run registered its model; without a registry nothing is promoted."""
+        return bool(self.artifacts.get("version"))
+
+    @property
+    def result(self) -> str:
+        """The run's result: `promoted`, `passed`, `not promoted` or `failed`."""
+        return result_of(self.status, self.is_registered)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The settings of the configuration by their full names, for example `training.epochs`."""
         return dict(_flatten(self.config))
@@ -103,6 +127,28 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
         return {**raw, **{name: raw.get(name) or None for name in _OF_STEPS}}
 
 
+def as_trained(summary: Summary, run_dir: Path) -> Summary:
+    """Return a run's summary whose section `training` has the hyper-parameters that the training used.
+
+    A model may bring its own optimizer, learning rate and loss, and the device decides the precision. If the run has no
+    model, its configuration does not tell whether defaults of these would have been used, and they are left out.
+
+    Args:
+        summary: The summary.
+        run_dir: The run's folder.
+    """
+    configured = summary.config.get("training")
+    if not isinstance(configured, Mapping):  # A file of an older version.
+        configured = {}
+    if trained := TrainedModel.find(run_dir / MODEL_DIR):
+        # `metrics` in model.json is what was measured.
+        used = {name: value for name, value in trained.training.items() if name in configured and name != "metrics"}
+        training = {**configured, **used}
+    else:
+        training = {name: value for name, value in configured.items() if value != _REPLACEABLE.get(name)}
+    return dataclasses.replace(summary, config={**summary.config, "training": training})
+
+
 def _flatten(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in section.items():
         if isinstance(value, Mapping):
@@ -122,7 +168,7 @@ def as_text(summary: Summary) -> str:
     if metrics := summary.metrics:
         shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _HEADLINES if metrics.get(name) is not None)
         lines += ["", f"  test: {shown} ({metrics.get('num_examples') or 0:,} examples)"]
-        passed = PROMOTED if summary.deployment else "passed"  # Without a registry nothing is promoted.
+        passed = PROMOTED if summary.is_registered else PASSED
         lines += [f"  gate: {passed if summary.gate.promote else NOT_PROMOTED}"]
         lines += [f"        {rule}" for rule in summary.gate.reasons]
     if summary.export:

@@ -13,7 +13,7 @@ from tpu_components.core.base.terminal import paragraph
 from tpu_components.core.examples.artifacts import load_history
 from tpu_components.core.files import storage
 from tpu_pipelines.checking.workspace import SUMMARY_FILE
-from tpu_pipelines.runs.summary import Summary
+from tpu_pipelines.runs.summary import Summary, as_trained
 
 VARIABLE = "TPU_PIPELINES_TRACKING"
 TRACKED_FILE = "tracking.json"  # In a run's folder: the tool and the address of its record.
@@ -60,7 +60,8 @@ def record(summary: Summary, run_dir: Path, tool: str) -> None:
     print(paragraph(f"recorded in {tool}: {place}"), file=sys.stderr)
 
 
-def _settings(summary: Summary) -> dict[str, Any]:
+def _settings(summary: Summary, run_dir: Path) -> dict[str, Any]:
+    summary = as_trained(summary, run_dir)
     return {name: value for name, value in summary.settings.items() if value not in ("", None, [], ())}
 
 
@@ -102,7 +103,7 @@ def _to_mlflow(summary: Summary, run_dir: Path) -> str:
     mlflow.set_experiment(run_dir.name)
     # After an error, the block ends the run as failed: the process may record another one.
     with mlflow.start_run(run_name=_name(summary, run_dir), tags=_labels(summary)) as run:
-        mlflow.log_params(_settings(summary))
+        mlflow.log_params(_settings(summary, run_dir))
         for epoch, figures in _epochs(run_dir):
             mlflow.log_metrics(figures, step=epoch)
         mlflow.log_metrics(_results(summary))
@@ -119,7 +120,7 @@ def _to_wandb(summary: Summary, run_dir: Path) -> str:
     run = wandb.init(
         project=run_dir.name,
         name=_name(summary, run_dir),
-        config=_settings(summary),
+        config=_settings(summary, run_dir),
         dir=str(run_dir),
     )
     for epoch, figures in _epochs(run_dir):

@@ -55,10 +55,12 @@ class Status(enum.StrEnum):
     UNKNOWN = "unknown"  # The check could not be made.
 
 
-PROMOTED, NOT_PROMOTED = "promoted", "not promoted"  # Results of a run's model.
+# Results of a run's model: it was registered, it passed the gate of a run without a registry, or the gate said no.
+PROMOTED, PASSED, NOT_PROMOTED = "promoted", "passed", "not promoted"
 COLOURS = {
     State.SUCCEEDED: "green",
     PROMOTED: "green",
+    PASSED: "green",
     Status.OK: "green",
     State.REJECTED: "yellow",
     NOT_PROMOTED: "yellow",
@@ -66,10 +68,20 @@ COLOURS = {
     State.FAILED: "red",
     Status.ERROR: "red",
 }
-LOOKS = {PROMOTED: "good", State.FAILED: "bad"}  # How pages show a result.
+LOOKS = {PROMOTED: "good", PASSED: "good", State.FAILED: "bad"}  # How pages show a result.
 
 
-def result_of(state: str) -> str:
-    """Return `promoted` for a succeeded run, `not promoted` for a rejected run, and any other state unchanged."""
-    results: dict[str, str] = {State.SUCCEEDED: PROMOTED, State.REJECTED: NOT_PROMOTED}
+def result_of(state: str, is_registered: bool = False) -> str:
+    """Return the result of a run: `promoted`, `passed`, `not promoted`, or the state of a run without a result.
+
+    Args:
+        state: State of the run.
+        is_registered: Whether the run registered its model. Without a registry, a model that passes the gate is not
+            promoted.
+
+    Example:
+        >>> result_of(State.SUCCEEDED, is_registered=True), result_of(State.SUCCEEDED), result_of(State.REJECTED)
+        ('promoted', 'passed', 'not promoted')
+    """
+    results: dict[str, str] = {State.SUCCEEDED: PROMOTED if is_registered else PASSED, State.REJECTED: NOT_PROMOTED}
     return results.get(state, state)

@@ -284,6 +284,22 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def learning_rates(training: Mapping[str, Any]) -> str:
+    """Return the peak learning rates of a training's stages for one replica, as text; empty if they are unknown.
+
+    Args:
+        training: Section `training` of `model.json` or of a configuration, of any version.
+
+    Example:
+        >>> learning_rates({"learning_rate": 0.001, "stages": [{"learning_rate": 0.0}, {"learning_rate": 1e-05}]})
+        '0.001 then 1e-05'
+    """
+    common = training.get("learning_rate")
+    stages = training.get("stages") or ()
+    rates = [stage.get("learning_rate") or common for stage in stages] or [common]
+    return " then ".join(dict.fromkeys(f"{rate:g}" for rate in rates if isinstance(rate, int | float)))
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of a model", step="train_model"):
     """`model.json`, the description of a trained model and its training.
@@ -295,7 +311,8 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
         input: Input that the model takes; see `Manifest`.
         task: Task of the model; see `Manifest`.
         dataset_fingerprint: Fingerprint of the data set that the model was trained on.
-        training: Parameters and facts of the training, among them examples seen, epochs and the best epoch.
+        training: Facts of the training, among them examples seen, epochs and the best epoch, and its hyper-parameters:
+            those that it used, also if they come with the model and not from the configuration.
         digests: SHA-256 of the architecture and of the best weights, by file name; empty in older files.
     """
 

@@ -280,7 +280,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
         - the input: `image` uint8[batch, height, width, channels], or `tokens` int32[batch, num_tokens];
         - the target `label`: int32[batch] for classes, int32[batch, num_tokens] for a language model, otherwise
           float32[batch, num_classes or num_targets];
-        - `weight` float32[batch], the example's weight in the training loss: 1 if the records have no weights;
+        - `weight` float32[batch], the example's weight in the training loss: 1 if the manifest names no weights;
         - with `with_keys`: `key` string[batch], and for texts `text` string[batch].
     """
     inputs, interface = manifest.input, manifest.interface
@@ -292,11 +292,14 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
     spec = {name: tf.io.FixedLenFeature([], tf.string) for name in names}
     # The label in a record of a corpus is the number of targets that count.
     spec[LABEL_FEATURE] = tf.io.FixedLenFeature(() if is_corpus else interface.target_shape, task.stored_dtype)
-    spec[WEIGHT_FEATURE] = tf.io.FixedLenFeature((), tf.float32, default_value=1.0)
+    if WEIGHT_FEATURE in manifest.features:
+        spec[WEIGHT_FEATURE] = tf.io.FixedLenFeature((), tf.float32)
 
     @tf.autograph.experimental.do_not_convert  # Nothing to convert, and the search for it takes 0.1 s.
     def parse(batch: Any) -> Any:
         fields = tf.io.parse_example(batch, spec)
+        if WEIGHT_FEATURE not in spec:  # A default would cost a search in every record.
+            fields[WEIGHT_FEATURE] = tf.ones(tf.shape(batch))
         fields[LABEL_FEATURE] = tf.cast(fields[LABEL_FEATURE], task.target_dtype)
         if isinstance(inputs, ImageInput):
             whole = _parse_images(inputs, fields[feature])

@@ -30,7 +30,7 @@ from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.examples.interface import Interface
 from tpu_components.core.machines.machine_spec import GPU, TPU, Slice
 from tpu_components.core.models.lookup import build_model, message_of, source_files
-from tpu_components.core.models.step.compiling import compile_model
+from tpu_components.core.models.step.compiling import compile_model, used_hyperparameters
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.step.program import Program, held_bytes
 from tpu_components.core.models.step.sharding import BATCH_AXIS, FULLY_SHARDED
@@ -96,6 +96,8 @@ class Outcome:
         parameters: Number of trainable parameters.
         objection: Reason for which train_model would refuse a model that fits; empty if there is none.
         stage: Number of the training stage that was compiled, from 1; 0 for a training without stages.
+        learning_rate: Peak learning rate of the training for one replica, that of the model's own optimizer if it has
+            one; 0 if the model was not compiled.
         is_cached: Whether the outcome was taken from the cache.
     """
 
@@ -110,6 +112,7 @@ class Outcome:
     parameters: int = 0
     objection: str = ""
     stage: int = 0
+    learning_rate: float = 0.0
     is_cached: bool = dataclasses.field(default=False, compare=False)
 
 
@@ -271,9 +274,10 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
     build, is_jax = functools.partial(_build, compilation), compilation.training.backend == "jax"
     try:
         model, stage = _without_values(build) if is_jax else build()
+        learning_rate = _peak_learning_rate(model, compilation)
         layers = [layer.name for layer in model._flatten_layers(include_self=False)]
         if compilation.machine.is_gpu:
-            return dataclasses.replace(_least_memory(model, compilation), stage=stage)
+            return dataclasses.replace(_least_memory(model, compilation), stage=stage, learning_rate=learning_rate)
         lower = _lower_jax if is_jax else _lower_tensorflow
         text, compile_program = lower(model, compilation)
         reader = code_of([hlo.__name__]).digest
@@ -281,7 +285,7 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
         path = cache_dir / f"program-{key}.json"
         known: Outcome | None = compile_cache.recall(path, Outcome)
         if known is not None:
-            return dataclasses.replace(known, stage=stage)
+            return dataclasses.replace(known, stage=stage, learning_rate=learning_rate)
         start = time.monotonic()
         compiled_text, stats = compile_program()
     except InputError as error:
@@ -299,9 +303,16 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
         cost=read_cost(compiled_text, layers, compilation.machine.generation.device_bytes_per_cycle),
         parameters=_count_parameters(model),
         stage=stage,
+        learning_rate=learning_rate,
     )
     compile_cache.keep(path, dataclasses.asdict(outcome))
     return outcome
+
+
+def _peak_learning_rate(model: Any, compilation: Compilation) -> float:
+    steps = steps_per_epoch(compilation.num_examples, compilation.batch_size)
+    used = used_hyperparameters(model, compilation.interface, compilation.training, steps)
+    return float(max(stage["learning_rate"] for stage in (used["stages"] or [used])))
 
 
 def _count_parameters(model: Any) -> int:

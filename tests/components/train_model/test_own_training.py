@@ -9,10 +9,12 @@ import pytest
 from tests.components.train_model.interrupting import continue_training, train_alone, train_until_sigterm
 from tests.components.train_model.weights import assert_equal_models, history_of, weights_of
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import learning_rates
+from tpu_components.core.models.step.hyperparameters import Stage
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords import write_records
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
-from tpu_components.train_model import train_model
+from tpu_components.train_model import TrainParams, train_model
 
 _OWN = """
 import keras
@@ -110,6 +112,71 @@ def test_a_metric_or_callback_that_cannot_be_used_is_refused_before_training(
     with pytest.raises(InputError, match=said):
         train_model(replace(own, **changes), digits_records, tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+_COMPILED = """
+import keras
+
+def build_model(image_shape, num_classes):
+    inputs = keras.Input(image_shape, dtype="uint8")
+    body = keras.layers.Flatten()(keras.layers.Rescaling(1 / 16)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(num_classes, activation="softmax", name="last")(body))
+    model.compile(keras.optimizers.SGD({rate}, momentum=0.8, weight_decay=0.01), "categorical_focal_crossentropy")
+    return model
+"""
+
+
+@pytest.fixture
+def compiled(tiny, tmp_path):
+    """Gives a training, all of whose settings of the optimizer are defaults, of a model that is compiled at a rate."""
+
+    def at(rate, **changes):
+        (path := tmp_path / "compiled.py").write_text(_COMPILED.format(rate=rate))
+        return TrainParams(
+            str(path), batch_size_per_replica=tiny.batch_size_per_replica, backend="tensorflow", **changes
+        )
+
+    return at
+
+
+def test_model_and_report_show_what_the_model_is_compiled_with(compiled, digits_records, tmp_path):
+    train_model(compiled(0.05, epochs=2), digits_records, tmp_path / "model")
+    training = json.loads((tmp_path / "model" / "model.json").read_text())["training"]
+    shown = {
+        "optimizer": "sgd",
+        "optimizer_parameters": {"momentum": 0.8},
+        "learning_rate": 0.05,
+        "learning_rate_scaling": "none",
+        "learning_rate_schedule": "constant",
+        "weight_decay": 0.01,
+        "loss": "categorical_focal_crossentropy",
+    }
+    assert {name: training[name] for name in shown} == shown
+    assert [entry["learning_rate"] for entry in history_of(tmp_path / "model")] == pytest.approx([0.05, 0.05])
+    evaluate_model(EvaluateParams(), digits_records, tmp_path / "model", tmp_path / "evaluation")
+    report = (tmp_path / "evaluation" / "report.html").read_text()
+    assert "learning rate 0.05, batch" in report
+    assert "learning rate 0.001" not in report
+
+
+def test_a_stage_says_the_rate_and_the_optimizer_that_it_trains_with(compiled, digits_records, tmp_path, capfd):
+    """A stage with a rate of its own replaces the model's optimizer."""
+    stages = (Stage(1), Stage(1, learning_rate=1e-5))
+    train_model(compiled(0.05, epochs=2, stages=stages), digits_records, tmp_path / "model")
+    said = capfd.readouterr().err
+    assert "stage 1/2: 1 epochs, learning rate 0.05, nothing frozen" in said
+    assert "stage 2/2: 1 epochs, learning rate 1e-05, nothing frozen" in said
+    training = json.loads((tmp_path / "model" / "model.json").read_text())["training"]
+    assert training["optimizer"] == "sgd then adam"
+    assert [stage["learning_rate"] for stage in training["stages"]] == [0.05, 1e-5]
+    assert learning_rates(training) == "0.05 then 1e-05"
+
+
+def test_a_training_that_diverges_names_the_rate_that_it_used(compiled, digits_records, tmp_path):
+    with pytest.raises(
+        InputError, match=r"optimizer that the model is compiled with \(1e\+30\), set training.optimizer"
+    ):
+        train_model(compiled(1e30, epochs=2), digits_records, tmp_path / "model")
 
 
 def test_what_the_configuration_names_replaces_what_the_model_is_compiled_with(own, digits_records, tmp_path, capfd):

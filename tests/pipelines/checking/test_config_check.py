@@ -7,9 +7,12 @@ import pytest
 
 from tests.cli import tpu_pipelines_here
 from tests.signing_keys import write_keys
-from tpu_pipelines.checking.check_list import UNASKED, contradicted_by, contradictions, examine
+from tpu_pipelines.checking.check_list import UNASKED, ConfigChecks, contradicted_by, contradictions, examine
 from tpu_pipelines.config.configuration import load_config
-from tpu_pipelines.doctor.findings import errors_in
+from tpu_pipelines.config.resources import paid_on
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.doctor.findings import answer, errors_in
+from tpu_pipelines.platforms.custom_job import in_region
 from tpu_pipelines.starting.data_overview import DataOverview
 
 pytestmark = pytest.mark.usefixtures("quick_models")
@@ -28,6 +31,41 @@ def test_a_sound_configuration_says_what_it_is_and_the_next_command(tmp_path):
     assert "ok       model     digits_cnn: is built for images (8, 8, 1), rebuilt" in lines
     assert lines[-1] == "next: tpu-pipelines run digits --set machine=v5e-4"
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("", "13.66 $ an hour in europe-west4 at Vertex AI's price"),
+        ("vertex", "13.66 $ an hour in europe-west4 at Vertex AI's price"),
+        ("kubeflow", "10.80 $ an hour in us-central1 at Compute Engine's list price"),
+    ],
+)
+def test_a_price_is_that_of_the_platform_and_of_the_region_that_submit_trains_in(target, expected, tmp_path):
+    config = load_config("digits", ["machine=v6e-4", "preflight=null"])
+    settings = Settings(region="europe-west4")
+    checks = ConfigChecks(config, None if target else tmp_path, target, settings.region).checks()
+    (finding,) = answer(next(check for check in checks if check.about == "machine"))
+    assert finding.said == f"v6e-4: 4 devices, {expected}"
+    submitted = in_region(config.machine, settings) if target != "kubeflow" else config.machine
+    price = paid_on(config, submitted, target or "vertex").price
+    assert f"{price.usd_per_hour:.2f} $ an hour in {price.region}" in finding.said
+
+
+def test_the_commands_check_and_preflight_take_the_region_from_the_settings(tmp_path):
+    """A spot v5e-4 costs 1.37 $ an hour at Vertex AI's price in the cheapest region, and 2.42 $ in us-west4."""
+    machine = ("--set", "machine={name: v5e-4, spot: true}", "--workspace", str(tmp_path / "runs"))
+    (tmp_path / "settings.yaml").write_text("region: us-west4")
+    settings = ("--settings", str(tmp_path / "settings.yaml"))
+    told = tpu_pipelines_here("check", "digits", *machine, *settings).stdout
+    assert "v5e-4: 4 devices, 2.42 $ an hour in us-west4 at Vertex AI's price" in told
+    done = tpu_pipelines_here("preflight", "digits", *machine, *settings, "--json")
+    (report,) = json.loads(done.stdout)["machines"]
+    assert (report["region"], report["cost"]["region"], report["cost"]["usd_per_hour"]) == (
+        "us-west4",
+        "us-west4",
+        pytest.approx(2.42, abs=0.005),
+    )
 
 
 def test_a_machine_of_several_hosts_is_for_a_platform(tmp_path):

@@ -58,3 +58,17 @@ def test_a_machine_is_paid_for_until_its_training_is_stopped_as_often_as_it_may_
     config = load_config("digits", overrides)
     paid = paid_on(config, config.machine, target)
     assert (paid.target, paid.timeout_seconds, paid.attempts) == (target, *expected)
+
+
+@pytest.mark.parametrize(
+    ("target", "machine", "expected"),
+    [
+        ("vertex", "machine=v6e-4", "europe-west4"),
+        ("vertex", "machine={name: v6e-4, region: us-east5}", "us-east5"),
+        ("vertex", "machine=v5e-4", ""),  # europe-west4 does not train on it.
+        ("kubeflow", "machine=v6e-4", ""),  # A cluster's machines are where the cluster is.
+    ],
+)
+def test_a_machine_without_a_region_is_paid_for_in_the_region_of_the_settings(target, machine, expected):
+    config = load_config("digits", [machine])
+    assert paid_on(config, config.machine, target, "europe-west4").region == expected

@@ -100,7 +100,7 @@ def finish(fake):
 
 def test_what_is_sent_arrives_as_it_was_compiled(plan, fake, kubeflow, clock):
     end = run(plan, kubeflow, clock)
-    assert (end.state, end.promoted, end.machine, end.name) == (State.SUCCEEDED, True, "v5e-4", "digits")
+    assert (end.state, end.result, end.machine, end.name) == (State.SUCCEEDED, "passed", "v5e-4", "digits")
     steps = {"list_source", "create_tfrecords", "train_model", "evaluate_model", "condition_1", "export_model"}
     assert set(end.steps) == steps
     ((run_id, sent),) = fake.runs.items()
@@ -660,7 +660,12 @@ def test_submit_waits_and_says_what_came_of_it(fake, environment, token, capfd):
     out, err = capfd.readouterr()
     assert code == 0, err
     said = json.loads(out)
-    assert (said["state"], said["machine"], said["promoted"]) == ("succeeded", "v5e-4", True)
+    assert (said["state"], said["machine"], said["passed_gate"], said["promoted"]) == (
+        "succeeded",
+        "v5e-4",
+        True,
+        False,
+    )
     assert f"succeeded on v5e-4, {fake.url}/#/runs/details/" in err
     assert "token-1" not in out + err
     assert main(["status", "digits", "--target", "kubeflow"]) == 0
@@ -812,7 +817,7 @@ def test_a_submitted_pipeline_trains_and_promotes(digits_on_s3, tmp_path):
         end = wait(plan, submit(plan, kubeflow), kubeflow, poll_seconds=0.5)
         findings = RunFindings.of_job(end, kubeflow, config, settings)
         (run_id,) = fake.runs
-        assert (end.state, end.promoted) == (State.SUCCEEDED, True), (tmp_path / f"{run_id}.log").read_text()[-3000:]
+        assert (end.state, end.result) == (State.SUCCEEDED, "passed"), (tmp_path / f"{run_id}.log").read_text()[-3000:]
     (evaluation,) = outputs(tmp_path, run_id, "evaluation.json")
     assert json.loads(evaluation.read_text())["challenger"]["accuracy"] > 0.5
     assert findings.evaluation == Evaluation.load(evaluation.parent)
@@ -846,7 +851,7 @@ def test_a_jobset_of_four_hosts_trains_and_survives_losing_one(tmp_path, monkeyp
             end = wait(plan, submit(plan, kubeflow), kubeflow, poll_seconds=0.5)
             run_id = list(fake.runs)[-1]
             log = (tmp_path / "runs" / f"{run_id}.log").read_text()
-            assert (end.state, end.promoted) == (State.SUCCEEDED, True), log[-5000:]
+            assert (end.state, end.result) == (State.SUCCEEDED, "passed"), log[-5000:]
             (path,) = outputs(tmp_path / "runs", run_id, "last.weights.h5")
             weights[name] = arrays(path)
             results[name] = json.loads((path.parent / "model.json").read_text())["training"]

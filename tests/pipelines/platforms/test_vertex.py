@@ -103,7 +103,7 @@ def place_of(custom_job):
 
 def test_what_is_sent_arrives_as_it_was_compiled(plan, fake, vertex, clock):
     end = run(plan, vertex, clock)
-    assert (end.state, end.promoted, end.machine) == (State.SUCCEEDED, True, "v5e-4")
+    assert (end.state, end.result, end.machine) == (State.SUCCEEDED, "passed", "v5e-4")
     assert set(end.steps) >= {"create_tfrecords", "preflight_training", "train_model", "export_model"}
     (job,) = fake.pipeline_jobs.values()
     assert job.display_name == "digits"
@@ -516,7 +516,7 @@ def test_logs_are_those_of_the_training(plan, fake, clock):
 def test_steps_that_the_cache_answers_are_done(plan, fake, clock):
     fake.execution = Simulate(cached=("create-tfrecords", "train-model", "export-model"))
     end = run(plan, connect(fake, clock), clock)
-    assert (end.state, end.promoted) == (State.SUCCEEDED, True)
+    assert (end.state, end.result) == (State.SUCCEEDED, "passed")
     assert (end.steps["train_model"], end.steps["evaluate_model"]) == ("cached", "succeeded")
     assert not fake.custom_jobs
 
@@ -535,7 +535,12 @@ def test_submit_waits_and_says_what_came_of_it(fake, environment, capfd):
     out, err = capfd.readouterr()
     assert code == 0, err
     said = json.loads(out)
-    assert (said["state"], said["machine"], said["promoted"]) == ("succeeded", "v6e-4", True)
+    assert (said["state"], said["machine"], said["passed_gate"], said["promoted"]) == (
+        "succeeded",
+        "v6e-4",
+        True,
+        False,
+    )
     assert f"{said['job_id']}: succeeded on v6e-4, https://console.cloud.google.com/" in err
     assert "[train_model] failed" in err
     assert "token-1" not in out + err
@@ -735,7 +740,7 @@ def executed(tmp_path_factory, storage_server):
 @pytest.mark.slow  # Runs the digits pipeline for real: half a minute.
 def test_a_submitted_pipeline_trains_and_promotes_on_the_machine_that_it_fell_back_to(executed):
     end, root, fake = executed
-    assert (end.state, end.machine, end.promoted) == (State.SUCCEEDED, "v6e-4", True), end.error
+    assert (end.state, end.machine, end.result) == (State.SUCCEEDED, "v6e-4", "passed"), end.error
     assert machines(fake) == [(V5E, "us-central1", "FAILED"), (V6E, "us-central1", "SUCCEEDED")]
     (evaluation,) = (root / end.job_id).rglob("evaluation.json")
     assert json.loads(evaluation.read_text())["challenger"]["accuracy"] > 0.9

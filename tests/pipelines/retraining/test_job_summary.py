@@ -4,7 +4,6 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from tpu_components.core.base.states import result_of
 from tpu_components.core.results.evaluation_info import (
     Decision,
     Difference,
@@ -51,9 +50,7 @@ def run_dir(tmp_path):
 
 
 def test_markdown_shows_decision_reasons_figures_beside_the_champions_and_slices_that_changed(run_dir):
-    text = render_markdown(
-        "digits", _CHANGED, result_of(Summary.load(run_dir).status), {}, RunFindings.of_folder(run_dir)
-    )
+    text = render_markdown("digits", _CHANGED, Summary.load(run_dir).result, {}, RunFindings.of_folder(run_dir))
     assert (
         text
         == """\
@@ -112,7 +109,9 @@ def test_the_gates_rules_are_test_cases(run_dir):
     assert [case.get("name") for case in failed] == [_REASONS[1].text]
 
 
-@pytest.mark.parametrize(("outcome", "failures"), [("promoted", 0), ("running", 0), ("not promoted", 1), ("failed", 1)])
+@pytest.mark.parametrize(
+    ("outcome", "failures"), [("promoted", 0), ("passed", 0), ("running", 0), ("not promoted", 1), ("failed", 1)]
+)
 def test_without_reasons_the_run_is_the_test_case(outcome, failures):
     suite = ET.fromstring(render_junit("dig\x00its", outcome, ()))
     assert suite.get("failures") == str(failures)

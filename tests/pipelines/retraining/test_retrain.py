@@ -47,7 +47,7 @@ def test_what_was_run_before_is_not_run_again(fake, retrain):
     code, decision, first = retrain("--wait")
     assert (code, decision["needed"], decision["since"]) == (0, True, "")
     assert decision["reason"] == "there is no earlier run of 'digits'"
-    assert (first["state"], first["promoted"]) == ("succeeded", True)
+    assert (first["state"], first["result"]) == ("succeeded", "passed")
     code, decision, second = retrain("--wait")
     assert (code, decision["needed"], decision["since"]) == (0, False, first["job_id"])
     assert decision["reason"] == f"nothing has changed since {first['job_id']} (succeeded)"
@@ -236,8 +236,8 @@ def test_every_decision_is_kept_with_its_reasons_run_price_and_outcome(
     assert [(entry["needed"], entry["outcome"]) for entry in known] == [
         (True, ANY),
         (True, "not promoted"),
-        (False, "promoted"),
-        (True, "promoted"),
+        (False, "passed"),
+        (True, "passed"),
     ]
     assert known[0]["outcome"] in ("pending", "running")
     assert known[0]["changed"] == ["configuration"]
@@ -255,6 +255,26 @@ def test_every_decision_is_kept_with_its_reasons_run_price_and_outcome(
     assert "running" not in table, "what went on is asked for again"
     assert len(table.splitlines()) == 5
     assert "4 decisions, 3 runs" in " ".join(Page(page.read_text()).words)
+
+
+def test_a_run_that_ends_later_has_the_price_of_the_region_in_which_it_trained(
+    fake, retrain, bucket, capfd, monkeypatch
+):
+    """A spot v5e-4 costs 1.37 $ an hour at Vertex AI's price in the cheapest region, and 2.42 $ in us-west4."""
+    monkeypatch.setenv("TPU_PIPELINES_BUCKET", "gs://bucket/pipelines")
+    monkeypatch.setenv("TPU_PIPELINES_REGION", "us-west4")
+    machine = "machine={name: v5e-4, spot: true}"
+    fake.execution = Simulate(hold=True)
+    retrain(machine=machine)
+    later = fake.clock() + datetime.timedelta(hours=100)
+    monkeypatch.setattr(fake, "clock", lambda: later)
+    (custom_job,) = (job.name for job in fake.custom_jobs.values() if not job.end_time)
+    fake.end_custom_job(custom_job, v1.JobState.JOB_STATE_SUCCEEDED)
+    fake.execution.start_pipeline_job(fake, list(fake.pipeline_jobs)[-1])
+    assert main(["retrain", "digits", "--set", machine, "--history", "--json"]) == 0
+    (entry,) = json.loads(capfd.readouterr().out)
+    assert entry["usd"] == pytest.approx(entry["training_hours"] * 2.4166, abs=0.01)
+    assert entry["usd"] > 100
 
 
 def test_a_run_that_two_found_needed_at_once_is_paid_once(tmp_path):

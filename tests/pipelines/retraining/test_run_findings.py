@@ -73,7 +73,7 @@ def test_a_run_on_vertex_ai_is_shown_with_the_figures_of_its_bucket(fake, retrai
     fake.execution = Simulate(artifacts=_ARTIFACTS)
     code, shown, suite = retrain("--wait")
     assert code == 0
-    assert shown.startswith("### ✓ digits: promoted\n")
+    assert shown.startswith("### ✓ digits: passed\n")
     accuracy = here.evaluation.metrics["accuracy"]
     assert f"| Accuracy | {accuracy:.2%}".replace("%", "% | ") in shown
     assert f"Preflight: {here.preflight.machines[0].summary}" in shown.replace("\\", "")
@@ -89,7 +89,7 @@ def test_of_a_run_that_goes_on_or_tells_nothing_the_rest_is_shown(fake, retrain,
     assert code == 0
     (line,) = [line for line in shown.splitlines() if "figures" in line]
     assert line.startswith("The figures are not shown: Cannot read 'gs://bucket/artifacts/evaluation/evaluation.json'")
-    assert [case.get("name") for case in suite] == ["run: promoted"]
+    assert [case.get("name") for case in suite] == ["run: passed"]
 
 
 def test_what_a_run_on_kubeflow_has_written_is_found_where_its_driver_has_it_written(stored, here, bucket, no_sign_in):

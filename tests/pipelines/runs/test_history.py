@@ -13,6 +13,8 @@ from tpu_pipelines import cli
 from tpu_pipelines.checking.workspace import check_history
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.runs import history, run_local
+from tpu_pipelines.runs.comparison import compare
+from tpu_pipelines.runs.summary import Summary, as_trained
 
 
 @pytest.fixture
@@ -111,6 +113,28 @@ def test_links_among_earlier_runs_are_neither_followed_nor_deleted(workspace, tm
     (workspace / "digits.runs" / "0000").symlink_to(tmp_path / "photos")
     history.delete_earlier(workspace / "digits", 0)
     assert (tmp_path / "photos" / "mine.jpg").read_text() == "mine"
+
+
+def test_a_run_that_registered_nothing_has_passed_and_is_not_promoted(workspace):
+    """The gate says the same about all of them; the registry does not."""
+    for name, status, artifacts in (
+        ("registered", "succeeded", {"version": "/elsewhere/0001"}),
+        ("unregistered", "succeeded", {}),
+        ("undeployed", "failed", {}),  # deploy_model failed.
+    ):
+        folder = write_run(workspace, 0.9, name=name, status=status)
+        summary = json.loads((folder / "summary.json").read_text()) | {"artifacts": artifacts}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    rows = history.as_rows(workspace)
+    assert {row["name"]: row["result"] for row in rows} == {
+        "registered": "promoted",
+        "unregistered": "passed",
+        "undeployed": "failed",
+    }
+    lines = history.as_table(rows).splitlines()
+    assert [line.split()[4] for line in lines if line.startswith("unregistered")] == ["passed"]
+    page = history.write_index(workspace, rows).read_text()
+    assert page.count(">promoted<") == page.count(">passed<") == 1
 
 
 def test_the_command_lists_and_cleans(workspace, capsys):
@@ -230,6 +254,37 @@ def test_runs_that_differ_in_the_optimizer_alone_are_told_apart(workspace):
         "adam, lr 0.1",
         "sgd, lr 0.1",
     ]
+
+
+def test_runs_are_listed_with_what_their_training_used_and_not_with_replaceable_defaults(workspace):
+    """The second run has failed before it trained: its model may have been compiled with another rate."""
+    defaults = {"optimizer": "auto", "learning_rate": 0.001, "batch_size_per_replica": 32, "stages": [], "metrics": {}}
+    for name in ("trained", "untrained"):
+        folder = write_run(workspace, 0.5, name)
+        summary = json.loads((folder / "summary.json").read_text()) | {"config": {"training": defaults}}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    used = {"optimizer": "sgd", "learning_rate": 0.05, "batch_size_per_replica": 32, "metrics": {"loss": 0.1}}
+    model = {"training": used, "dataset_fingerprint": ""}
+    (workspace / "trained" / "model" / "model.json").write_text(json.dumps(model))
+    rows = history.as_rows(workspace)
+    assert [row["training"] for row in rows] == ["sgd, lr 0.05, batch 32", "batch 32"]
+    found = compare([workspace / "trained", workspace / "untrained"])
+    training = {row.name: row.texts for row in found.sections["training"]}
+    assert (training["optimizer"], training["learning rate"]) == (("sgd", "–"), ("0.05", "–"))
+    assert training["batch per replica"] == ("32", "32")
+    settings = as_trained(Summary.load(workspace / "trained"), workspace / "trained").settings
+    assert settings["training.learning_rate"] == 0.05
+    assert "training.metrics.loss" not in settings
+
+
+def test_a_run_in_stages_is_listed_with_the_rates_of_its_stages(workspace):
+    folder = write_run(workspace, 0.5)
+    stages = [{"epochs": 1, "learning_rate": 0.01}, {"epochs": 1, "learning_rate": 1e-05}]
+    training = {"optimizer": "adam", "learning_rate": 0.001, "stages": stages}
+    (folder / "model" / "model.json").write_text(json.dumps({"training": training, "dataset_fingerprint": ""}))
+    summary = json.loads((folder / "summary.json").read_text()) | {"config": {"training": training}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert history.as_rows(workspace)[0]["training"] == "adam, lr 0.01 then 1e-05"
 
 
 @pytest.fixture

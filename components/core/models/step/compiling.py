@@ -5,6 +5,7 @@ Training runs the compiled step; preflight compiles the same step for a TPU.
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import inspect
 import math
@@ -18,11 +19,12 @@ import numpy as np
 from tpu_components.core.base.errors import InputError, describe, did_you_mean
 from tpu_components.core.base.frameworks import jax, keras, ops, tf
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, PADDING, Interface
-from tpu_components.core.models.lookup import brought_by, explain
+from tpu_components.core.models.lookup import Brought, brought_by, explain
 from tpu_components.core.models.measuring import adapt, convert_targets, has_one_output, measured_by, set_measured
 from tpu_components.core.models.step.augmentation import check_augmentation
 from tpu_components.core.models.step.hyperparameters import OF_THE_MODEL, OF_THE_TASK, TrainParams
 from tpu_components.core.models.step.program import state_of
+from tpu_components.core.models.step.stages import plan_stages
 from tpu_components.core.models.step.wrapping import (
     extend_step,
     sum_repeated_rows,
@@ -32,6 +34,7 @@ from tpu_components.core.models.step.wrapping import (
 # Name of the metric for the loss without regularization terms; only models with regularizers have it.
 UNPENALIZED_LOSS = "unpenalized_loss"
 _DECAYED_ROLES = ("kernel", "embedding")
+_SAMPLED_STEPS = 100  # Steps at which a schedule is evaluated to find its peak.
 # Keras module for each kind of object, and the base class of the objects.
 _KINDS = {
     "optimizer": ("optimizers", "optimizers.Optimizer"),
@@ -59,6 +62,7 @@ def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, o
 
 def learning_rate_at(optimizer: Any, step: int) -> float:
     """Return the learning rate at a step, counted from 0 over the whole training."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # A LossScaleOptimizer wraps another one.
     rate, step = optimizer._learning_rate, step // (optimizer.gradient_accumulation_steps or 1)
     is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     return float(np.asarray(rate(step) if is_schedule else rate))
@@ -148,11 +152,76 @@ def _warmed_up(schedule: Any, steps: int) -> Any:
     return WarmedUp()
 
 
+def own_optimizer(model: Any, params: TrainParams) -> Any:
+    """Return the optimizer that a model is compiled with; None if it has none, or the configuration replaces it."""
+    return None if params.of_optimizer else brought_by(model).optimizer
+
+
+def used_hyperparameters(model: Any, interface: Interface, params: TrainParams, steps_per_epoch: int) -> dict[str, Any]:
+    """Return the hyper-parameters that a training uses where they may differ from the configuration.
+
+    Pages and lists show these. A model that is compiled brings its own optimizer, learning rate and loss.
+
+    Args:
+        model: A keras.Model from `build_model`.
+        interface: Input and output of the model.
+        params: Hyper-parameters of the configuration.
+        steps_per_epoch: Number of training steps in an epoch.
+
+    Returns:
+        Values by the names of `TrainParams`. `learning_rate` is the peak for one replica, that of the first stage if
+        there are several; each of the `stages` has its own. Stages with different optimizers have their names joined by
+        "then".
+    """
+    planned = plan_stages(params)
+    each = [_used_optimizer(model, stage.params, steps_per_epoch * stage.params.epochs) for stage in planned]
+    stages = [
+        dataclasses.asdict(stage) | {"learning_rate": used["learning_rate"]}
+        for stage, used in zip(params.stages, each, strict=False)
+    ]
+    return each[0] | {
+        "optimizer": " then ".join(dict.fromkeys(used["optimizer"] for used in each)),
+        "stages": stages,
+        "loss": _loss_name(params, interface, brought_by(model)),
+    }
+
+
+def _used_optimizer(model: Any, params: TrainParams, num_steps: int) -> dict[str, Any]:
+    """Return the hyper-parameters of the optimizer in a stage of `num_steps` steps; see `used_hyperparameters`."""
+    optimizer = own_optimizer(model, params)
+    if optimizer is None:
+        return {
+            "optimizer": "adam" if params.optimizer == OF_THE_MODEL else params.optimizer.lower(),
+            "learning_rate": params.learning_rate,
+        }
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # A LossScaleOptimizer wraps another one.
+    name, schedule, config = type(inner).__name__, inner._learning_rate, inner.get_config()
+    known = inspect.signature(type(inner)).parameters
+    steps = np.unique(np.linspace(0, max(num_steps - 1, 0), _SAMPLED_STEPS).astype(int))
+    is_constant = not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
+    peak = max(learning_rate_at(optimizer, int(step)) for step in (steps[:1] if is_constant else steps))
+    return {
+        "optimizer": _plain(name) if _plain(name) in keras_classes("optimizer") else name,
+        "optimizer_parameters": {
+            item: value
+            for item, value in config.items()
+            if item in known
+            and item not in ("name", "learning_rate", "weight_decay")
+            and isinstance(value, bool | int | float | str)
+            and value != known[item].default
+        },
+        "learning_rate": float(f"{peak:.6g}"),  # Float32 has no more digits.
+        "learning_rate_scaling": "none",
+        "learning_rate_schedule": "constant" if is_constant else _snake(type(schedule).__name__),
+        "weight_decay": config.get("weight_decay") or 0.0,
+    }
+
+
 def _optimizer(params: TrainParams, num_replicas: int, steps_per_epoch: int, model: Any) -> Any:
-    if (brought := brought_by(model).optimizer) is not None and not params.of_optimizer:
-        if brought.use_ema:
+    if (compiled_with := own_optimizer(model, params)) is not None:
+        if compiled_with.use_ema:
             raise InputError("The model's optimizer has use_ema=True. Set training.ema_decay instead.")
-        return type(brought).from_config(brought.get_config())  # A new one for every stage.
+        return type(compiled_with).from_config(compiled_with.get_config())  # A new one for every stage.
     name = "adam" if params.optimizer == OF_THE_MODEL else params.optimizer.lower()
     known = inspect.signature(class_of("optimizer", name)).parameters
     parameters = dict(params.optimizer_parameters)
@@ -178,7 +247,6 @@ def say_what_is_used(model: Any, params: TrainParams) -> str:
 
     Example:
         >>> from types import SimpleNamespace
-        >>> from tpu_components.core.models.lookup import Brought
         >>> model = SimpleNamespace(brought=Brought(optimizer=(), loss="huber"))
         >>> say_what_is_used(model, TrainParams("m", loss="poisson"))
         "training uses the model's own optimizer tuple; the configuration (loss) replaces its loss huber"
@@ -249,15 +317,35 @@ def weigh_classes(params: TrainParams, class_names: Sequence[str], counts: Seque
     )
 
 
+def _own_loss(params: TrainParams, interface: Interface, brought: Brought) -> Any:
+    """Return the loss that comes with a model, as a function; None if the training uses another, or the task's own."""
+    if params.loss != OF_THE_TASK or brought.loss is None or interface.task.name == LANGUAGE_MODEL:
+        return None
+    own = _each_example(brought.loss)
+    return None if _name_of(own) == interface.task.loss else own
+
+
+def _name_of(loss: Any) -> str:
+    return str(getattr(loss, "name", getattr(loss, "__name__", type(loss).__name__)))
+
+
+def _loss_name(params: TrainParams, interface: Interface, brought: Brought) -> str:
+    """Return the name of the loss that the training uses."""
+    if (own := _own_loss(params, interface, brought)) is not None:
+        return _name_of(own)
+    if params.loss != OF_THE_TASK:
+        return params.loss
+    return "categorical_crossentropy" if params.softens_labels else interface.task.loss
+
+
 def _loss(params: TrainParams, interface: Interface, model: Any) -> Any:
     """Return the loss as `model.compile` takes it."""
-    task, name, brought = interface.task, params.loss, brought_by(model)
-    own = _each_example(brought.loss) if name == OF_THE_TASK and brought.loss is not None else None
-    if own is not None:
-        name = getattr(own, "name", getattr(own, "__name__", type(own).__name__))
-    if name == OF_THE_TASK or (own is not None and (task.name == LANGUAGE_MODEL or name == task.loss)):
-        return "categorical_crossentropy" if params.softens_labels else task.loss
-    if task.name == LANGUAGE_MODEL:
+    brought = brought_by(model)
+    name = _loss_name(params, interface, brought)
+    own = _own_loss(params, interface, brought)
+    if params.loss == OF_THE_TASK and own is None:
+        return name
+    if interface.task.name == LANGUAGE_MODEL:
         raise InputError(f"loss={name} is not for a language model, which learns the next character. Remove it.")
     each = own or _create("loss", name, params.loss_parameters, reduction="none")
     try_on = functools.partial(_why_not_each, each)
@@ -413,6 +501,10 @@ def keras_classes(kind: str) -> dict[str, Any]:
 
 def _plain(name: str) -> str:
     return name.lower().replace("_", "")
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def _check_step(model: Any, batch: Sequence[np.ndarray]) -> None:

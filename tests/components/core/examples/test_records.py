@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -232,26 +233,49 @@ def test_spread_inputs_are_the_first_the_last_and_those_evenly_between(records):
     assert spread_inputs(directory, manifest, "train", 10_000)[0] == list(range(len(inputs)))
 
 
-@pytest.mark.parametrize(("vocabulary_size", "dtype"), [(1 << 16, "<u2"), ((1 << 16) + 1, "<i4")])
-def test_ids_of_a_text_come_back_as_int32_in_batches(tmp_path, vocabulary_size, dtype):
-    ids = np.array([[0, 1, vocabulary_size - 1], [2, 3, 4]])
-    frames = b"".join(
-        frame_record(encode_example({"tokens": row.astype(dtype).tobytes(), "label": i, "key": b"k"}))
-        for i, row in enumerate(ids)
-    )
-    (tmp_path / "train.tfrecord").write_bytes(frames)
-    shard = Shard("train.tfrecord", 2, len(frames), file_crc32c(tmp_path / "train.tfrecord"))
-    manifest = Manifest(
+def _write_tokens(folder: Path, inputs: TextInput, features: dict[str, str], *records: dict[str, Any]) -> Manifest:
+    """Write a training split of these records; its manifest names these features beside the usual ones."""
+    frames = b"".join(frame_record(encode_example({"label": 0, "key": b"k"} | fields)) for fields in records)
+    (folder / "train.tfrecord").write_bytes(frames)
+    shard = Shard("train.tfrecord", len(records), len(frames), file_crc32c(folder / "train.tfrecord"))
+    return Manifest(
         fingerprint="f" * 64,
         source="text:data",
         split_rule="",
-        input=TextInput(3, vocabulary_size, "f" * 64, "words", "start"),
+        input=inputs,
         task="classification",
-        features={},
+        features={"tokens": "bytes", "label": "int64", "key": "bytes"} | features,
         class_names=("a", "b"),
-        splits={"train": Split(2, (1, 1), (shard,))},
+        splits={"train": Split(len(records), (len(records), 0), (shard,))},
     )
-    examples = load_split(tmp_path, manifest, "train")
+
+
+@pytest.mark.parametrize(("vocabulary_size", "dtype"), [(1 << 16, "<u2"), ((1 << 16) + 1, "<i4")])
+def test_ids_of_a_text_come_back_as_int32_in_batches(tmp_path, vocabulary_size, dtype):
+    ids = np.array([[0, 1, vocabulary_size - 1], [2, 3, 4]])
+    stored = [{"tokens": row.astype(dtype).tobytes(), "label": i} for i, row in enumerate(ids)]
+    inputs = TextInput(3, vocabulary_size, "f" * 64, "words", "start")
+    examples = load_split(tmp_path, _write_tokens(tmp_path, inputs, {}, *stored), "train")
     assert examples.inputs.dtype == np.int32
     np.testing.assert_array_equal(examples.inputs, ids)
     np.testing.assert_array_equal(examples.labels, [0, 1])
+
+
+ONE_TOKEN = TextInput(1, 100, "f" * 64, "words", "start")
+WEIGHED = [{"tokens": b"\2\0", "weight": [0.5]}, {"tokens": b"\3\0", "weight": [2.0]}]
+
+
+def test_records_are_searched_for_weights_only_if_their_manifest_names_weights(tmp_path):
+    """The search would cost every reader of records without weights."""
+    named = _write_tokens(tmp_path, ONE_TOKEN, {"weight": "float32"}, *WEIGHED)
+    assert load_split(tmp_path, named, "train").weights.tolist() == [0.5, 2.0]
+    unnamed = _write_tokens(tmp_path, ONE_TOKEN, {}, *WEIGHED)
+    examples = load_split(tmp_path, unnamed, "train")
+    assert examples.weights.tolist() == [1.0, 1.0]
+    assert examples.inputs.tolist() == [[2], [3]]
+
+
+def test_a_record_without_the_weight_that_its_manifest_names_is_an_error_and_not_a_weight_of_1(tmp_path):
+    manifest = _write_tokens(tmp_path, ONE_TOKEN, {"weight": "float32"}, *WEIGHED, {"tokens": b"\4\0"})
+    with pytest.raises(tf.errors.InvalidArgumentError, match="weight"):
+        load_split(tmp_path, manifest, "train")

@@ -20,7 +20,13 @@ from tpu_components.core.examples.interface import LANGUAGE_MODEL, CorpusInput, 
 from tpu_components.core.machines.device import choose_precision
 from tpu_components.core.machines.machine_spec import load_catalogue
 from tpu_components.core.models.step.hyperparameters import Stage
-from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Compilation
+from tpu_components.preflight_training.compiling.compiler import (
+    DOES_NOT_COMPILE,
+    DOES_NOT_FIT,
+    FITS,
+    MAY_FIT,
+    Compilation,
+)
 from tpu_pipelines.config.configuration import load_config, ready_examples
 
 pytestmark = pytest.mark.usefixtures("warm_compiler")
@@ -63,6 +69,21 @@ def special_model(tmp_path):
         return str(path)
 
     return write
+
+
+@pytest.mark.parametrize(("changes", "expected"), [({}, 0.05), ({"learning_rate": 0.02}, 0.02)])
+def test_the_peak_learning_rate_is_that_of_the_optimizer_that_trains(changes, expected, tmp_path, cache_dir):
+    """On a GPU, which needs no compilation."""
+    (path := tmp_path / "compiled.py").write_text(
+        "import keras\n\n\n"
+        "def build_model(image_shape, num_classes):\n"
+        "    layers = [keras.Input(image_shape), keras.layers.Flatten()]\n"
+        "    model = keras.Sequential([*layers, keras.layers.Dense(num_classes, activation='softmax')])\n"
+        "    model.compile(keras.optimizers.SGD(0.05), 'sparse_categorical_crossentropy')\n"
+        "    return model\n"
+    )
+    outcome = compile_one(make_compilation(str(path), machine="l4-1", **changes), cache_dir)
+    assert (outcome.verdict, outcome.learning_rate) == (MAY_FIT, pytest.approx(expected))
 
 
 def test_operation_that_no_tpu_has_is_named_with_its_line(special_model, cache_dir):

@@ -8,9 +8,14 @@ import pytest
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines import device
-from tpu_components.core.models.lookup import build_model
-from tpu_components.core.models.step.compiling import compile_model, learning_rate_at, scale_learning_rate
-from tpu_components.train_model import train_model
+from tpu_components.core.models.lookup import Brought, build_model
+from tpu_components.core.models.step.compiling import (
+    compile_model,
+    learning_rate_at,
+    scale_learning_rate,
+    used_hyperparameters,
+)
+from tpu_components.train_model import TrainParams, train_model
 
 
 @pytest.mark.parametrize(
@@ -57,6 +62,47 @@ def test_constant_stays_at_the_peak_after_warmup(tiny, warmup_epochs, shares):
     compile_model(model, interface, replace(tiny, epochs=3, warmup_epochs=warmup_epochs), 1, 3, jit_compile=False)
     rates = [learning_rate_at(model.optimizer, step) for step in (0, 2, 3, 8)]
     assert rates == pytest.approx([tiny.learning_rate * share for share in shares], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "changes", "expected"),
+    [
+        (None, {}, ("adam", 0.001, "constant")),
+        (None, {"optimizer": "AdamW", "learning_rate": 0.02}, ("adamw", 0.02, "constant")),
+        (lambda keras: keras.optimizers.RMSprop(0.05), {}, ("rmsprop", 0.05, "constant")),
+        (lambda keras: keras.optimizers.RMSprop(0.05), {"learning_rate": 0.02}, ("adam", 0.02, "constant")),
+        (
+            lambda keras: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.3, 5, 0.9)),
+            {},
+            ("sgd", 0.3, "exponential_decay"),
+        ),
+        (
+            lambda keras: keras.optimizers.SGD(
+                keras.optimizers.schedules.CosineDecay(0.0, 20, warmup_target=0.4, warmup_steps=10)
+            ),
+            {},
+            ("sgd", 0.4, "cosine_decay"),
+        ),
+        (
+            lambda keras: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.07)),
+            {},
+            ("adam", 0.07, "constant"),
+        ),
+    ],
+)
+def test_used_hyperparameters_are_those_of_the_optimizer_that_trains(optimizer, changes, expected, tiny):
+    import keras
+
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    interface = Interface(ImageInput((8, 8, 1), "raw"), 10)
+    model = build_model(tiny.model, interface, {})
+    if optimizer is not None:
+        vars(model)["brought"] = Brought(optimizer=optimizer(keras))
+    used = used_hyperparameters(model, interface, TrainParams(tiny.model, epochs=4, **changes), steps_per_epoch=10)
+    name, rate, schedule = expected
+    assert (used["optimizer"], used["learning_rate"]) == (name, pytest.approx(rate))
+    assert used.get("learning_rate_schedule", "constant") == schedule
+    assert used["loss"] == "sparse_categorical_crossentropy"
 
 
 def test_a_model_that_computes_with_bytes_is_told_to_rescale(quick):
