@@ -103,7 +103,7 @@ class ImageEncoder:
             {ImageInput.feature: payload},
             identity,
             thin_out(picture.pixels),
-            (picture.was_turned,),
+            (picture.was_turned, picture.has_few_levels, picture.is_only_alpha),
             sides if is_measured(identity, self.measured_share) else None,
             height * width,
         )
