@@ -85,6 +85,7 @@ FIGURES = {
     "loss": 2.5,
     "num_absent_classes": 0,
     "confusion_matrix": [[1, 0], [1, 1]],
+    "confusions": {"true": [0, 1], "predicted": [0, 0], "count": [1, 1]},
     "roc": [{"threshold": 0.5, "false_positive_rate": 0.0, "true_positive_rate": 1.0}],
     "per_class": [{"name": "cat", "f1": 0.5}],
 }

@@ -104,7 +104,7 @@ class ImageEncoder:
             {ImageInput.feature: payload},
             stored + self._identify(content, picture, known, stored),
             thin_out(picture.pixels),
-            (picture.was_turned,),
+            (picture.was_turned, picture.has_few_levels, picture.is_only_alpha),
             sides if is_measured(stored, self.measured_share) else None,
             height * width,
         )

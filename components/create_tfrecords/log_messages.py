@@ -1,5 +1,6 @@
 """Log messages about the written data set, and a check that not too many inputs were set aside."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import COPIES_FILE, SPLITS, TEST, TRAIN, VALIDATION, Manifest
+from tpu_components.core.examples.images import describe_losses
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL
 from tpu_components.core.examples.text import END
 from tpu_components.create_tfrecords.encoders import TextEncoder
@@ -65,16 +67,20 @@ def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarr
 def say_content(manifest: Manifest) -> None:
     """Log the number of examples, in all, by class and by split."""
     splits = manifest.splits
-    line = f"{sum(split.num_examples for split in splits.values()):,} {manifest.input.plural}"
+    num_examples = sum(split.num_examples for split in splits.values())
+    statistics = sum((Counter(split.statistics) for split in splits.values()), Counter[str]())
+    line = f"{num_examples:,} {manifest.input.plural}"
     if manifest.task in (CLASSIFICATION, MULTI_LABEL):
         counts = np.sum([split.class_counts for split in splits.values()], axis=0).tolist()
         named = [f"{name} {count:,}" for name, count in zip(manifest.class_names, counts, strict=True)]
         more = f" and {len(named) - _CLASSES_SHOWN} more" if len(named) > _CLASSES_SHOWN else ""
         line += f" of {len(named)} classes ({', '.join(named[:_CLASSES_SHOWN])}{more})"
-    if turned := sum(split.statistics.get("num_turned", 0) for split in splits.values()):
+    if turned := statistics["num_turned"]:
         progress.say(
             STEP, f"{turned:,} photos turned as their EXIF says; data.apply_rotation=false leaves them as they lie"
         )
+    for message in describe_losses(statistics, num_examples):
+        progress.say(STEP, message)
     progress.say(STEP, f"{line}: " + ", ".join(f"{name} {split.num_examples:,}" for name, split in splits.items()))
 
 

@@ -41,9 +41,9 @@ def evaluate_model(
         scored = Evaluation.load(output)
         for name, value in result.metrics.items():
             metrics.log_metric(name, value)
-        # A Vertex AI task may return 131,072 bytes of JSON, which a matrix of 200 classes alone exceeds.
-        matrix = scored.challenger.get("confusion_matrix")  # Only a classification has one.
-        if matrix and len(matrix) <= 100:
+        # Only a classification of at most 100 classes has a matrix. A Vertex AI task may return 131,072 bytes of JSON,
+        # which the matrix of 200 classes exceeds.
+        if matrix := scored.challenger.get("confusion_matrix"):
             classification.log_confusion_matrix(list(scored.class_names), matrix)
         if points := scored.challenger.get("roc"):
             classification.log_roc_curve(

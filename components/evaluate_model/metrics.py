@@ -36,7 +36,7 @@ from tpu_components.core.results.estimates import (
     mean_average_precision,
     standard_error,
 )
-from tpu_components.core.results.evaluation_info import Baseline, Difference, SliceMetric
+from tpu_components.core.results.evaluation_info import Baseline, Difference, SliceMetric, count_confusions
 from tpu_components.core.results.metric_table import NO_CONFIDENCE, direction, task_metrics
 from tpu_components.evaluate_model.params import CLASS, LENGTH, EvaluateParams
 
@@ -205,11 +205,9 @@ def _describe_names(names: Sequence[str], hits: Any, true: Any, predicted: Any, 
 
 def _describe_classes(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     predicted = probabilities.argmax(axis=1)
-    matrix = np.zeros((len(names), len(names)), int)
-    np.add.at(matrix, (labels, predicted), 1)
     return {
         **_describe_names(names, *count_classes(labels, probabilities)),
-        "confusion_matrix": matrix.tolist(),
+        **count_confusions(labels, predicted, len(names)),
         "calibration": calibration_bins(predicted == labels, probabilities),
         "roc": _roc_points(labels == 1, probabilities[:, 1]) if len(names) == 2 else [],
     }
@@ -313,7 +311,7 @@ def find_baseline(truth: GroundTruth, outputs: np.ndarray) -> Baseline:
 def _answer_class(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> tuple[str, np.ndarray, str]:
     majority = int(np.bincount(labels, minlength=len(names)).argmax())
     predicted = probabilities.argmax(axis=1)
-    constant = np.broadcast_to(np.eye(len(names))[majority], probabilities.shape)
+    constant = np.broadcast_to((np.arange(len(names)) == majority).astype(float), probabilities.shape)
     return f"always answering {names[majority]!r}", constant, repr(names[predicted[0]]) if _all_alike(predicted) else ""
 
 

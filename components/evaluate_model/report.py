@@ -44,11 +44,11 @@ from tpu_components.core.pages.blocks import (
 )
 from tpu_components.core.pages.pictures import show_picture
 from tpu_components.core.pages.scores import Score, list_scores, table_of
-from tpu_components.core.results.evaluation_info import Evaluation
+from tpu_components.core.results.evaluation_info import Evaluation, list_confusions
 from tpu_components.core.results.metric_table import BY_NAME
 from tpu_components.evaluate_model.metrics import macro_notes
 
-_MAX_MATRIX_CLASSES = 30
+_MAX_SHOWN_CLASSES = 30  # Of the matrix on the page.
 _MAX_PAIRS = _MAX_SLICES = 30
 # Time of an epoch by what the host waited for: see `Stopwatch` of train_model.
 _TIMES = (
@@ -259,7 +259,7 @@ def _headline_figures(evaluation: Evaluation, task: str) -> list[Figure]:
 
 def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block]]:
     """Return the sections of a classification: confusions, before the examples; calibration and ROC, after them."""
-    rows, counts = figures["per_class"], figures["confusion_matrix"]
+    rows = figures["per_class"]
     calibration: list[Block] = [
         Section(
             "Calibration",
@@ -273,7 +273,10 @@ def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block
     if figures["roc"]:
         roc = page.draw("roc", "false positive rate", "true positive rate", lambda axes: _plot_roc(axes, figures))
         calibration.append(Section("ROC", [f"Positive is {rows[1]['name']}.", [roc]]))
-    confused = _matrix(rows, counts) if len(rows) <= _MAX_MATRIX_CLASSES else _confused_pairs(rows, counts)
+    is_small = len(rows) <= _MAX_SHOWN_CLASSES
+    confused = (
+        _matrix(rows, figures["confusion_matrix"]) if is_small else _confused_pairs(rows, list_confusions(figures))
+    )
     return [confused], calibration
 
 
@@ -326,12 +329,11 @@ def _matrix(rows: Sequence[Mapping[str, Any]], counts: Sequence[Sequence[int]]) 
     return Section("Confusion matrix", [note, Matrix(names, [[cell(i, j) for j in places] for i in places])])
 
 
-def _confused_pairs(rows: Sequence[Mapping[str, Any]], counts: Sequence[Sequence[int]]) -> Section:
+def _confused_pairs(rows: Sequence[Mapping[str, Any]], confusions: Sequence[tuple[int, int, int]]) -> Section:
     pairs = [
-        (-count, -count / item["support"], item["name"], other["name"])
-        for item, row in zip(rows, counts, strict=True)
-        for other, count in zip(rows, row, strict=True)
-        if item is not other and count
+        (-count, -count / rows[true]["support"], rows[true]["name"], rows[predicted]["name"])
+        for true, predicted, count in confusions
+        if true != predicted
     ]
     table = Table(
         {"True class": "<", "Predicted as": "<", "Examples": ">", "Share of the class": ">"},

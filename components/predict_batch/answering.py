@@ -75,9 +75,9 @@ def answer_part(work: Work, examples: Selection, state: ResumeState, name: str) 
     """Predict consecutive examples and write the file `name`."""
     with _ANSWERING:
         model = _model(work.export, work.model_digest, work.params.use_int8, work.num_threads)
-    aside = list[dict[str, Any]]()
+    aside, lost = list[dict[str, Any]](), Counter[str]()
     rows, outputs = list[dict[str, Any]](), [np.empty((0, len(model.class_names)), np.float32)]
-    readable = _read_all(model, work, examples, aside)
+    readable = _read_all(model, work, examples, aside, lost)
     while batch := list(itertools.islice(readable, BATCH_SIZE)):
         rows += [row for row, _ in batch]
         with _ANSWERING:
@@ -85,7 +85,7 @@ def answer_part(work: Work, examples: Selection, state: ResumeState, name: str) 
     joined = np.concatenate(outputs)
     named = [[] if model.task == REGRESSION else [name for name, _ in model.decode(output, 1)] for output in joined]
     counts = Counter(itertools.chain.from_iterable(named))
-    note = {"file": {"num_examples": len(rows)}, "predicted": counts, "set_aside": aside}
+    note = {"file": {"num_examples": len(rows)}, "predicted": counts, "set_aside": aside, "lost": lost}
     if work.params.form == PARQUET:
         content = _as_parquet(model, rows, joined, named, work.types)
     else:
@@ -94,15 +94,19 @@ def answer_part(work: Work, examples: Selection, state: ResumeState, name: str) 
 
 
 def _read_all(
-    model: ExportedModel, work: Work, examples: Selection, aside: list[dict[str, Any]]
+    model: ExportedModel, work: Work, examples: Selection, aside: list[dict[str, Any]], lost: Counter[str]
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield (key and kept columns, model input) of each readable example; append unreadable ones to `aside`."""
+    """Yield (key and kept columns, model input) of each readable example; append unreadable ones to `aside`.
+
+    `lost` counts the images that lose their content; see `images.LOSSES`.
+    """
     results = read_inputs(model, work.stored, examples)
     for key, more, result in zip(examples.keys, examples.values, results, strict=True):
         if isinstance(result, Exception):
             aside.append({"key": key, **more, "reason": str(result)})
         else:
-            yield {"key": result[0], **more}, result[1]
+            lost.update(result.losses)
+            yield {"key": result.name, **more}, result.value
 
 
 def _as_lines(model: ExportedModel, rows: Sequence[Mapping[str, Any]], outputs: np.ndarray) -> bytes:

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -142,10 +142,16 @@ def _list_records(place: str, model: ExportedModel) -> Inputs:
     )
 
 
-def read_inputs(
-    model: ExportedModel, stored: AnyInput | None, examples: Selection
-) -> Iterator[tuple[str, np.ndarray] | Exception]:
-    """Yield the name of each example and the model's input for it, dtype[*shape]; or the error if it cannot be used.
+class Example(NamedTuple):
+    """An example to predict: its name, the model's input for it, dtype[*shape], and for images `Picture.losses`."""
+
+    name: str
+    value: np.ndarray
+    losses: Mapping[str, int] = {}
+
+
+def read_inputs(model: ExportedModel, stored: AnyInput | None, examples: Selection) -> Iterator[Example | Exception]:
+    """Yield each example; or the error if it cannot be used.
 
     Args:
         model: The model.
@@ -157,40 +163,41 @@ def read_inputs(
     return examples.read_each(functools.partial(read_input, model, stored))
 
 
-def read_input(model: ExportedModel, stored: AnyInput | None, key: str, content: Any) -> tuple[str, np.ndarray]:
-    """Return the name of an example and the model's input for the example, dtype[*shape].
+def read_input(model: ExportedModel, stored: AnyInput | None, key: str, content: Any) -> Example:
+    """Return an example.
 
     Raises:
         InputError, UnreadableError: If the example cannot be used; the message is the reason.
     """
-    return (key, _read_example(model, content)) if stored is None else _read_record(model, content, stored)
+    return _read_example(model, key, content) if stored is None else _read_record(model, content, stored)
 
 
-def _read_record(model: ExportedModel, frame: bytes, stored: AnyInput) -> tuple[str, np.ndarray]:
+def _read_record(model: ExportedModel, frame: bytes, stored: AnyInput) -> Example:
     fields = read_fields(frame)
     try:
         key = fields[KEY_FEATURE][0].decode()
         if isinstance(stored, TextInput):  # Read the text: the model may have another vocabulary.
-            return key, _read_example(model, fields[TEXT_FEATURE][0])
+            return _read_example(model, key, fields[TEXT_FEATURE][0])
         assert isinstance(stored, ImageInput)
         content = fields[ImageInput.feature][0]
         if stored.encoding == RAW:
             pixels = np.frombuffer(content, np.uint8).reshape(stored.fed_shape)
         else:
             pixels = read_image(content, stored.stored_rule).pixels
-        return key, _read_example(model, np.ascontiguousarray(middle(pixels[None], stored.shape)[0]))
+        return _read_example(model, key, np.ascontiguousarray(middle(pixels[None], stored.shape)[0]))
     except InputError:  # A ValueError, too.
         raise
     except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
         raise DamagedRecordError(f"no record of create_tfrecords: {error!r}") from error
 
 
-def _read_example(model: ExportedModel, content: Any) -> np.ndarray:
+def _read_example(model: ExportedModel, key: str, content: Any) -> Example:
     """Read a text, an image file or an element of an array in the same way as for training."""
     if isinstance(model.reader, Tokenizer):
-        return model.reader.encode_stored(content).ids
+        return Example(key, model.reader.encode_stored(content).ids)
     assert isinstance(model.input, ImageInput)
-    return read_image(content, model.input.rule).pixels
+    picture = read_image(content, model.input.rule)
+    return Example(key, picture.pixels, picture.losses)
 
 
 class RecordPlaces(Sequence[str]):

@@ -13,6 +13,7 @@ import numpy as np
 from tpu_components.core.base import fingerprint, progress
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.images import describe_losses
 from tpu_components.core.files import storage
 from tpu_components.core.registry.versions import fetch_folder
 from tpu_components.core.sources.columns import pick
@@ -26,7 +27,8 @@ from tpu_components.serving.exported import ExportedModel, load_model
 STEP = "predict_batch"
 SUMMARY_FILE, ASIDE_FILE = "predictions.json", "set_aside.jsonl"
 _SHOWN = 5
-_NOTE = {"set_aside": list[Mapping[str, Any]], "predicted": Mapping[str, int]}  # Content of each file's note.
+# Content of each file's note.
+_NOTE = {"set_aside": list[Mapping[str, Any]], "predicted": Mapping[str, int], "lost": Mapping[str, int]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +119,9 @@ def _summarize(plan: Plan, notes: Sequence[Mapping[str, Any]], staged: Path) -> 
     params, model, num_examples = plan.work.params, plan.model, len(plan.inputs.keys)
     aside: list[dict[str, Any]] = [item for note in notes for item in note["set_aside"]]
     predicted: Counter[str] = sum((Counter(note["predicted"]) for note in notes), Counter())
+    lost: Counter[str] = sum((Counter(note["lost"]) for note in notes), Counter())
+    for message in describe_losses(lost, num_examples):
+        progress.say(STEP, message)
     for item in aside[:_SHOWN]:
         progress.say(STEP, f"set aside {item['key']!r}: {item['reason']}")
     if len(aside) == num_examples:

@@ -7,7 +7,8 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.terminal import paragraph
 from tpu_components.core.examples.generation import Alphabet, generate
-from tpu_components.core.examples.images import UnreadableImageError, are_other_pixels, read_image, to_pixels
+from tpu_components.core.examples.images import (
+    UnreadableImageError,
+    are_other_pixels,
+    describe_losses,
+    read_image,
+    to_pixels,
+)
 from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, ImageInput
 from tpu_components.core.examples.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer
 from tpu_components.core.files import storage
@@ -137,12 +144,14 @@ def predict_inputs(
     model = load_model(export_dir, use_int8)
     if isinstance(model.reader, PromptReader):
         raise InputError(f"Cannot answer with {export_dir}: it is a language model, which continues texts.")
-    unread: list[str] = []
-    for names, batch in _read_inputs(model.reader, inputs, lines, column, unread):
+    unread, losses = list[str](), list[Mapping[str, int]]()
+    for names, batch in _read_inputs(model.reader, inputs, lines, column, unread, losses):
         for start in range(0, len(batch), BATCH_SIZE):
             outputs = model.predict(batch[start : start + BATCH_SIZE])
             for name, output in zip(names[start : start + BATCH_SIZE], outputs, strict=True):
                 yield ExamplePrediction(name, model.decode(output, top), model.task)
+    for message in describe_losses(sum(map(Counter, losses), Counter[str]()), len(losses)):
+        print(paragraph(message), file=sys.stderr)
     if unread:
         raise InputError(
             f"{len(unread)} files cannot be read, the first one {unread[0]}; the lines above say why. All others were "
@@ -151,18 +160,27 @@ def predict_inputs(
 
 
 def _read_inputs(
-    reader: ImageInput | Tokenizer, inputs: Sequence[str], lines: bool, column: str, unread: list[str]
+    reader: ImageInput | Tokenizer,
+    inputs: Sequence[str],
+    lines: bool,
+    column: str,
+    unread: list[str],
+    losses: list[Mapping[str, int]],
 ) -> Iterator[_Named]:
-    """Yield batches of names and inputs. Reports unreadable files of folders on stderr and in `unread`."""
+    """Yield batches of names and inputs.
+
+    Reports unreadable files of folders on stderr and in `unread`, and appends `Picture.losses` of each image file to
+    `losses`.
+    """
 
     def read_file(path: str) -> _Named:
         if isinstance(reader, Tokenizer):
             return _read_texts(path, reader, lines, column)
-        return [path], _decode_image(path, storage.read_bytes(path), reader)
+        return [path], _decode_image(path, storage.read_bytes(path), reader, losses)
 
     for argument in inputs:
         if argument == _STDIN:
-            yield from _piped(reader)
+            yield from _piped(reader, losses)
         elif isinstance(reader, Tokenizer) and not _names_a_file(argument):
             yield [argument], reader.read_all([argument])
         elif not storage.is_remote(argument) and Path(argument).is_dir():
@@ -184,7 +202,7 @@ def _read_inputs(
             yield read_file(argument)
 
 
-def _piped(reader: ImageInput | Tokenizer) -> Iterator[_Named]:
+def _piped(reader: ImageInput | Tokenizer, losses: list[Mapping[str, int]]) -> Iterator[_Named]:
     """Read stdin: texts, one image file, or lines of JSON in the server's format."""
     if isinstance(reader, Tokenizer):
         for text in _piped_texts():
@@ -197,7 +215,7 @@ def _piped(reader: ImageInput | Tokenizer) -> Iterator[_Named]:
             raise InputError(
                 "Cannot read stdin: it is empty. Expected an image file, or a line of JSON for each image."
             )
-        yield [_STDIN], _decode_image("stdin", content, reader)
+        yield [_STDIN], _decode_image("stdin", content, reader, losses)
         return
     for number, line in enumerate(stdin, 1):
         if line.strip():
@@ -284,13 +302,15 @@ def _read_column(path: str, column: str) -> list[str]:
     return [row[column] for row in rows]
 
 
-def _decode_image(path: str, content: bytes, wanted: ImageInput) -> np.ndarray:
+def _decode_image(path: str, content: bytes, wanted: ImageInput, losses: list[Mapping[str, int]]) -> np.ndarray:
     try:
-        return read_image(content, wanted.rule).pixels[None]
+        picture = read_image(content, wanted.rule)
     except UnreadableImageError as error:
         raise InputError(
             f"Cannot read {path}: {error}. Expected an image file, a folder of them, or .npy/.npz."
         ) from error
+    losses.append(picture.losses)
+    return picture.pixels[None]
 
 
 def read_input_arrays(path: str) -> dict[str, np.ndarray]:

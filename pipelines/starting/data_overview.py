@@ -7,6 +7,7 @@ import math
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,12 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TRAIN
-from tpu_components.core.examples.images import UnreadableImageError, has_image_suffix, read_image
+from tpu_components.core.examples.images import (
+    UnreadableImageError,
+    describe_losses,
+    has_image_suffix,
+    read_image,
+)
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     IMAGE,
@@ -315,6 +321,7 @@ def _read_some(overview: DataOverview, plan: DatasetPlan) -> DataOverview:
     until, listing = time.monotonic() + _LOOK_SECONDS, plan.listing
     examples = np.concatenate([indices[:: max(1, len(indices) // _LOOKED_AT)] for indices in plan.order.values()])
     sizes, channels, lengths, damaged, looked_at = [], set(), [], {}, 0
+    lost = Counter[str]()
     for index in np.random.default_rng(0).permutation(examples)[:_LOOKED_AT].tolist():
         if listing.keys[index] in overview.unusable:
             continue
@@ -326,13 +333,16 @@ def _read_some(overview: DataOverview, plan: DatasetPlan) -> DataOverview:
             if overview.kind == TEXT:
                 lengths.append(len(split_words(content)))
             else:
-                height, width, depth = read_image(content, overview.params.image_rule).pixels.shape
+                picture = read_image(content, overview.params.image_rule)
+                height, width, depth = picture.pixels.shape
+                lost.update(picture.losses)
                 sizes.append((height, width))
                 channels.add(depth)
         except (InputError, UnreadableImageError) as error:
             damaged[listing.keys[index]] = str(error)
     return dataclasses.replace(
         overview,
+        notes=(*overview.notes, *describe_losses(lost, len(sizes))),
         num_looked_at=looked_at,
         sizes=tuple(sizes),
         channels=tuple(sorted(channels)),

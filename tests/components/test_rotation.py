@@ -28,9 +28,9 @@ def photo():
 def test_records_predictions_and_the_server_turn_alike(photo, upright):
     given = ImageInput((8, 16, 1) if upright else (16, 8, 1), "raw", upright)
     stored = ImageEncoder(ImageRule(None, 1, upright=upright), given, 92).store("", photo, None)
-    assert stored.counts == (upright,)
+    assert stored.counts == (upright, False, False)
     request = parse_image(photo, given, None, ServeParams())
-    for pixels in (_decode_image("x", photo, given)[0], request.inputs[0]):
+    for pixels in (_decode_image("x", photo, given, [])[0], request.inputs[0]):
         assert pixels.tobytes() == stored.fields["image"]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from tpu_components.core.drift.shifts import CLASSES
 from tpu_components.core.drift.sketches import count_bins, find_independence
 from tpu_components.core.examples.artifacts import Distribution
+from tpu_components.core.examples.images import LOSSES
 from tpu_components.core.examples.interface import IMAGE, TEXT
 
 # In larger data sets, only a share of the examples is measured, chosen by hash: enough for every bin that matters.
@@ -61,7 +62,7 @@ LABELS = Figure("labels", "labels of an example")  # For multi-label data.
 
 # Counts of an example that are added up over a split.
 COUNTS: Mapping[str, tuple[str, ...]] = {
-    IMAGE: ("num_turned",),
+    IMAGE: ("num_turned", *(loss.statistic for loss in LOSSES)),
     TEXT: ("num_truncated", "num_padded", "num_tokens", "num_unknown"),
 }
 

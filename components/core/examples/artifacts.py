@@ -101,10 +101,11 @@ class Split:
         class_counts: Number of examples per class, in the order of the class names. For multi-label data, each label
             counts. For a corpus, how often each character is predicted. Empty for a regression.
         shards: The files.
-        statistics: Counts by name. For images: `num_turned` (photos that were rotated according to EXIF), if not 0. For
-            texts: `num_truncated`, `num_padded`, `num_tokens` (after truncation) and `num_unknown` (tokens). For a
-            corpus: `num_characters` (predicted characters) and `num_unknown`. For validation and test:
-            `num_also_in_train` (exact copies of training examples).
+        statistics: Counts by name. For images, if not 0: `num_turned` (photos that were rotated according to EXIF),
+            `num_few_levels` and `num_only_alpha` (see `images.LOSSES`). For texts: `num_truncated`,
+            `num_padded`, `num_tokens` (after truncation) and `num_unknown` (tokens). For a corpus: `num_characters`
+            (predicted characters) and `num_unknown`. For validation and test: `num_also_in_train` (exact copies of
+            training examples).
         targets: Statistics of each target of a regression; otherwise empty.
         distributions: Distribution of each figure, by name. For images: `brightness`, `contrast` and `sharpness` (in
             grey levels, of stored pictures subsampled to at most 127 pixels a side), `red` and `blue` (shares of the

@@ -7,13 +7,13 @@ import io
 import math
 import struct
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from tpu_components.core.examples.interface import ImageRule, UnreadableError
 
@@ -33,6 +33,17 @@ REDUCTIONS = (8, 4, 2)  # Scales that both libjpeg and TensorFlow support.
 _GREY_MODES = ("1", "L", "LA")
 _LOSSLESS_FORMATS = ("PNG", "BMP", "GIF", "PPM")
 _LOSSLESS_IN_TIFF = ("raw", "packbits", "tiff_lzw", "tiff_deflate", "tiff_adobe_deflate", "group3", "group4")
+_MAX_16_BIT_PPM = 65535
+_FEW_LEVELS = 64  # Of 256: what is left of a picture whose values use 14 of 16 bits, or fewer.
+# A flat colour, which a lossy format may change by a few levels; and transparency that has content.
+_FLAT, _MOST_FLAT_COLOURS, _VARYING_ALPHA = 8, 256, 64
+# Chunks of a PNG file that do not change the pixels (PNG 3rd edition, section 11.3).
+_PNG_METADATA = (
+    *(b"tEXt", b"zTXt", b"iTXt", b"iCCP", b"gAMA", b"cHRM", b"sRGB", b"cICP"),
+    *(b"sBIT", b"bKGD", b"hIST", b"pHYs", b"sPLT", b"tIME"),
+)
+# Texts from which Pillow reads the EXIF orientation of a PNG file.
+_TEXTS_WITH_ORIENTATION = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0")
 # Bytes that Pillow reads at a time between calls of `watch`; a kilobyte may hold a megapixel.
 _WATCHED_BLOCK_BYTES = 1 << 14
 _START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 32  # Each scan of a progressive JPEG is a pass over all pixels; 10 are usual.
@@ -88,6 +99,9 @@ class Picture(NamedTuple):
         size: (height, width) as stored in the file, neither resized nor rotated; for TIFF, after rotation.
         was_turned: Whether the image was rotated or mirrored, because of its EXIF orientation.
         jpeg: Color space of a JPEG file, see `jpeg_header`; empty for every other image.
+        has_few_levels: Whether the file has 16 bits per channel, of which so few are used that at most 64 of 256 levels
+            are left.
+        is_only_alpha: Whether the content of the file is in its transparency, and the picture without it is flat.
         loaded: Pillow's image of the file, before any conversion; None for arrays, and for most JPEG files.
         is_original: Whether `pixels` are those of `loaded`, without any conversion.
     """
@@ -96,8 +110,51 @@ class Picture(NamedTuple):
     size: tuple[int, int]
     was_turned: bool = False
     jpeg: str = ""
+    has_few_levels: bool = False
+    is_only_alpha: bool = False
     loaded: Any = None
     is_original: bool = False
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """1 for each of `LOSSES` that the image has, otherwise 0, by `Loss.statistic`."""
+        return {"num_few_levels": int(self.has_few_levels), "num_only_alpha": int(self.is_only_alpha)}
+
+
+class Loss(NamedTuple):
+    """What an image loses: the name of the number of such images, and what happened and what to do, for messages."""
+
+    statistic: str
+    explanation: str
+
+
+# Pictures stay as they are: training, predictions and the exported model convert images alike, and a data set keeps its
+# pixels. Scaling each image by its brightest value would make equal values unequal in two images, and whether black or
+# white belongs behind a transparent drawing, only its owner knows. So the loss is reported, and the user converts.
+LOSSES = (
+    Loss(
+        "num_few_levels",
+        "images of 16 bits keep at most 64 of 256 grey levels, because only the upper 8 bits are used. If "
+        "the values have 10 or 12 bits, scale all images by one factor and save 8 bits: for 12 bits, value // 16",
+    ),
+    Loss(
+        "num_only_alpha",
+        "images have one colour, because their content is in the transparency, which is dropped. Draw them on a "
+        "background first, for example with ImageMagick's `magick mogrify -background white -alpha remove`",
+    ),
+)
+
+
+def describe_losses(counts: Mapping[str, int], total: int) -> list[str]:
+    """Return a sentence for each kind of loss that occurs, for logs.
+
+    Args:
+        counts: Number of images by `Loss.statistic`.
+        total: Number of all images.
+    """
+    return [
+        f"{counts[loss.statistic]:,} of {total:,} {loss.explanation}" for loss in LOSSES if counts.get(loss.statistic)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +176,8 @@ class OpenImage:
 def read_image(content: bytes | np.ndarray, rule: ImageRule, keep_size: bool = False) -> Picture:
     """Read an image, resized and converted as the rule says.
 
-    Transparency is dropped, 16 bits are cut to the upper 8, and only the first frame of an animation is read.
+    Transparency is dropped, 16 bits are cut to the upper 8, and only the first frame of an animation is read. `LOSSES`
+    says why, and the result says whether this loses the content.
 
     Args:
         content: An image file; or pixels, uint8[height, width, 1 or 3], for which the margin of the rule is ignored.
@@ -169,9 +227,23 @@ def open_image(
         size, num_pixels = (image.height, image.width), math.prod(_decoded_size(image, content))
 
         def load() -> Picture:
-            loaded, was_turned = _load(image, rule)
-            fitted = loaded if keep_size else _fit(loaded, rule.image_size)
-            return Picture(_pixels(fitted), size, was_turned, kind, image, fitted is image)
+            try:
+                loaded = _load(image, rule)
+            except UnreadableImageError:  # Pillow reads the metadata behind the pixels together with them.
+                if (essential := _without_metadata(content, watch)) is content:
+                    raise
+                loaded = _load(_identify(essential, rule, watch), rule)
+            fitted = loaded.image if keep_size else _fit(loaded.image, rule.image_size)
+            return Picture(
+                _pixels(fitted),
+                size,
+                loaded.was_turned,
+                kind,
+                loaded.has_few_levels,
+                loaded.is_only_alpha,
+                loaded.original,
+                fitted is loaded.original,
+            )
 
         return OpenImage(num_pixels, len(content), load)
 
@@ -290,7 +362,8 @@ def original_pixels(content: bytes, picture: Picture) -> np.ndarray | None:
         colours = _pixels(loaded.convert("RGB"))
         return colours[:, :, :1] if (colours == colours[:, :, :1]).all() else colours
     pixels = _pixels(loaded)
-    return pixels.astype(np.uint16) if loaded.mode.startswith("I;16") else pixels  # In this machine's byte order.
+    # In this machine's byte order. Pillow opens some files of 16 bits in a mode of 32 bits.
+    return pixels.astype(np.uint16) if loaded.mode.startswith("I") else pixels
 
 
 def _is_lossless(content: bytes, loaded: Any) -> bool:
@@ -338,8 +411,18 @@ class _WatchedFile(io.BytesIO):
 
 
 def _open_with_pillow(content: bytes, rule: ImageRule, watch: Callable[[], None] | None) -> Any:
+    """Open a file; a PNG file without its metadata if Pillow refuses them, because they do not change the pixels."""
+    try:
+        return _identify(content, rule, watch)
+    except UnreadableImageError:
+        if (essential := _without_metadata(content, watch)) is content:
+            raise
+        return _identify(essential, rule, watch)
+
+
+def _identify(content: bytes, rule: ImageRule, watch: Callable[[], None] | None) -> Any:
     if not content:
-        raise UnreadableImageError("empty file")
+        raise UnreadableImageError("no bytes")
     with _naming_damage(_BRANDS.get(content[8:12], "") if content[4:8] == b"ftyp" else ""):
         file = _WatchedFile(content, watch) if watch else io.BytesIO(content)
         image: Any = Image.open(file, formats=rule.formats or _formats())
@@ -347,6 +430,26 @@ def _open_with_pillow(content: bytes, rule: ImageRule, watch: Callable[[], None]
         if watch:
             image.decodermaxblock = _WATCHED_BLOCK_BYTES
     return image
+
+
+def _without_metadata(content: bytes, watch: Callable[[], None] | None) -> bytes:
+    """Return a PNG file without texts, colour profiles and other metadata; every other content unchanged.
+
+    Pillow refuses a file with metadata that are damaged, or longer than its limits, although its pixels are whole. The
+    texts and the chunk that say how to turn the image are kept. Nothing is decompressed.
+    """
+    if not content.startswith(_PNG_SIGNATURE):
+        return content
+    at, start, kept = len(_PNG_SIGNATURE), 0, list[bytes]()
+    while at + 8 <= len(content):
+        if watch:
+            watch()
+        (length,), kind = struct.unpack_from(">I", content, at), content[at + 4 : at + 8]
+        if kind in _PNG_METADATA and not content.startswith(_TEXTS_WITH_ORIENTATION, at + 8):
+            kept.append(content[start:at])
+            start = at + 12 + length
+        at += 12 + length
+    return b"".join([*kept, content[start:]]) if kept else content
 
 
 def _decoded_size(image: Any, content: bytes) -> tuple[int, int]:
@@ -387,20 +490,76 @@ def _tiff_sides(content: bytes) -> dict[int, int]:
     return sides
 
 
-def _load(image: Any, rule: ImageRule) -> tuple[Any, bool]:
-    """Read an opened image and convert it to the rule's mode; returns (image, whether it was rotated)."""
+class _Loaded(NamedTuple):
+    """An image of Pillow as it is in the file and in the mode of a rule, and the attributes of `Picture`."""
+
+    original: Any
+    image: Any
+    was_turned: bool
+    has_few_levels: bool
+    is_only_alpha: bool
+
+
+def _load(image: Any, rule: ImageRule) -> _Loaded:
+    """Read the pixels of an opened image, and convert it to the rule's mode."""
     with _naming_damage():
-        # Read before the pixels, because Pillow rotates a TIFF file while loading it.
-        was_turned = rule.upright and image.getexif().get(_EXIF_ORIENTATION) in range(2, 9)
+        has_16_bits = _has_16_bits(image)
+        is_tiff = image.format == "TIFF"  # Pillow rotates a TIFF file while loading it, and forgets the orientation.
+        orientation = _orientation_of(image) if is_tiff and rule.upright else 1
         image.load()
-        if was_turned:
-            image = ImageOps.exif_transpose(image)
-        if image.mode.startswith("I;16"):  # convert() would clip at 255.
+        original = image
+        if rule.upright and not is_tiff:
+            orientation = _orientation_of(image)
+        if image.mode.startswith("I;16") or (image.mode == "I" and has_16_bits):  # convert() would clip at 255.
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         if image.mode in ("I", "F"):
             raise UnreadableImageError(f"32 bits per pixel (mode {image.mode}): expected 8 or 16")
         mode = _MODES[rule.channels or (1 if image.mode in _GREY_MODES else 3)]
-        return image if image.mode == mode else image.convert(mode), was_turned
+        converted = image if image.mode == mode else image.convert(mode)
+        if orientation > 1 and not is_tiff:
+            converted = image_of(_turn(_pixels(converted), orientation))
+        return _Loaded(
+            original,
+            converted,
+            orientation > 1,
+            has_16_bits and _span(converted) < _FEW_LEVELS,
+            image.has_transparency_data and _is_only_alpha(image, converted),
+        )
+
+
+def _orientation_of(image: Any) -> int:
+    """Return the EXIF orientation of an image that Pillow has opened, from 1 (upright) to 8."""
+    try:
+        orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
+    except UnreadableImageError:  # Raised by `watch`.
+        raise
+    except Exception:  # Damaged metadata are ignored, like those of a JPEG file.
+        return 1
+    return orientation if orientation in range(1, 9) else 1
+
+
+def _has_16_bits(image: Any) -> bool:
+    """Return whether a file that is opened but not loaded has 16 bits per channel, of which the upper 8 are used.
+
+    Pillow itself cuts colours, and greys with transparency, to 8 bits. It opens a 16-bit PGM file in a mode of 32 bits.
+    """
+    options = image.tile[0].args if image.tile else ()
+    if image.format == "PPM":
+        return image.mode == "I" or (isinstance(options, tuple) and _MAX_16_BIT_PPM in options)
+    return ";16" in str(options)
+
+
+def _span(image: Any) -> int:
+    """Return the largest difference of two values of a channel."""
+    extrema = np.array(image.getextrema()).reshape(-1, 2)
+    return int((extrema[:, 1] - extrema[:, 0]).max())
+
+
+def _is_only_alpha(image: Any, converted: Any) -> bool:
+    """Return whether an image with transparency is flat without it."""
+    # Other pictures soon have more colours than a flat one, which saves most of the time.
+    is_flat = converted.getcolors(_MOST_FLAT_COLOURS) and _span(converted) < _FLAT
+    return bool(is_flat) and _span(image.convert("RGBA").getchannel("A")) >= _VARYING_ALPHA
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from tpu_components.core.examples.artifacts import EVALUATION_FILE
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.results.metric_table import BY_NAME
 
+MAX_MATRIX_CLASSES = 100  # A matrix of more classes is mostly zeros, and grows with the square of their number.
 _LISTED = 100
 _ROUNDING = 1e-6  # A mean of shares may exceed 1 by rounding.
 # Types of values that are checked on reading, although they are not metrics of `metric_table`.
@@ -22,6 +23,7 @@ _DETAILS: Mapping[str, Any] = {
     "num_absent_classes": int,
     "top_k": int,
     "confusion_matrix": tuple[tuple[int, ...], ...],
+    "confusions": Mapping[str, tuple[int, ...]],
     "roc": tuple[Mapping[str, float], ...],
 }
 
@@ -374,6 +376,49 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
                 elif name in _DETAILS:
                     typed_values.read(value, _DETAILS[name], f"{role}.{name}", any_version=True)
         return evaluation
+
+
+def count_confusions(labels: np.ndarray, predicted: np.ndarray, num_classes: int) -> dict[str, Any]:
+    """Count how often each class was predicted for each true class, as `evaluation.json` holds it.
+
+    Args:
+        labels: True classes, int[examples], from 0 to num_classes - 1.
+        predicted: Predicted classes, int[examples].
+        num_classes: Number of classes.
+
+    Returns:
+        For at most 100 classes `confusion_matrix`, a list of rows, one for each true class. For more classes
+        `confusions`, which leaves out the zeros: lists `true` and `predicted` of class indices and `count` of examples,
+        sorted by true and predicted class. Its lists are never longer than the number of examples.
+
+    Example:
+        >>> labels, predicted = np.array([0, 0, 1]), np.array([0, 1, 1])
+        >>> count_confusions(labels, predicted, 2)
+        {'confusion_matrix': [[1, 1], [0, 1]]}
+        >>> count_confusions(labels, predicted, 101)
+        {'confusions': {'true': [0, 0, 1], 'predicted': [0, 1, 1], 'count': [1, 1, 1]}}
+    """
+    pairs, counts = np.unique(labels.astype(np.int64) * num_classes + predicted, return_counts=True)
+    true, predicted = np.divmod(pairs, num_classes)
+    if num_classes > MAX_MATRIX_CLASSES:
+        columns = {"true": true, "predicted": predicted, "count": counts}
+        return {"confusions": {name: column.tolist() for name, column in columns.items()}}
+    matrix = np.zeros((num_classes, num_classes), int)
+    matrix[true, predicted] = counts
+    return {"confusion_matrix": matrix.tolist()}
+
+
+def list_confusions(figures: Mapping[str, Any]) -> list[tuple[int, int, int]]:
+    """Return (true class, predicted class, count) of the pairs that occur, from the details of a classification.
+
+    Earlier versions wrote `confusion_matrix` for any number of classes.
+    """
+    if "confusions" in figures:
+        columns = (figures["confusions"][name] for name in ("true", "predicted", "count"))
+        return list(zip(*columns, strict=True))
+    matrix = np.array(figures["confusion_matrix"])
+    true, predicted = np.nonzero(matrix)
+    return list(zip(true.tolist(), predicted.tolist(), matrix[true, predicted].tolist(), strict=True))
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:

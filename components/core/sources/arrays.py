@@ -79,9 +79,12 @@ def _is_one_hot(labels: np.ndarray) -> bool:
 def _check_images(split: str, images: np.ndarray, source: str) -> None:
     fits = images.ndim == 3 or (images.ndim == 4 and images.shape[-1] in (1, 3))
     if not fits or images.dtype != np.uint8 or 0 in images.shape[1:]:
-        how = (
-            ": (images * 255).round().astype('uint8')" if images.dtype.kind == "f" and are_other_pixels(images) else ""
-        )
+        how = ""
+        if images.dtype.kind == "f" and are_other_pixels(images):
+            how = ": (images * 255).round().astype('uint8')"
+        elif images.dtype.kind in "iu" and images.size and images.min() >= 0 and images.max() > 255:
+            num_bits = int(images.max()).bit_length()
+            how = f": of {num_bits} bits (images >> {num_bits - 8}).astype('uint8'), alike in all splits"
         raise InputError(
             f"Cannot use {_images_of(split)} in {source}: expected uint8[N, height, width] or uint8[N, height, width, "
             f"1|3] in [0, 255], received {images.dtype}{list(images.shape)}. Convert them before saving{how}."

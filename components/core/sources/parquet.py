@@ -3,11 +3,8 @@
 import contextlib
 import dataclasses
 import functools
-import shutil
-import tempfile
-import weakref
+import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +20,15 @@ from tpu_components.core.sources.containers import Container, list_containers, s
 from tpu_components.core.sources.fields import choose_fields, known_by, list_rows, read_ids
 from tpu_components.core.sources.listing import Listing, Source, split_named
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.spans import LaterSpans, Spans
+from tpu_components.core.sources.spans import LaterSpans, Spans, copy_contents
 from tpu_components.core.sources.targets import shown
 from tpu_components.core.work.workers import in_threads
 
+_EMBED = (
+    "Write the bytes of the files into the table, with the package `datasets` by "
+    "`dataset.with_format('arrow').map(datasets.table.embed_table_storage, batched=True)`, or list paths and labels in "
+    "a CSV file, for csv:FILE."
+)
 _MOST_ROWS_AT_ONCE = 1024
 _VALUE_BYTES = 64  # Least memory for a value with its key, however few bits it has in the file.
 
@@ -37,23 +39,22 @@ def _unpack(files: Sequence[Container], column: str) -> Spans:
     Parquet compresses rows in groups, and records are written in another order. Without the copy, a group would be
     decompressed for nearly every image.
     """
-    with contextlib.ExitStack() as left:
-        folder = Path(tempfile.mkdtemp(prefix="parquet-"))
-        left.callback(shutil.rmtree, folder, ignore_errors=True)
-        storage.require_free_bytes(folder, sum(file.num_bytes for file in files))
-        path, sizes, looked = folder / "images", list[int](), SMALL_BYTES
-        with storage.naming_full_disk(path), open(path, "wb") as unpacked:
-            for file in files:
-                for content in _column_of(file, column):
-                    unpacked.write(content)
-                    if unpacked.tell() > looked:  # The files' compressed sizes are only a lower bound.
-                        storage.require_free_bytes(folder, SMALL_BYTES)
-                        looked += SMALL_BYTES
-                    sizes.append(len(content))
-        ends = np.cumsum([0, *sizes])
-        spans = Spans((str(path),), np.zeros(len(sizes), np.int32), ends[:-1], np.diff(ends), are_copies=True)
-        weakref.finalize(spans, left.pop_all().close)
-        return spans
+    contents = itertools.chain.from_iterable(_column_of(file, column) for file in files)
+    spans = copy_contents(contents, sum(file.num_bytes for file in files))
+    if not spans.sizes.any():
+        raise _without_bytes(files, column)
+    return spans
+
+
+def _without_bytes(files: Sequence[Container], column: str) -> InputError:
+    """Return an error for a column of images of which no row has bytes."""
+    value = next(_values_of(files[0], column), None)
+    path = value.get("path") if isinstance(value, dict) else None
+    received = f"only paths (the first: {path!r})" if path else "none in any row"
+    return InputError(
+        f"Cannot use the column {column!r} of {files[0].path}: expected the bytes of image files, received {received}. "
+        f"{_EMBED}"
+    )
 
 
 def _column_of(file: Container, column: str) -> Iterator[bytes]:
@@ -234,6 +235,7 @@ def _list_tables(
         raise InputError(
             f"Cannot use the column {column!r} of {files[0].path}: expected {'strings' if is_text else 'the bytes of '}"
             f"{'' if is_text else 'image files'}, received {kind}. Name another one in data.columns."
+            f"{'' if is_text or not _has_paths(kind) else f' Are these paths? {_EMBED}'}"
         )
     by_file = list(in_threads(functools.partial(_read_columns, names=chosen.wanted), files[0].path, files))
     counts = [count for count, _ in by_file]
@@ -269,8 +271,11 @@ def _list_tables(
     if is_text or not labelled or (ids and all(ids)):
         return listing
     # Not by its place: BigQuery exports rows in another order each time.
-    of_images = [*in_threads(lambda file: identify_each(_column_of(file, column)), files[0].path, files)]
-    return dataclasses.replace(listing, identities=known_by(ids, Names.of_hashes(np.concatenate(of_images))))
+    hashed = [*in_threads(lambda file: identify_each(_column_of(file, column)), files[0].path, files)]
+    of_images = np.concatenate(hashed)
+    if np.all(of_images == identify_each([b""])):
+        raise _without_bytes(files, column)
+    return dataclasses.replace(listing, identities=known_by(ids, Names.of_hashes(of_images)))
 
 
 def _has_bytes(kind: Any) -> bool:
@@ -278,6 +283,14 @@ def _has_bytes(kind: Any) -> bool:
     import pyarrow.types as types
 
     return types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+
+
+def _has_paths(kind: Any) -> bool:
+    """Return whether a column may hold paths: strings, or records with a field `path`."""
+    import pyarrow.types as types
+
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    return is_text or (types.is_struct(kind) and kind.get_field_index("path") >= 0)
 
 
 def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str, list[Any]]]:

@@ -1,13 +1,19 @@
 """Examples within large files: archives, tables and TFRecords are read in place, each example by its offset."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
 
 from tpu_components.core.files import storage
+from tpu_components.core.files.unpacking import SMALL_BYTES
 
 
 class Span(NamedTuple):
@@ -88,3 +94,31 @@ class LaterSpans:
 
     def __getitem__(self, example: int) -> Span:
         return self._found[example]
+
+
+def copy_contents(contents: Iterable[bytes], num_bytes: int) -> Spans:
+    """Copy the contents of examples to a temporary file, which is removed together with the spans.
+
+    Args:
+        contents: The content of each example, in order.
+        num_bytes: Estimated size of all contents, in bytes; often a lower bound, because files are compressed.
+
+    Raises:
+        InputError: If the disk is full.
+    """
+    with contextlib.ExitStack() as left:
+        folder = Path(tempfile.mkdtemp(prefix="contents-"))
+        left.callback(shutil.rmtree, folder, ignore_errors=True)
+        storage.require_free_bytes(folder, num_bytes)
+        path, sizes, looked = folder / "contents", list[int](), SMALL_BYTES
+        with storage.naming_full_disk(path), open(path, "wb") as copy:
+            for content in contents:
+                copy.write(content)
+                if copy.tell() > looked:
+                    storage.require_free_bytes(folder, SMALL_BYTES)
+                    looked += SMALL_BYTES
+                sizes.append(len(content))
+        ends = np.cumsum([0, *sizes])
+        spans = Spans((str(path),), np.zeros(len(sizes), np.int32), ends[:-1], np.diff(ends), are_copies=True)
+        weakref.finalize(spans, left.pop_all().close)
+        return spans

@@ -1,52 +1,77 @@
 """TFRecords of other programs, with images or texts, read in place by the names of the features."""
 
-from collections.abc import Iterator
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.example_ids import HASH_TYPE, identify
+from tpu_components.core.examples.images import UnreadableImageError, open_image
+from tpu_components.core.examples.interface import ImageRule
 from tpu_components.core.examples.records import DamagedRecordError, read_fields, read_frames
 from tpu_components.core.files import storage
 from tpu_components.core.sources.containers import Container, list_containers, splits_of, stored_files, version_of
 from tpu_components.core.sources.fields import Chosen, choose_fields, list_rows
 from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.spans import Span, Spans
+from tpu_components.core.sources.spans import LaterSpans, Span, Spans, copy_contents
 from tpu_components.core.work.workers import in_threads
 
 _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
+# Features with the size of raw pixels; also after `image/`.
+_SIZES = (("height", "rows"), ("width", "cols"), ("channels", "depth"))
+_RAW_KINDS = {1: "P5", 3: "P6"}  # Netpbm's formats, by the number of channels.
+_LEAST_PIXELS = 64  # Fewer bytes are hardly pixels.
+_RAW_NOTE = "{!r} holds raw pixels: they are read row by row, with the channels of a pixel beside each other"
 
 
 class _Row(NamedTuple):
-    """A record: the byte range and the hash of its image or text, and the values of its other features."""
+    """A record.
+
+    Attributes:
+        span: Byte range of the image or text.
+        identity: Hash of the image or text.
+        values: Values of the other features that are read.
+        header: For raw pixels, the header of a PGM or PPM file with these pixels; otherwise empty.
+    """
 
     span: Span
     identity: bytes
     values: list[list[Any] | None]
+    header: bytes = b""
 
 
 def list_tfrecords(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List the records of files; every record is read once, to check it and to find the image or text in it."""
     files = _list_files(location)
-    chosen = choose_fields(_fields_of(files[0]), params, files[0].path, labelled)
-    by_file = list(in_threads(lambda file: list(_read_file(file, chosen)), files[0].path, files))
+    first = _first_record(files[0])
+    chosen = choose_fields(sorted(first), params, files[0].path, labelled)
+    name = chosen.names[chosen.content]
+    is_raw = chosen.content == "image" and _is_raw(first, name, files[0].path)
+    by_file = list(in_threads(lambda file: list(_read_file(file, chosen, is_raw)), files[0].path, files))
     rows = [row for rows in by_file for row in rows]
     keys = tuple(f"{file.name}[{i}]" for file, rows in zip(files, by_file, strict=True) for i in range(len(rows)))
     values = {name: [row.values[place] for row in rows] for place, name in enumerate(chosen.wanted)}
     of_files = splits_of(files, location) if labelled else None
     hashes = np.frombuffer(b"".join(row.identity for row in rows), HASH_TYPE)
+    spans: Spans | LaterSpans = Spans.collect([row.span for row in rows])
+    if is_raw:
+        num_bytes = spans.num_bytes
+        spans = LaterSpans(tuple(file.path for file in files), num_bytes, len(rows), functools.partial(_unpack, rows))
     return list_rows(
         values,
         chosen,
         keys,
         splits=None if of_files is None else np.repeat(of_files, list(map(len, by_file))),
         hashed=hashes,
-        spans=Spans.collect([row.span for row in rows]),
+        spans=spans,
         containers=stored_files(files),
         version=version_of(files),
-        notes=chosen.notes,
+        notes=(*chosen.notes, *([_RAW_NOTE.format(name)] if is_raw else [])),
         hashes=hashes if chosen.content == "text" else None,
     )
 
@@ -61,11 +86,11 @@ def _list_files(location: str) -> list[Container]:
         return list_containers(f"{location.rstrip('/')}/*.tfrecord-*", _SUFFIXES)
 
 
-def _fields_of(file: Container) -> list[str]:
-    """Return the names of the first record's features."""
+def _first_record(file: Container) -> Mapping[str, list[Any]]:
+    """Return the features of the first record, by name."""
     try:
         for frame, _ in _frames(file):
-            return sorted(read_fields(frame))
+            return read_fields(frame)
     except DamagedRecordError as error:
         raise _unreadable(file, 0, error) from error
     raise InputError(f"Cannot read {file.path}: it holds no record. Expected TFRecords. Check the path.")
@@ -76,7 +101,75 @@ def _frames(file: Container) -> Iterator[tuple[bytes, int]]:
         yield from read_frames(content)
 
 
-def _read_file(file: Container, chosen: Chosen) -> Iterator[_Row]:
+def _is_raw(first: Mapping[str, list[Any]], name: str, path: str) -> bool:
+    """Return whether the images are raw pixels and not image files, by the features of the first record.
+
+    Raises:
+        InputError: If the feature holds numbers, a serialized tensor, or raw pixels without their height and width.
+    """
+    values = first.get(name, [])
+    received = ""
+    if values and not isinstance(values[0], bytes):
+        received = f"{len(values):,} numbers"
+    elif len(values) == 1 and not _is_image(content := values[0]):
+        if _raw_header(first, content):
+            return True
+        if content[:1] == b"\x08" and content[2:3] == b"\x12":  # dtype and tensor_shape of tensor.proto.
+            received = "a serialized tensor"
+        elif len(content) >= _LEAST_PIXELS and any(
+            len(content) == channels * math.isqrt(len(content) // channels) ** 2 for channels in _RAW_KINDS
+        ):
+            received = f"{len(content):,} bytes, which may be raw pixels"
+    if received:
+        raise InputError(
+            f"Cannot use the feature {name!r} of {path}: expected the bytes of an image file, received {received}. "
+            "Store files (tf.io.encode_png), or the bytes of uint8 pixels (tobytes()) beside features height, width "
+            "and channels."
+        )
+    return False
+
+
+def _is_image(content: bytes) -> bool:
+    try:
+        open_image(content, ImageRule(None, 0))
+    except UnreadableImageError:
+        return False
+    return True
+
+
+def _raw_header(fields: Mapping[str, list[Any]], content: bytes) -> bytes:
+    """Return the header of a PGM or PPM file whose pixels are `content`; empty if they do not have the stored size.
+
+    TensorFlow's converters of MNIST and CIFAR-10 wrote raw pixels beside `height`, `width` and `depth`.
+    """
+    sizes = []
+    for usual in _SIZES:
+        names = [f"{prefix}{word}" for word in usual for prefix in ("", "image/")]
+        values = next((fields[name] for name in names if name in fields), [])
+        sizes.append(values[0] if len(values) == 1 and isinstance(values[0], int) else 0)
+    height, width, channels = sizes
+    if height < 1 or width < 1:
+        return b""
+    channels = channels or len(content) // (height * width)
+    if channels not in _RAW_KINDS or len(content) != height * width * channels:
+        return b""
+    return f"{_RAW_KINDS[channels]} {width} {height} 255\n".encode()
+
+
+def _unpack(rows: Sequence[_Row]) -> Spans:
+    """Copy raw pixels to a temporary file, each as a PGM or PPM file, which all later steps read as an image."""
+
+    def contents() -> Iterator[bytes]:
+        for path, of_file in itertools.groupby(rows, key=lambda row: row.span.path):
+            with storage.open_file(path) as file:
+                for row in of_file:
+                    file.seek(row.span.offset)
+                    yield row.header + file.read(row.span.num_bytes)
+
+    return copy_contents(contents(), sum(len(row.header) + row.span.num_bytes for row in rows))
+
+
+def _read_file(file: Container, chosen: Chosen, is_raw: bool) -> Iterator[_Row]:
     """Yield the records of a file.
 
     Raises:
@@ -91,7 +184,8 @@ def _read_file(file: Container, chosen: Chosen) -> Iterator[_Row]:
                 raise DamagedRecordError(f"expected one value of bytes in {name!r}, received {str(values)[:60]}")
             # A record stores bytes unchanged, so they can be read in place. Any equal bytes in the frame will do.
             span = Span(file.path, offset + frame.index(values[0]), len(values[0]))
-            yield _Row(span, identify(values[0]), [fields.get(other) for other in chosen.wanted])
+            header = _raw_header(fields, values[0]) if is_raw else b""
+            yield _Row(span, identify(values[0]), [fields.get(other) for other in chosen.wanted], header)
             number += 1
     except DamagedRecordError as error:
         raise _unreadable(file, number, error) from error

@@ -16,7 +16,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.records import encode_example, frame_record, load_split, read_fields, read_frames
 from tpu_components.core.files import storage, unpacking
-from tpu_components.core.sources import parquet
+from tpu_components.core.sources import spans
 from tpu_components.core.sources.kinds import list_examples
 from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
 
@@ -383,7 +383,7 @@ def test_a_table_of_many_copies_is_no_more_than_its_rule_allows(tmp_path, monkey
 
 
 def test_the_disk_is_looked_at_again_while_a_column_is_copied(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "SMALL_BYTES", 1 << 20)
+    monkeypatch.setattr(spans, "SMALL_BYTES", 1 << 20)
     pixels = np.random.default_rng(0).integers(0, 256, (30, 100_000), np.uint8)
     table = pa.table({"image": [row.tobytes() for row in pixels], "label": [i % 2 for i in range(30)]})
     pq.write_table(table, tmp_path / "data.parquet")

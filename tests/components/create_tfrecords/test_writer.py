@@ -13,6 +13,7 @@ import google_crc32c
 import numpy as np
 import pytest
 from google.cloud.storage import Blob
+from PIL import Image
 
 from tests.cli import REPOSITORY
 from tests.components.create_tfrecords.engines.cases import same_files
@@ -57,8 +58,6 @@ def array_source(tmp_path) -> str:
 @pytest.fixture(scope="session")
 def many_files(tmp_path_factory) -> Path:
     """More image files than one worker takes at a time."""
-    from PIL import Image
-
     root = tmp_path_factory.mktemp("many")
     noise = np.random.default_rng(0).integers(0, 256, (4200, 2, 2, 3), np.uint8)
     for i, pixels in enumerate(noise):
@@ -307,6 +306,23 @@ def test_unreadable_images_within_budget_are_set_aside_and_the_rest_written(imag
     }
     assert "set aside 'cat/0003.jpeg': not an image" in capsys.readouterr().err
     assert sum(len(_read(tmp_path / "out", split)) for split in manifest.splits) == 18
+
+
+def test_images_that_lose_their_content_are_counted_and_told(image_folder, tmp_path, capsys):
+    folder = image_folder(per_class=10, classes=("cat", "dog"), mode="L", size=(8, 8))
+    for i in range(3):
+        values = np.random.default_rng(i).integers(0, 1024, (8, 8), np.uint16)
+        Image.fromarray(values).save(folder / "cat" / f"{i:04d}.png")
+    drawing = np.zeros((8, 8, 2), np.uint8)
+    drawing[2:6, 2:6, 1] = 255
+    Image.fromarray(drawing).save(folder / "dog" / "0007.png")
+    write_records(WriteParams(f"images:{folder}", channels=1), tmp_path / "out")
+    told = " ".join(capsys.readouterr().err.split())
+    assert "3 of 20 images of 16 bits keep at most 64 of 256 grey levels" in told
+    assert "1 of 20 images have one colour, because their content is in the transparency" in told
+    statistics = [split.statistics for split in Manifest.load(tmp_path / "out").splits.values()]
+    assert sum(each.get("num_few_levels", 0) for each in statistics) == 3
+    assert sum(each.get("num_only_alpha", 0) for each in statistics) == 1
 
 
 def test_files_that_are_missing_are_set_aside_too(image_folder, tmp_path):

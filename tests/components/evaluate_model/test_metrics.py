@@ -8,6 +8,7 @@ from sklearn import metrics as judge
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import TASKS, Regression
+from tpu_components.core.results.evaluation_info import MAX_MATRIX_CLASSES, list_confusions
 from tpu_components.core.results.metric_table import task_metrics
 from tpu_components.evaluate_model.metrics import GroundTruth, compute_metrics, macro_notes
 
@@ -48,7 +49,8 @@ def _column(figures, name, rows="per_class"):
 
 
 @pytest.mark.parametrize(
-    ("num_examples", "num_classes", "absent"), [(1, 3, None), (40, 2, None), (500, 10, 7), (2000, 100, 0), (7, 50, 3)]
+    ("num_examples", "num_classes", "absent"),
+    [(1, 3, None), (40, 2, None), (500, 10, 7), (2000, 100, 0), (7, 50, 3), (900, 300, 5)],
 )
 def test_figures_of_classes_agree_with_scikit_learn(num_examples, num_classes, absent):
     labels, probabilities = _classes(num_examples, num_classes, absent=absent)
@@ -61,13 +63,38 @@ def test_figures_of_classes_agree_with_scikit_learn(num_examples, num_classes, a
     if num_classes > 2:
         expected["top_k_accuracy"] = judge.top_k_accuracy_score(labels, probabilities, k=top_k, labels=classes)
     matrix = judge.confusion_matrix(labels, predicted, labels=classes)
-    np.testing.assert_array_equal(figures.details["confusion_matrix"], matrix)
+    if num_classes <= MAX_MATRIX_CLASSES:
+        np.testing.assert_array_equal(figures.details["confusion_matrix"], matrix)
+    assert _as_matrix(figures.details, num_classes).tolist() == matrix.tolist()
     per_class = judge.precision_recall_fscore_support(labels, predicted, labels=classes, zero_division=0)
     for name, values in zip(("precision", "recall", "f1"), per_class, strict=False):
         np.testing.assert_allclose(_column(figures, name), values)
         expected[f"macro_{name}"] = values.mean()
     assert _column(figures, "support") == per_class[3].tolist()
     assert {name: figures.metrics[name] for name in expected} == pytest.approx(expected)
+
+
+def _as_matrix(details, num_classes):
+    matrix = np.zeros((num_classes, num_classes), int)
+    for true, predicted, count in list_confusions(details):
+        matrix[true, predicted] = count
+    return matrix
+
+
+def test_details_of_many_classes_grow_with_the_examples_and_not_with_the_square_of_the_classes():
+    num_classes = 3000
+    labels, probabilities = np.arange(50), np.eye(num_classes, dtype=np.float32)[np.arange(50) // 2]
+    details = _compute("classification", labels, probabilities).details
+    assert "confusion_matrix" not in details
+    assert list_confusions(details) == [(i, i // 2, 1) for i in range(50)]
+    assert sum(map(len, details["confusions"].values())) == 3 * 50
+    assert len(json.dumps(details)) < 200 * num_classes
+
+
+def test_a_confusion_matrix_of_an_earlier_version_is_read_for_any_number_of_classes():
+    dense = np.zeros((300, 300), int)
+    dense[[0, 7], [5, 7]] = [2, 3]
+    assert list_confusions({"confusion_matrix": dense.tolist()}) == [(0, 5, 2), (7, 7, 3)]
 
 
 # Of one digit, many probabilities are equal.

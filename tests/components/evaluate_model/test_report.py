@@ -308,7 +308,7 @@ def test_shares_read_100_or_0_percent_only_if_they_are(accuracy, shown):
     assert f"Accuracy {shown}" in _words(_render(_evaluation({**_classes(), "accuracy": accuracy})))
 
 
-@pytest.mark.parametrize(("num_classes", "is_matrix"), [(2, True), (30, True), (31, False), (100, False)])
+@pytest.mark.parametrize(("num_classes", "is_matrix"), [(2, True), (30, True), (31, False), (100, False), (101, False)])
 def test_many_classes_are_shown_as_the_most_confused_pairs(num_classes, is_matrix):
     figures = _classes(num_classes, num_examples=400, lean=1.0)
     text = _render(_evaluation(figures))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.cli import assert_user_error, tpu_pipelines_here
 from tests.components.create_tfrecords.engines.cases import same_files
@@ -69,6 +70,18 @@ def test_every_picture_is_answered_once_as_predict_answers_it_and_a_damaged_one_
         path = tmp_path / "out" / file["name"]
         assert (path.stat().st_size, file_crc32c(path)) == (file["num_bytes"], file["crc32c"])
     assert not list(tmp_path.glob(".out*"))
+
+
+def test_pictures_that_lose_their_content_are_told_by_both_ways_to_predict(export_dir, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    for i in range(3):
+        values = np.random.default_rng(i).integers(0, 1024, (8, 8), np.uint16)
+        Image.fromarray(values if i else values.astype(np.uint8)).save(tmp_path / "in" / f"{i}.png")
+    predict_batch(PredictParams(f"images:{tmp_path}/in", num_workers=1), export_dir, tmp_path / "out")
+    told = "2 of 3 images of 16 bits keep at most 64 of 256 grey levels"
+    assert told in " ".join(capsys.readouterr().err.split())
+    assert len(list(predict_inputs(export_dir, [f"{tmp_path}/in"]))) == 3
+    assert told in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_run_goes_on_where_an_earlier_one_was_ended_and_leaves_the_same_bytes(
@@ -224,7 +237,7 @@ def test_texts_are_asked_as_they_are_learned(exported_reviews, tmp_path):
     for file in source.rglob("*.txt"):
         key = file.relative_to(source).as_posix()
         try:
-            asked |= dict([read_input(model, None, key, file.read_bytes())])
+            asked |= {key: read_input(model, None, key, file.read_bytes()).value}
         except UnreadableError:
             aside.add(key)
     assert len(learned) == 13

@@ -91,7 +91,7 @@ ROW = [0, 1, 2]
         ({"b64": "AAAA", "top": 1}, "Received: an object with 'b64', 'top'"),
         ({"b64": "no base64!"}, "expected Base64.*Received another text"),
         ({"b64": "ä"}, "expected Base64.*Received another text"),
-        ({"b64": ""}, "Received: empty file"),
+        ({"b64": ""}, "Received: no bytes"),
         (b64(b"no image"), "expected a JPEG, PNG.*Received: not an image"),
         ([], r"Received: \[0\]"),
         ([ROW], r"Received: \[1\]\[3\]"),

@@ -45,6 +45,16 @@ def test_a_look_tells_sizes_classes_splits_and_damaged_files(photos):
     assert "1 of 62 that were read are damaged: rose/3.jpg: " in said
 
 
+def test_a_look_tells_which_images_lose_their_content(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(10):
+            values = np.random.default_rng(i).integers(0, 4096, (8, 8), np.uint16)
+            Image.fromarray(values if name == "a" else values.astype(np.uint8)).save(tmp_path / name / f"{i}.png")
+    said = "\n".join(look_at(WriteParams(f"images:{tmp_path}", join_copies=False)).lines())
+    assert "10 of 20 images of 16 bits keep at most 64 of 256 grey levels" in said
+
+
 def test_init_writes_a_configuration_with_reasons_a_model_and_a_workflow(photos):
     done = tpu_pipelines_here("init", "My photos", "--workflow", "--set", "training.epochs=3", cwd=photos.parent)
     assert done.returncode == 0, done.stderr

@@ -146,7 +146,7 @@ def test_read_image_refuses_what_is_no_image(content):
 
 
 def test_read_image_refuses_an_empty_file():
-    with pytest.raises(UnreadableImageError, match=r"^empty file$"):
+    with pytest.raises(UnreadableImageError, match=r"^no bytes$"):
         read_image(b"", AS_FOUND)
 
 
@@ -350,3 +350,179 @@ def test_what_pillow_can_read_besides_is_read_but_not_from_the_network():
     assert read_image(buffer.getvalue(), ImageRule(None, 0)).pixels.shape == (8, 16, 3)
     with pytest.raises(UnreadableImageError, match="AVIF"):
         read_image(buffer.getvalue(), ImageRule(None, 0, formats=images.SERVED_FORMATS))
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _with_chunk(png: bytes, chunk: bytes, behind: bool = False) -> bytes:
+    at = len(png) - 12 if behind else 33  # Before the end chunk, or after the header.
+    return png[:at] + chunk + png[at:]
+
+
+_LONG = zlib.compress(b"a" * (3 << 20))
+METADATA = {
+    "a long compressed text": _chunk(b"zTXt", b"Comment\0\0" + _LONG),
+    "a long international text": _chunk(b"iTXt", b"Comment\0\1\0\0\0" + _LONG),
+    "texts longer than 64 MiB": _chunk(b"tEXt", b"Comment\0" + b"a" * (900 << 10)) * 80,
+    "a long colour profile": _chunk(b"iCCP", b"profile\0\0" + _LONG),
+    "a colour profile without a name": _chunk(b"iCCP", b"junk"),
+    "a resolution that is cut off": _chunk(b"pHYs", b"abc"),
+    "a gamma that is cut off": _chunk(b"gAMA", b"a"),
+    "colours that are cut off": _chunk(b"cHRM", b"abc"),
+    "a text with a wrong checksum": _chunk(b"tEXt", b"Comment\0abc")[:-1] + b"?",
+}
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("name", METADATA)
+def test_metadata_of_a_png_that_pillow_refuses_do_not_hide_its_pixels(name, behind):
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 16, 3), dtype=np.uint8)
+    content = _with_chunk(_png(Image.fromarray(pixels)), METADATA[name], behind)
+    for watch in (None, lambda: None):
+        np.testing.assert_array_equal(open_image(content, AS_FOUND, watch).decode().pixels, pixels)
+    assert check_encoded(content, AS_FOUND)[0] == content
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_tensorflow_reads_the_same_pixels_of_a_png_whose_metadata_pillow_refuses(name):
+    """The exported model decodes stored files with TensorFlow."""
+    import tensorflow as tf
+
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 16, 3), dtype=np.uint8)
+    content = _with_chunk(_png(Image.fromarray(pixels)), METADATA[name])
+    np.testing.assert_array_equal(tf.io.decode_png(content).numpy(), pixels)
+
+
+def test_a_png_cut_off_in_a_text_behind_its_pixels_is_read():
+    content = _with_chunk(_png(Image.new("L", (4, 4), 9)), _chunk(b"tEXt", b"Comment\0" + b"a" * 100), behind=True)
+    assert read_image(content[:-60], AS_FOUND).pixels.tolist() == [[[9]] * 4] * 4
+
+
+def test_a_png_stays_turned_if_its_colour_profile_is_left_out():
+    profile = METADATA["a long colour profile"]
+    assert read_image(_with_chunk(_photo(6, "PNG"), profile), ImageRule(None, 1, upright=True)).was_turned
+    xmp = b'XML:com.adobe.xmp\0\0\0\0\0<x tiff:Orientation="6"/>'
+    content = _with_chunk(_with_chunk(_photo(1, "PNG"), profile), _chunk(b"iTXt", xmp))
+    content = content.replace(_chunk(b"eXIf", content[content.find(b"eXIf") + 4 :].partition(b"IDAT")[0][:-8]), b"")
+    assert read_image(content, ImageRule(None, 1, upright=True)).pixels.shape == (16, 8, 1)
+
+
+def test_a_png_with_damaged_pixels_is_refused_with_and_without_its_metadata():
+    content = _with_chunk(_png(Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8))), b"")
+    damaged = _with_chunk(content[:-500], METADATA["a long compressed text"])
+    with pytest.raises(UnreadableImageError, match="damaged image"):
+        read_image(damaged, AS_FOUND)
+
+
+def test_reading_a_png_without_its_metadata_can_be_stopped():
+    content = _with_chunk(
+        _png(Image.new("L", (4, 4))), _chunk(b"tEXt", b"Comment\0a") * 10_000 + METADATA["a long colour profile"]
+    )
+    calls = 0
+
+    def watch():
+        nonlocal calls
+        calls += 1
+        if calls > 1_000:
+            raise UnreadableImageError("it takes too long")
+
+    with pytest.raises(UnreadableImageError, match="it takes too long"):
+        open_image(content, AS_FOUND, watch)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
+def test_damaged_exif_of_other_formats_turns_nothing(kind):
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 4)).save(
+        buffer, kind, **({} if kind == "TIFF" else {"exif": b"Exif\0\0II*\0\xff\xff\xff\xff"})
+    )
+    picture = read_image(buffer.getvalue(), ImageRule(None, 0, upright=True))
+    assert (picture.pixels.shape, picture.was_turned) == ((4, 8, 3), False)
+
+
+def _raw_png(kind: int, values: np.ndarray) -> bytes:
+    """A PNG of 16 bits: grey (0), colour (2), grey (4) or colour (6) with transparency; Pillow writes only grey."""
+    height, width, _ = values.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    header = struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0)
+    chunks = (_chunk(b"IHDR", header), _chunk(b"IDAT", zlib.compress(rows)), _chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def _16_bits(form: str, most: int) -> bytes:
+    """An image with values from 0 to `most` in a file of 16 bits per value."""
+    grey = np.linspace(0, most, 64).round().astype(np.uint16).reshape(8, 8, 1)
+    kind, _, form = form.partition(" ")
+    if kind == "PNG":
+        full, colours = np.full_like(grey, 65535), np.repeat(grey, 3, axis=2)
+        planes = {"L": (0, grey), "RGB": (2, colours), "LA": (4, np.dstack([grey, full]))}
+        return _raw_png(*planes.get(form, (6, np.dstack([colours, full]))))
+    if kind == "PPM":
+        values = grey if form == "P5" else np.repeat(grey, 3, axis=2)
+        return f"{form} 8 8 65535\n".encode() + values.astype(">u2").tobytes()
+    buffer = io.BytesIO()
+    order = ">u2" if form == "I;16B" else "<u2"
+    image = Image.frombytes(form.partition(" ")[0], (8, 8), grey.astype(order).tobytes())
+    image.save(buffer, "TIFF", **({"compression": "tiff_lzw"} if form.endswith("lzw") else {}))
+    return buffer.getvalue()
+
+
+_FORMS = ("PNG L", "PNG RGB", "PNG LA", "PNG RGBA", "PPM P5", "PPM P6", "TIFF I;16", "TIFF I;16B", "TIFF I;16 lzw")
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_files_of_16_bits_that_use_few_of_them_are_noticed_in_every_format(form):
+    for most, has_few in ((1023, True), (4095, True), (16000, True), (40000, False), (65535, False)):
+        picture = read_image(_16_bits(form, most), AS_FOUND)
+        assert picture.has_few_levels == has_few, most
+        assert abs(int(picture.pixels.max()) - (most >> 8)) <= 1  # Pillow rounds PPM.
+    assert not read_image(_png(Image.new("L", (8, 8), 3)), AS_FOUND).has_few_levels, "8 bits lose nothing"
+
+
+def test_a_pgm_of_10_bits_says_so_and_keeps_256_grey_levels():
+    values = np.linspace(0, 1023, 256).astype(">u2")
+    picture = read_image(b"P5 16 16 1023\n" + values.tobytes(), AS_FOUND)
+    assert len(np.unique(picture.pixels)) > 250
+    assert not picture.has_few_levels
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        ("PNG", "RGBA"),
+        ("PNG", "LA"),
+        ("PNG", "P"),
+        ("WEBP", "RGBA"),
+        ("WEBP", "lossy"),
+        ("GIF", "RGBA"),
+        ("TIFF", "RGBA"),
+    ],
+)
+@pytest.mark.parametrize("channels", [0, 1, 3])
+def test_a_drawing_in_the_transparency_is_noticed(kind, mode, channels):
+    drawing = np.zeros((16, 16, 4), np.uint8)
+    drawing[4:12, 4:12, 3] = 255
+    whole = drawing.copy()
+    whole[:8, :, :3] = 200
+    for pixels, is_only_alpha in ((drawing, True), (whole, False)):
+        image, buffer = Image.fromarray(pixels), io.BytesIO()
+        if mode in ("LA", "P"):
+            image = image.convert("LA") if mode == "LA" else image.quantize(8)
+        image.save(buffer, kind, **({"lossless": mode != "lossy", "exact": True} if kind == "WEBP" else {}))
+        assert read_image(buffer.getvalue(), ImageRule(None, channels)).is_only_alpha == is_only_alpha
+
+
+def test_a_plain_picture_without_content_in_its_transparency_is_nothing_special():
+    for image in (Image.new("RGBA", (4, 4), (0, 0, 0, 255)), Image.new("RGBA", (4, 4)), Image.new("RGB", (4, 4))):
+        assert not read_image(_png(image), AS_FOUND).is_only_alpha
+
+
+def test_losses_are_told_with_their_number_and_what_to_do():
+    told = images.describe_losses({"num_few_levels": 3, "num_only_alpha": 1200}, 2000)
+    assert [text.partition(" images")[0] for text in told] == ["3 of 2,000", "1,200 of 2,000"]
+    assert "value // 16" in told[0]
+    assert "background" in told[1]
+    assert images.describe_losses({"num_few_levels": 0}, 5) == []
+    assert {loss.statistic for loss in images.LOSSES} == set(read_image(_png(Image.new("L", (2, 2))), AS_FOUND).losses)

@@ -1,0 +1,71 @@
+"""Images in Parquet files: their bytes, or only their paths."""
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.create_tfrecords.planning import plan_dataset
+from tpu_components.create_tfrecords.preparing import prepare
+from tpu_components.create_tfrecords.writer import write_records
+
+_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def _png(seed: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8), np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _write(path, images, **columns) -> WriteParams:
+    labels = [f"c{i % 2}" for i in range(len(images))]
+    pq.write_table(pa.table({"image": images, "label": labels, **columns}), path)
+    return WriteParams(f"parquet:{path}")
+
+
+@pytest.mark.parametrize("columns", [{}, {"id": [f"id{i}" for i in range(50)]}])
+def test_a_column_with_paths_and_no_bytes_is_refused_with_the_first_path(tmp_path, columns):
+    images = pa.array([{"bytes": None, "path": f"/data/{i}.png"} for i in range(50)], _IMAGE)
+    params = _write(tmp_path / "a.parquet", images, **columns)
+    with pytest.raises(InputError, match=r"only paths \(the first: '/data/0.png'\)\. .*embed_table_storage.*csv:"):
+        prepare(plan_dataset(params))
+
+
+@pytest.mark.parametrize("images", [[None] * 50, [b""] * 50])
+def test_a_column_without_any_bytes_is_refused(tmp_path, images):
+    params = _write(tmp_path / "a.parquet", pa.array(images, pa.binary()))
+    with pytest.raises(InputError, match="received none in any row"):
+        plan_dataset(params)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        pa.array([f"{i}.png" for i in range(50)]),
+        pa.array([{"path": f"{i}.png"} for i in range(50)], pa.struct([("path", pa.string())])),
+    ],
+)
+def test_a_column_of_paths_is_refused_with_what_to_do(tmp_path, images):
+    with pytest.raises(InputError, match=r"Are these paths\? .*embed_table_storage.*csv:"):
+        plan_dataset(_write(tmp_path / "a.parquet", images))
+
+
+def test_rows_without_bytes_are_set_aside_if_they_are_few(tmp_path):
+    images = [{"bytes": None if i in (3, 30) else _png(i), "path": f"{i}.png"} for i in range(60)]
+    params = _write(tmp_path / "a.parquet", pa.array(images, _IMAGE))
+    with pytest.raises(InputError, match=r"2 of 60 inputs are unreadable: .*'a.parquet\[3\]' \(no bytes\)"):
+        write_records(params, tmp_path / "out")
+    write_records(WriteParams(params.source, max_bad_fraction=0.1), tmp_path / "out")
+    manifest = Manifest.load(tmp_path / "out")
+    assert {item.key: item.reason for item in manifest.quarantined} == {
+        "a.parquet[3]": "no bytes",
+        "a.parquet[30]": "no bytes",
+    }
+    assert sum(split.num_examples for split in manifest.splits.values()) == 58
