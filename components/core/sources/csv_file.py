@@ -15,11 +15,12 @@ from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
 from tpu_components.core.files import storage
 from tpu_components.core.files.csv_files import DELIMITERS, find_column, open_csv, shortened, with_points
-from tpu_components.core.sources.columns import Files, Names, NumbersBuilder, PiecesBuilder, find_repeated
+from tpu_components.core.sources.columns import Names, NumbersBuilder, PiecesBuilder, find_repeated
 from tpu_components.core.sources.fields import known_by, read_splits
 from tpu_components.core.sources.listing import Listing, Source, without_labels
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import WEIGHTS, index_labels, parse_numbers, shown, split_labels
+from tpu_components.core.sources.written_paths import find_written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,9 +138,18 @@ def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
             f"Cannot use {rows.bad[0].key} of {location}: {rows.bad[0].reason}. Correct the {rows.table.row_kind}."
         )
     kind = IMAGE if "path" in rows.cells else TEXT
-    root, absolute = "", None
+    root, absolute, files = "", None, None
+    notes = rows.table.notes
     if kind == IMAGE:
         root, keys, absolute = _locate(rows, location)
+        written = keys
+        keys, files, found = find_written(root, written, _folder_of(location))
+        notes = (*notes, *found)
+        if keys is not written:
+            _check_different(keys, location)
+        if keys is not written and absolute:
+            places = zip(absolute, written, keys, strict=True)
+            absolute = Names.collect(path if key == before else f"{root}/{key}" for path, before, key in places)
     else:
         keys = Names.collect(map(rows.table.key_of, rows.numbers.tolist()))
     splits = None
@@ -167,7 +177,7 @@ def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
         groups=rows.names(params.group_column).take(order) if params.group_column in rows.cells else None,
         slices={name: rows.names(column).take(order) for name, column in rows.kept.items()},
         root=root,
-        files=Files.collect(storage.stat_files(root, keys)) if kind == IMAGE else None,
+        files=None if files is None else files.take(order),
         texts=texts,
         kind=kind,
         version=table.version,
@@ -176,7 +186,7 @@ def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
             absolute.take(order) if absolute else keys if hashes is None else Names.of_hashes(hashes),
         ),
         hashes=hashes,
-        notes=rows.table.notes,
+        notes=notes,
         bad=rows.bad,
         weights=None
         if not labelled or "weight" not in params.columns
@@ -374,8 +384,7 @@ def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
             )
         relative, absolute = Names.collect(path.removeprefix(root).lstrip("/") for path in written), written
     else:
-        folder, separator, _ = location.rpartition("/")
-        root = (folder or "/") if separator else "."
+        root = _folder_of(location)
     keys = PiecesBuilder()
     for number, path in zip(rows.numbers, relative, strict=True):
         try:
@@ -384,12 +393,27 @@ def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
             name = rows.table.name_of(number)
             raise InputError(f"{name[:1].upper()}{name[1:]} of {location}: {error}") from error
         keys.add(str(PurePosixPath(path)).encode())
-    if repeated := find_repeated(names := Names(keys.pieces())):
+    names = Names(keys.pieces())
+    _check_different(names, location)
+    return root, names, absolute
+
+
+def _folder_of(location: str) -> str:
+    folder, separator, _ = location.rpartition("/")
+    return (folder or "/") if separator else "."
+
+
+def _check_different(paths: Names, location: str) -> None:
+    """Check that no path occurs twice.
+
+    Raises:
+        InputError: If one does.
+    """
+    if repeated := find_repeated(paths):
         raise InputError(
             f"Duplicate paths in {location}: {shown(repeated)}. Expected every image once; the same image in two "
             "splits would make the evaluation lie. Remove the repeated lines."
         )
-    return root, names, absolute
 
 
 def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> tuple[list[str], list[str]]:
