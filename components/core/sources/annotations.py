@@ -20,6 +20,7 @@ from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.csv_files import find_column
 from tpu_components.core.sources.csv_file import Table, list_table
 from tpu_components.core.sources.listing import Listing, Source
+from tpu_components.core.sources.pairs import NOT_SUPPORTED
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import SEPARATOR, shown
 
@@ -37,11 +38,13 @@ class _Item:
         name: Name in messages.
         data: Values by column.
         choices: Labels by the name of the control that asked for them; None if nobody annotated it.
+        others: Types of the other annotations, such as `rectanglelabels` or `box`.
     """
 
     name: str
     data: Mapping[str, str]
     choices: Mapping[str, Sequence[str]] | None
+    others: tuple[str, ...] = ()
 
 
 def _is_answer(value: Any) -> bool:
@@ -76,13 +79,18 @@ def _of_task(task: Any, name: str, controls: Collection[str]) -> _Item:
     if not isinstance(task, dict) or not isinstance(data := task.get("data", task), dict):
         raise ValueError(f"{name} without fields of data: {str(task)[:60]}")
     choices: dict[str, Sequence[str]] | None = None
+    others = dict[str, None]()
     if data is not task:
         done = [each for each in task.get("annotations") or () if isinstance(each, dict)]
         annotation = next((each for each in done if not each.get("was_cancelled")), None)
         if annotation is not None:
             choices = {}
             for result in annotation.get("result") or ():
-                if isinstance(result, dict) and result.get("type") in _ANSWERS and "from_name" in result:
+                if not isinstance(result, dict) or "from_name" not in result:
+                    continue
+                if result.get("type") not in _ANSWERS:
+                    others[str(result.get("type"))] = None
+                else:
                     control = str(result["from_name"])
                     labels = [*choices.get(control, ()), *_labels_in(result.get("value"))]
                     choices[control] = list(dict.fromkeys(labels))
@@ -92,7 +100,7 @@ def _of_task(task: Any, name: str, controls: Collection[str]) -> _Item:
         key: str(value) for key, value in data.items() if isinstance(value, str | int | float) and key not in controls
     }
     own_id = {} if task.get("id") is None else {"id": str(task["id"])}
-    return _Item(name, {**columns, **own_id}, choices)
+    return _Item(name, {**columns, **own_id}, choices, tuple(others))
 
 
 def _label_studio(content: bytes) -> list[_Item]:
@@ -121,11 +129,15 @@ def _cvat(content: bytes) -> list[_Item]:
     root = ElementTree.fromstring(content)
     if root.tag != "annotations":
         raise ValueError(f"the element <{root.tag}>")
-    return [
-        _Item(f"image {name}", {"path": f"images/{name}"}, {"label": tags} if tags else None)
-        for image in root.iterfind("image")
-        for name, tags in [(image.attrib["name"], [tag.attrib["label"] for tag in image.iterfind("tag")])]
-    ]
+    items = []
+    for image in root.iterfind("image"):
+        name = image.attrib["name"]
+        tags = [tag.attrib["label"] for tag in image.iterfind("tag")]
+        others = dict.fromkeys(shape.tag for shape in image if shape.tag != "tag")
+        items.append(
+            _Item(f"image {name}", {"path": f"images/{name}"}, {"label": tags} if tags else None, tuple(others))
+        )
+    return items
 
 
 def _as_table(items: Sequence[_Item], params: WriteParams, location: str, version: str) -> Table:
@@ -181,6 +193,12 @@ def _list(
     with reading(location, what, "Export it again.", *errors):
         items = read(content)
     used = [item for item in items if item.choices is not None or not labelled]
+    others = sorted({kind for item in items for kind in item.others})
+    if others and labelled and not any(item.choices for item in items):
+        raise InputError(
+            f"Found no labels in {location}: expected {what} of classified images or texts, received only annotations "
+            f"of the types {shown(others)}. {NOT_SUPPORTED}"
+        )
     if not used:
         raise InputError(f"Found no annotations in {location}: expected {what} of annotated images or texts.")
     table = _as_table(used, params, location, hashlib.sha256(content).hexdigest())
