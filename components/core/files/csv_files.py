@@ -174,8 +174,8 @@ def open_csv(location: str, content: bytes) -> CsvFile:
     csv.field_size_limit(_MOST_CELL_CHARACTERS)
     content = _as_utf8(location, content)
     head = content[:_HEADER_BYTES].decode("utf-8", "ignore")
-    if named := _NAMED_DELIMITER.match(head):
-        file = CsvFile(location, content[len(named[0].encode()) :], named[1], first_line=2)
+    if match := _NAMED_DELIMITER.match(head):
+        file = CsvFile(location, content[len(match[0].encode()) :], match[1], first_line=2)
     else:
         file = CsvFile(location, content, find_delimiter(head))
     candidates = [file]
@@ -183,7 +183,7 @@ def open_csv(location: str, content: bytes) -> CsvFile:
         candidates.append(dataclasses.replace(file, newline=""))
     if b'\\"' in content:
         # Only a backslash before a quotation mark or another backslash is an escape, and not the one of C:\data.
-        escaped = _ESCAPED.sub(lambda found: found[0] if found[1] else rb"\\", file.content)
+        escaped = _ESCAPED.sub(lambda match: match[0] if match[1] else rb"\\", file.content)
         candidates += [dataclasses.replace(file, content=escaped, escape=_BACKSLASH) for file in candidates]
     return file if len(candidates) == 1 else max(candidates, key=CsvFile.readable_characters)
 

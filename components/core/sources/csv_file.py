@@ -20,7 +20,7 @@ from tpu_components.core.sources.fields import known_by, read_splits
 from tpu_components.core.sources.listing import Listing, Source, without_labels
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import WEIGHTS, index_labels, parse_numbers, shown, split_labels
-from tpu_components.core.sources.written_paths import find_written
+from tpu_components.core.sources.written_paths import find_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,13 +142,13 @@ def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
     notes = rows.table.notes
     if kind == IMAGE:
         root, keys, absolute = _locate(rows, location)
-        written = keys
-        keys, files, found = find_written(root, written, _folder_of(location))
-        notes = (*notes, *found)
-        if keys is not written:
+        paths = keys
+        keys, files, path_notes = find_files(root, paths, _folder_of(location))
+        notes = (*notes, *path_notes)
+        if keys is not paths:
             _check_different(keys, location)
-        if keys is not written and absolute:
-            places = zip(absolute, written, keys, strict=True)
+        if keys is not paths and absolute:
+            places = zip(absolute, paths, keys, strict=True)
             absolute = Names.collect(path if key == before else f"{root}/{key}" for path, before, key in places)
     else:
         keys = Names.collect(map(rows.table.key_of, rows.numbers.tolist()))

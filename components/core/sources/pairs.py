@@ -75,18 +75,17 @@ def check_class_folders(
     for answer in answers:
         if kind == IMAGE and not any(map(has_image_suffix, files_of(answer))):
             _refuse(inputs[0] if inputs else "", answer, [], kind, location)
-    for one, other in itertools.product(inputs, answers):
-        if pairs := _find_pairs(files_of(one), files_of(other), depth, _FEWEST_NAMED):
-            _refuse(one, other, pairs, kind, location)
+    for first, second in itertools.product(inputs, answers):
+        if pairs := _find_pairs(files_of(first), files_of(second), depth, _FEWEST_NAMED):
+            _refuse(first, second, pairs, kind, location)
     if kind == IMAGE and len(names) == 2 and not (inputs and answers):
-        one, other = names
-        ones, others = (itertools.islice(files_of(name), _COMPARED_NAMES) for name in names)
-        pairs = _find_pairs(ones, others, depth, _FEWEST_UNNAMED)
+        firsts, seconds = (itertools.islice(files_of(name), _COMPARED_NAMES) for name in names)
+        pairs = _find_pairs(firsts, seconds, depth, _FEWEST_UNNAMED)
         compared = pairs[:: -(-len(pairs) // _COMPARED_PAIRS)] if pairs else []
         if compared and all(_are_picture_and_mask(read, *pair) for pair in compared):
-            _refuse(one, other, pairs, kind, location)
-        if compared and all(_are_picture_and_mask(read, second, first) for first, second in compared):
-            _refuse(other, one, [(second, first) for first, second in pairs], kind, location)
+            _refuse(names[0], names[1], pairs, kind, location)
+        if compared and all(_are_picture_and_mask(read, *pair[::-1]) for pair in compared):
+            _refuse(names[1], names[0], [pair[::-1] for pair in pairs], kind, location)
 
 
 def check_inner_folders(inner: Mapping[str, Iterable[str]], location: str) -> None:
@@ -121,9 +120,9 @@ def find_masks(paths: Sequence[str]) -> list[str]:
     """
     if not any(_MASK_WORD.search(path, path.rfind("/") + 1) for path in paths):  # There are rarely masks.
         return []
-    named = [(path, *_split_name(path)) for path in paths]
-    pictures = {stem for _, stem, is_answer in named if not is_answer}
-    return [path for path, stem, is_answer in named if is_answer and stem in pictures]
+    names = [(path, *_split_name(path)) for path in paths]
+    pictures = {stem for _, stem, is_answer in names if not is_answer}
+    return [path for path, stem, is_answer in names if is_answer and stem in pictures]
 
 
 def is_picture(value: Any) -> bool:
@@ -151,10 +150,10 @@ def _split_name(path: str) -> tuple[str, bool]:
     return f"{folder}{slash}{'_'.join(kept)}", len(kept) < len(words) and _Role.ANSWER in roles
 
 
-def _find_pairs(ones: Iterable[str], others: Iterable[str], depth: int, fewest: int) -> list[tuple[str, str]]:
+def _find_pairs(firsts: Iterable[str], seconds: Iterable[str], depth: int, fewest: int) -> list[tuple[str, str]]:
     """Return the pairs of files of two class folders with the same name; empty if many files have no counterpart."""
     by_name: list[dict[str, str]] = [{}, {}]
-    for known, paths in zip(by_name, (ones, others), strict=True):
+    for known, paths in zip(by_name, (firsts, seconds), strict=True):
         for path in paths:
             parts = path.split("/")
             del parts[depth]
@@ -175,15 +174,15 @@ def _are_picture_and_mask(read: Callable[[str], bytes], picture: str, mask: str)
     return of_mask <= _MOST_COLOURS and of_picture >= _FEWEST_COLOURS
 
 
-def _refuse(one: str, other: str, pairs: Sequence[tuple[str, str]], kind: str, location: str) -> None:
-    """Raise an InputError for the folder `other` with answers for the examples in the folder `one`."""
+def _refuse(inputs: str, answers: str, pairs: Sequence[tuple[str, str]], kind: str, location: str) -> None:
+    """Raise an InputError for the folder `answers`, which belongs to the folder `inputs`."""
     if kind == IMAGE:
-        pictures = f"the pictures in {one!r}" if one else "pictures"
+        pictures = f"the pictures in {inputs!r}" if inputs else "pictures"
         reason = f"it has masks or annotations of {pictures}. {NOT_SUPPORTED}"
     else:
-        reason = f"it has the answers for the texts in {one!r}. Expected a folder of texts for each class."
+        reason = f"it has the answers for the texts in {inputs!r}. Expected a folder of texts for each class."
     example = f" For example, {pairs[0][1]!r} belongs to {pairs[0][0]!r}." if pairs else ""
     raise InputError(
-        f"The folder {other!r} in {location} is not a class: {reason}{example} If it is a class nevertheless, name all "
-        "classes in data.class_names."
+        f"The folder {answers!r} in {location} is not a class: {reason}{example} If it is a class nevertheless, name "
+        "all classes in data.class_names."
     )

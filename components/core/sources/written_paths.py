@@ -19,7 +19,7 @@ _SEARCHED_FILES = 10_000  # The nearest file, for a message, is one of these.
 _SHOWN = 3
 
 
-def find_written(root: str, keys: Names, folder: str) -> tuple[Names, Files, list[str]]:
+def find_files(root: str, keys: Names, folder: str) -> tuple[Names, Files, list[str]]:
     r"""Find image files by the paths in a table.
 
     A path that does not exist is read in another way if this gives one existing file:
@@ -44,9 +44,9 @@ def find_written(root: str, keys: Names, folder: str) -> tuple[Names, Files, lis
         return keys, files, []
     notes, others = [], _find_others(root, missing)
     if others:
-        written, found = next(iter(others.items()))
+        path, existing = next(iter(others.items()))
         notes.append(
-            f"{len(others):,} of {len(keys):,} paths do not exist as they are written: {written!r} is read as {found!r}"
+            f"{len(others):,} of {len(keys):,} paths do not exist as they are written: {path!r} is read as {existing!r}"
         )
         keys = Names.collect(others.get(key, key) for key in keys)
         files = Files.collect(storage.stat_files(root, keys))
@@ -65,9 +65,9 @@ def _find_others(root: str, names: Sequence[str]) -> dict[str, str]:
             parent, _, file = reading.rpartition("/")
             if parent not in folders:
                 folders[parent] = _Folder(storage.names_in(f"{root}/{parent}" if parent else root))
-            if found := folders[parent].find(file):
-                if len(found) == 1:
-                    others[name] = f"{parent}/{found[0]}" if parent else found[0]
+            if candidates := folders[parent].find(file):
+                if len(candidates) == 1:
+                    others[name] = f"{parent}/{candidates[0]}" if parent else candidates[0]
                 break
     return others
 
@@ -115,6 +115,7 @@ def _nearest_files(root: str, folder: str, names: Sequence[str]) -> dict[str, st
     for name in names:
         path = PurePosixPath(name.replace("\\", "/"))
         alike = [other for other in known if PurePosixPath(other).stem.casefold() == path.stem.casefold()]
-        if found := get_close_matches(str(path), alike, n=1, cutoff=0) or get_close_matches(str(path), known, n=1):
-            nearest[name] = found[0]
+        closest = get_close_matches(str(path), alike, n=1, cutoff=0) or get_close_matches(str(path), known, n=1)
+        if closest:
+            nearest[name] = closest[0]
     return nearest
