@@ -295,4 +295,5 @@ def _first_shape(plan: DatasetPlan, image: ImageRule) -> tuple[int, int, int]:
     raise InputError(
         f"Found no readable image in {plan.params.source!r}: expected JPEG, PNG or another image format, received "
         f"{len(listing.keys)} files that are none (first: {reason}). Check the source."
+        + (f" Notes about it: {'; '.join(listing.notes)}." if listing.notes else "")
     )

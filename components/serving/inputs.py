@@ -1,9 +1,7 @@
 """Predictions for a user's files, folders, arrays and texts, which are converted to the inputs of an exported model."""
 
 import contextlib
-import csv
 import dataclasses
-import io
 import itertools
 import json
 import sys
@@ -25,9 +23,9 @@ from tpu_components.core.examples.images import (
     to_pixels,
 )
 from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, ImageInput
-from tpu_components.core.examples.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer
+from tpu_components.core.examples.text import Tokenizer
 from tpu_components.core.files import storage
-from tpu_components.core.files.csv_files import find_column, find_delimiter
+from tpu_components.core.files.csv_files import find_column, open_csv
 from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.serving.exported import BATCH_SIZE, PromptReader, load_model
@@ -285,21 +283,16 @@ def _read_text(path: str) -> str:
 
 
 def _read_column(path: str, column: str) -> list[str]:
-    csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
-    try:
-        text = _read_text(path)
-        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=find_delimiter(text))
-        reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]  # Like create_tfrecords.
-        rows = list(reader)
-    except csv.Error as error:
-        raise InputError(f"Cannot read {path}: {error}. Expected a CSV file.") from error
+    file = open_csv(path, storage.read_bytes(path))
+    columns = [name for name in file.columns if name]
     column = find_column(column, columns)
-    if column not in columns or any(row[column] is None for row in rows):
+    if column not in columns:
         raise InputError(
             f"Cannot read {path}: expected the column {column!r} in every line, received {columns}. Name it with "
             "--column."
         )
-    return [row[column] for row in rows]
+    place = file.columns.index(column)
+    return [cells[place] for _, cells in file.rows()]
 
 
 def _decode_image(path: str, content: bytes, wanted: ImageInput, losses: list[Mapping[str, int]]) -> np.ndarray:

@@ -228,7 +228,8 @@ def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:
             return several, None
         raise
     names = listing.class_names
-    if any("|" in name for name in names):
+    # In an annotation tool's export, several labels are a list, and `|` is part of a name.
+    if split_source(params.source)[0] == "csv" and any("|" in name for name in names):
         return dataclasses.replace(params, task=MULTI_LABEL), None
     if _are_numbers(names) and (len(names) > _MOST_LEVELS or any("." in name for name in names)):
         return dataclasses.replace(params, task=REGRESSION), None

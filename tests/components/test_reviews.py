@@ -99,6 +99,9 @@ def test_predict_takes_texts_files_folders_lines_and_columns(exported_reviews, t
     assert list(answers(lines)) == [str(lines)]
     table = tmp_path / "table.csv"
     assert answers(table, column="review") == {f"{table}[0]": "pos", f"{table}[1]": "neg"}
+    dialect = tmp_path / "dialect.csv"
+    dialect.write_bytes('sep=;\r;review;\r1;"lovely; superb";\r2;dull;\r'.encode("utf-16"))
+    assert answers(dialect, column="review") == {f"{dialect}[0]": "pos", f"{dialect}[1]": "neg"}
     shutil.copy(table, folder / "TABLE.CSV")
     shutil.copy(lines, folder / "lines.txt")
     named = {f"{folder}/0.txt[0]": "pos", f"{folder}/1.txt[0]": "neg"}

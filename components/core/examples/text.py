@@ -23,7 +23,6 @@ from tpu_components.core.files import storage
 WORDS = "words"
 START, END = "start", "end"
 VOCABULARY_FILE = "vocabulary.txt"
-MAX_CSV_FIELD_CHARACTERS = 1 << 20  # Limits a quote that is never closed.
 _RESERVED = (b"[PAD]", b"[UNK]")  # No token contains brackets.
 _BREAK = "<br */?>|\ufeff"  # U+FEFF is the byte-order mark that some editors begin a file with.
 _KEPT = b"0123456789abcdefghijklmnopqrstuvwxyz'"

@@ -1,7 +1,17 @@
-"""CSV files of spreadsheet programs: delimiters, decimal commas, and common names of columns."""
+"""CSV files of spreadsheet programs: encodings, line ends, delimiters, quotation, and common names of columns."""
 
+import codecs
+import contextlib
+import csv
+import dataclasses
+import io
+import itertools
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tpu_components.core.base.errors import InputError, reading
 
 DELIMITERS = {";": "';'", "\t": "tabs", "|": "'|'"}  # Delimiters other than the comma, and their names in messages.
 ALIASES = {
@@ -10,16 +20,220 @@ ALIASES = {
     "label": ("label", "labels", "class", "category", "sentiment", "target"),
 }
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d+")
+_MOST_CELL_CHARACTERS = 1 << 20  # Limits a quote that is never closed.
+_HEADER_BYTES = 1 << 16  # Searched for the delimiter.
+_SHOWN_CHARACTERS = 60
+_QUOTED = re.compile(r'(?:^|(?<=[,;\t|\r\n]))"[^"]*(?:""[^"]*)*"')
+# Excel reads this first line, and does not write it. Other programs may fill the line up with delimiters.
+_NAMED_DELIMITER = re.compile(r'"?sep=([^\r\n])"?[,;\t|]*(?:\r\n|\r|\n)', re.IGNORECASE)
+_BACKSLASH = "\\"
+_ESCAPED = re.compile(rb'\\([\\"]?)')
+# The longer marks come first, because a mark of UTF-16 begins one of UTF-32.
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CsvFile:
+    r"""An opened CSV file with a header line.
+
+    Attributes:
+        location: Place of the file, for messages.
+        content: The file in UTF-8, without a byte order mark and without Excel's line `sep=;`.
+        delimiter: Character between the cells.
+        newline: Where lines end, as for the function `open`: at `\n`, or with the empty string also at `\r`.
+        escape: Character before a quotation mark that belongs to a cell; None if such marks are doubled instead.
+        first_line: Number in the file of the first line of `content`.
+    """
+
+    location: str
+    content: bytes
+    delimiter: str
+    newline: str = "\n"
+    escape: str | None = None
+    first_line: int = 1
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns; empty for a column without a name."""
+        with self._reading():
+            _, _, header = next(self._records(), (0, [], []))
+        return [name.strip() for name in header]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a row follows the header."""
+        with self._reading():
+            return any(itertools.islice(self._records(), 1, None))
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield the first line number of each row, and its cells, one for each column.
+
+        Raises:
+            InputError: If the rest of the file cannot be read, a row has too few or too many cells, or a quotation
+                mark without its counterpart joins several lines to one row.
+        """
+        columns = self.columns
+        with self._reading():
+            for number, lines, cells in itertools.islice(self._records(), 1, None):
+                if len(lines) > 1:
+                    self._check_quotes(lines, number)
+                yield number, cells if len(cells) == len(columns) else self._fit(cells, columns, lines, number)
+
+    def readable_characters(self) -> float:
+        """Return the number of characters up to the first row that is malformed; infinity if every row is well-formed.
+
+        A row with a wrong number of cells is counted, and one that is not strict CSV is not.
+        """
+        count = 0
+        try:
+            columns = self.columns
+            for number, lines, cells in self._records(strict=True):
+                count += sum(map(len, lines))
+                self._fit(cells, columns, lines, number)
+        except (csv.Error, InputError):
+            return count
+        return math.inf
+
+    def _records(self, strict: bool = False) -> Iterator[tuple[int, list[str], list[str]]]:
+        """Yield the first line number, the lines and the cells of the header and of each row, without empty lines.
+
+        The list of lines is used again for the next row.
+        """
+        lines: list[str] = []
+
+        def each_line() -> Iterator[str]:
+            for line in io.TextIOWrapper(io.BytesIO(self.content), "utf-8", newline=self.newline):
+                lines.append(line)
+                yield line
+
+        reader = csv.reader(each_line(), delimiter=self.delimiter, escapechar=self.escape, strict=strict)
+        for cells in reader:
+            if cells:
+                yield reader.line_num - len(lines) + self.first_line, lines, cells
+            lines.clear()
+
+    def _fit(self, cells: list[str], columns: Sequence[str], lines: Sequence[str], number: int) -> list[str]:
+        """Return the cells of a row, one for each column. Empty cells without a column's name may be missing or extra.
+
+        Raises:
+            InputError: If other cells are missing or extra.
+        """
+        count = len(columns)
+        if not any(map(str.strip, cells[count:])) and not any(columns[len(cells) :]):
+            return cells[:count] + [""] * (count - len(cells))
+        advice = "Correct the line."
+        if any('\\"' in line for line in lines):
+            advice = 'Inside a cell in quotation marks, write each quotation mark twice, not as \\".'
+        elif lines[-1].endswith("\r"):
+            advice = "A carriage return ends the line: remove it, or write the cell that holds it in quotation marks."
+        raise InputError(
+            f"Malformed line {number} of {self.location}: expected values for {list(columns)}, received "
+            f"{list(map(shortened, cells))}. {advice}"
+        )
+
+    def _check_quotes(self, lines: Sequence[str], number: int) -> None:
+        """Check that an unpaired quotation mark does not join several lines to one row.
+
+        Raises:
+            InputError: If several lines are joined; names the first one.
+        """
+        try:
+            for _ in csv.reader(lines, delimiter=self.delimiter, escapechar=self.escape, strict=True):
+                pass
+        except csv.Error as error:
+            raise InputError(
+                f"Malformed line {number} of {self.location}: a quotation mark in it has no counterpart, and "
+                f"{len(lines):,} lines would become one row ({error}). Remove it, or write the cell in quotation marks "
+                "with each one inside it doubled."
+            ) from error
+
+    def _reading(self) -> contextlib.AbstractContextManager[None]:
+        return reading(self.location, "a CSV file in UTF-8", "Save it as one.", csv.Error)
+
+
+def open_csv(location: str, content: bytes) -> CsvFile:
+    r"""Open a CSV file as spreadsheet programs write it.
+
+    - The encoding is UTF-8, or UTF-16 or UTF-32 with a byte order mark.
+    - The delimiter is the one that Excel's first line `sep=;` names, or the one of the header.
+    - Lines end with `\n`, `\r\n` or `\r`.
+    - Quotation marks in a cell are doubled, or `\"` if only that makes each row a strict CSV row.
+
+    Args:
+        location: Place of the file, for messages.
+        content: Content of the file.
+
+    Raises:
+        InputError: If the file has another encoding.
+    """
+    csv.field_size_limit(_MOST_CELL_CHARACTERS)
+    content = _as_utf8(location, content)
+    head = content[:_HEADER_BYTES].decode("utf-8", "ignore")
+    if match := _NAMED_DELIMITER.match(head):
+        file = CsvFile(location, content[len(match[0].encode()) :], match[1], first_line=2)
+    else:
+        file = CsvFile(location, content, find_delimiter(head))
+    candidates = [file]
+    if content.count(b"\r") > content.count(b"\r\n"):
+        candidates.append(dataclasses.replace(file, newline=""))
+    if b'\\"' in content:
+        # Only a backslash before a quotation mark or another backslash is an escape, and not the one of C:\data.
+        escaped = _ESCAPED.sub(lambda match: match[0] if match[1] else rb"\\", file.content)
+        candidates += [dataclasses.replace(file, content=escaped, escape=_BACKSLASH) for file in candidates]
+    return file if len(candidates) == 1 else max(candidates, key=CsvFile.readable_characters)
+
+
+def _as_utf8(location: str, content: bytes) -> bytes:
+    """Return the content of a CSV file in UTF-8, without a byte order mark.
+
+    Raises:
+        InputError: If the encoding is neither UTF-8 nor marked; names the encoding that seems to be used.
+    """
+    for mark, encoding in _MARKS:
+        if content.startswith(mark):
+            expected = f"a CSV file in {encoding}, as its first bytes say"
+            with reading(location, expected, "Save it as UTF-8.", UnicodeError):
+                return content.decode(encoding).encode()
+    content = content.removeprefix(codecs.BOM_UTF8)
+    nulls = [content[place : place + 200 : 2].count(0) for place in (0, 1)]
+    if max(nulls) > len(content[:200]) // 4:
+        encoding = "UTF-16BE" if nulls[0] > nulls[1] else "UTF-16LE"
+        raise InputError(
+            f"Cannot read {location}: expected a CSV file in UTF-8, received one that looks like {encoding} without a "
+            f"byte order mark. Save it as UTF-8, or convert it with `iconv -f {encoding} -t UTF-8`."
+        )
+    try:
+        content.decode()  # The whole file, so that an error names the position in it.
+    except UnicodeDecodeError as error:
+        number = content.count(b"\n", 0, error.start) + 1
+        line = content.split(b"\n", number)[number - 1].decode("cp1252", "replace").strip()
+        raise InputError(
+            f"Cannot read {location}: expected a CSV file in UTF-8, received {error} in line {number}. Save it as "
+            f"UTF-8, in Excel as the type CSV UTF-8. If the line should be {shortened(line)!r}, the file is in "
+            "Windows-1252: convert it with `iconv -f WINDOWS-1252 -t UTF-8`."
+        ) from error
+    return content
+
+
+def shortened(value: Any) -> Any:
+    """Shorten a long cell for a message."""
+    is_long = isinstance(value, str) and len(value) > _SHOWN_CHARACTERS
+    return f"{value[:_SHOWN_CHARACTERS]}… ({len(value):,} characters)" if is_long else value
 
 
 def find_delimiter(text: str) -> str:
-    r"""Find the delimiter in the first line: a comma if the line has one, else `;`, a tab or `|`.
+    r"""Find the delimiter in the header: a comma if it has one outside quotation marks, else `;`, a tab or `|`.
 
     Example:
-        >>> find_delimiter("review;sentiment\n"), find_delimiter("a,b;c\n")
-        (';', ',')
+        >>> find_delimiter("review;sentiment\n"), find_delimiter("a,b;c\n"), find_delimiter('"a, b";c\n')
+        (';', ',', ';')
     """
-    header = text.partition("\n")[0]
+    header = re.split(r"[\r\n]", _QUOTED.sub("", text.lstrip("\r\n")), maxsplit=1)[0]
     return "," if "," in header else next((delimiter for delimiter in DELIMITERS if delimiter in header), ",")
 
 

@@ -32,6 +32,7 @@ from tpu_components.core.files.object_stores import ObjectStore, in_threads, spl
 from tpu_components.core.files.object_stores import StoredFile as StoredFile
 
 _GOOGLE = "gs://"
+MISSING = "missing"  # Version of a file that does not exist.
 BUCKETS_MOUNT = Path("/gcs")  # Where Vertex mounts every bucket.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 # Errors of a disk that cannot be written.
@@ -167,7 +168,7 @@ def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Ite
         try:
             yield _stored(name, entry.stat())
         except FileNotFoundError:  # A broken link is an error only for a reader of the file.
-            yield StoredFile(name, 0, "missing")
+            yield StoredFile(name, 0, MISSING)
 
 
 def read_bytes(uri: str) -> bytes:
@@ -279,6 +280,9 @@ def _size(uri: str) -> int | None:
 
 def names_in(root: str) -> set[str]:
     """Return the names of the files in a folder, local or in a bucket; an empty set if the folder is missing."""
+    if not is_remote(root) and Path(root).is_dir():
+        with os.scandir(root) as entries:
+            return {entry.name for entry in entries if entry.is_file() and not is_hidden(entry.name)}
     return {file.name for file in list_known(root) if "/" not in file.name}
 
 
@@ -512,7 +516,7 @@ def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
         try:
             yield _stored(name, os.stat(f"{root}/{name}")) if listed is None else listed[name]
         except (OSError, ValueError, KeyError):
-            yield StoredFile(name, 0, "missing")
+            yield StoredFile(name, 0, MISSING)
 
 
 def _stored(name: str, status: os.stat_result) -> StoredFile:

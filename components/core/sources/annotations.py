@@ -1,15 +1,15 @@
-"""Converts exports of annotation tools, Label Studio's JSON and CVAT's XML, to CSV, and lists them as a CSV file.
+"""Exports of annotation tools, Label Studio's JSON and CVAT's XML, as tables of images or texts with their labels.
 
 Label Studio: https://labelstud.io/guide/task_format, https://labelstud.io/guide/export#JSON_MIN. CVAT for images 1.1:
 https://docs.cvat.ai/docs/manual/advanced/xml_format, https://docs.cvat.ai/docs/manual/advanced/formats/format-cvat.
 """
 
-import csv
 import dataclasses
 import functools
-import io
+import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -17,12 +17,17 @@ from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.examples.interface import MULTI_LABEL
 from tpu_components.core.files import storage, typed_json
-from tpu_components.core.sources.csv_file import list_csv
+from tpu_components.core.files.csv_files import find_column
+from tpu_components.core.sources.csv_file import Table, list_table
 from tpu_components.core.sources.listing import Listing, Source
+from tpu_components.core.sources.pairs import NOT_SUPPORTED
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.targets import SEPARATOR
+from tpu_components.core.sources.targets import SEPARATOR, shown
 
 _ADDRESS = re.compile(r"^/data/(local-files/\?d=)?")  # Of Label Studio's media folder and local storage.
+_ANSWERS = ("choices", "taxonomy", "rating", "number")  # Types of results that are labels of a whole task.
+_LABEL_STUDIO = "Label Studio's export as JSON or JSON-MIN"
+_CVAT = "CVAT's annotations.xml of CVAT for images 1.1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,43 +38,90 @@ class _Item:
         name: Name in messages.
         data: Values by column.
         choices: Labels by the name of the control that asked for them; None if nobody annotated it.
+        others: Types of the other annotations, such as `rectanglelabels` or `box`.
     """
 
     name: str
     data: Mapping[str, str]
-    choices: Mapping[str, list[str]] | None
+    choices: Mapping[str, Sequence[str]] | None
+    others: tuple[str, ...] = ()
 
 
-def _of_task(task: Mapping[str, Any], controls: Collection[str]) -> _Item:
+def _is_answer(value: Any) -> bool:
+    """Return whether a value of JSON-MIN is an answer that is stored as {"choices": […]} or {"taxonomy": […]}."""
+    return isinstance(value, dict) and any(kind in value for kind in _ANSWERS)
+
+
+def _labels_in(value: Any) -> list[str]:
+    """Return the labels in an answer: a text or number, a list of them, or a mapping from a type to either.
+
+    An answer of a taxonomy is a list of paths, for example `[["animal", "cat"]]`, whose label is `animal/cat`.
+    """
+    if isinstance(value, dict):
+        return [label for kind in _ANSWERS for label in _labels_in(value.get(kind))]
+    if isinstance(value, list):
+        return ["/".join(map(str, each)) if isinstance(each, list) else str(each) for each in value if each is not None]
+    return [] if value is None else [str(value)]
+
+
+def _of_task(task: Any, name: str, controls: Collection[str]) -> _Item:
     """Read a task of Label Studio's JSON or JSON-MIN. The first annotation that was not cancelled counts.
 
     Args:
         task: The task.
+        name: Name of the task in messages.
         controls: Names of the controls in which an annotator has selected several choices. JSON-MIN stores several
             choices as {"choices": […]}, but a single choice as text, which looks like a field of the data.
+
+    Raises:
+        ValueError: If it is not a task; names it.
     """
-    choices: dict[str, list[str]] | None = None
-    data = task.get("data", task)
+    if not isinstance(task, dict) or not isinstance(data := task.get("data", task), dict):
+        raise ValueError(f"{name} without fields of data: {str(task)[:60]}")
+    choices: dict[str, Sequence[str]] | None = None
+    others = dict[str, None]()
     if data is not task:
-        annotations = [each for each in task["annotations"] if not each.get("was_cancelled")]
-        if annotations:
-            results = [each for each in annotations[0]["result"] if each["type"] == "choices"]
-            choices = {each["from_name"]: each["value"]["choices"] for each in results}
+        done = [each for each in task.get("annotations") or () if isinstance(each, dict)]
+        annotation = next((each for each in done if not each.get("was_cancelled")), None)
+        if annotation is not None:
+            choices = {}
+            for result in annotation.get("result") or ():
+                if not isinstance(result, dict) or "from_name" not in result:
+                    continue
+                if result.get("type") not in _ANSWERS:
+                    others[str(result.get("type"))] = None
+                else:
+                    control = str(result["from_name"])
+                    labels = [*choices.get(control, ()), *_labels_in(result.get("value"))]
+                    choices[control] = list(dict.fromkeys(labels))
     elif "annotation_id" in task:
-        named = {key: task[key] for key in controls if key in task}
-        choices = {key: [value] if isinstance(value, str) else value["choices"] for key, value in named.items()}
+        choices = {control: _labels_in(task[control]) for control in controls if control in task}
     columns = {
-        key: _ADDRESS.sub("", str(value))
-        for key, value in data.items()
-        if isinstance(value, str | int | float) and key not in controls
+        key: str(value) for key, value in data.items() if isinstance(value, str | int | float) and key not in controls
     }
-    return _Item(f"task {task['id']}", {**columns, "id": str(task["id"])}, choices)
+    own_id = {} if task.get("id") is None else {"id": str(task["id"])}
+    return _Item(name, {**columns, **own_id}, choices, tuple(others))
 
 
 def _label_studio(content: bytes) -> list[_Item]:
-    tasks = typed_json.decode(content)
-    several = {key for task in tasks for key, value in task.items() if isinstance(value, dict) and "choices" in value}
-    return [_of_task(task, sorted(several)) for task in tasks]
+    try:
+        tasks = typed_json.decode(content)
+    except ValueError:
+        lines = content.splitlines()
+        if len(lines) < 2 or not lines[0].strip().startswith(b"{"):
+            raise
+        tasks = [typed_json.decode(line) for line in lines if line.strip()]  # One task per line.
+    if not isinstance(tasks, list):
+        held = f"an object with {shown(list(tasks))}" if isinstance(tasks, dict) else f"{str(tasks)[:60]!r}"
+        raise ValueError(f"{held}, not a list of tasks")
+    controls = {key for task in tasks if isinstance(task, dict) for key, value in task.items() if _is_answer(value)}
+    ids = [task.get("id") if isinstance(task, dict) else None for task in tasks]
+    counts = Counter(map(str, ids))
+    items = []
+    for place, (task, task_id) in enumerate(zip(tasks, ids, strict=True), 1):
+        is_named = task_id is not None and counts[str(task_id)] == 1
+        items.append(_of_task(task, f"task {task_id}" if is_named else f"task number {place}", sorted(controls)))
+    return items
 
 
 def _cvat(content: bytes) -> list[_Item]:
@@ -77,43 +129,59 @@ def _cvat(content: bytes) -> list[_Item]:
     root = ElementTree.fromstring(content)
     if root.tag != "annotations":
         raise ValueError(f"the element <{root.tag}>")
-    return [
-        _Item(f"image {name}", {"path": f"images/{name}"}, {"label": tags} if tags else None)
-        for image in root.iterfind("image")
-        for name, tags in [(image.attrib["name"], [tag.attrib["label"] for tag in image.iterfind("tag")])]
-    ]
+    items = []
+    for image in root.iterfind("image"):
+        name = image.attrib["name"]
+        tags = [tag.attrib["label"] for tag in image.iterfind("tag")]
+        others = dict.fromkeys(shape.tag for shape in image if shape.tag != "tag")
+        items.append(
+            _Item(f"image {name}", {"path": f"images/{name}"}, {"label": tags} if tags else None, tuple(others))
+        )
+    return items
 
 
-def _as_table(items: Sequence[_Item], params: WriteParams, location: str) -> bytes:
-    """Return annotated items as a CSV file, with a column for each question and each field of data.
+def _as_table(items: Sequence[_Item], params: WriteParams, location: str, version: str) -> Table:
+    """Return annotated items as a table, with a column for each field of data and each question.
 
     If the annotators answered one question, its column is `label`. If there is one field of data, its column
     is `path` for images, else `text`.
 
-    Raises:
-        InputError: If the task has one class per example, and an item has several labels.
+    An item with several labels raises InputError when its row is read, if the task has one class per example.
     """
-    controls = dict.fromkeys(name for item in items for name in item.choices or ())
-    fields = dict.fromkeys(name for item in items for name in item.data)
+    controls = list(dict.fromkeys(name for item in items for name in item.choices or ()))
+    fields = list(dict.fromkeys(name for item in items for name in item.data))
     renamed = {name: "label" for name in controls if len(controls) == 1 and name not in params.columns.values()}
     contents = [name for name in fields if name not in ("id", *params.columns.values())]
     if len(contents) == 1 and not params.columns.keys() & {"path", "text"}:
         first = next((item.data[contents[0]] for item in items if contents[0] in item.data), "")
         renamed[contents[0]] = "path" if has_image_suffix(first) else "text"
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow([renamed.get(name, name) for name in (*fields, *controls)])
-    for item in items:
-        labels = item.choices or {}
-        several = next((names for names in labels.values() if len(names) > 1), [])
-        if several and params.task != MULTI_LABEL:
-            raise InputError(
-                f"{item.name} of {location} has several labels: {', '.join(several)}. Expected one. Set "
-                "data.task=multi_label to take them all."
-            )
-        cells = (SEPARATOR.join(labels.get(name, ())) for name in controls)
-        table.writerow([*(item.data.get(name, "") for name in fields), *cells])
-    return text.getvalue().encode()
+    columns = [renamed.get(name, name) for name in (*fields, *controls)]
+    label, path = params.columns.get("label", "label"), params.columns.get("path", "path")
+    if not {path, "text"} & {*columns, *params.columns}:
+        path = find_column("path", columns[: len(fields)])
+
+    def each_row() -> Iterator[tuple[int, Sequence[Any]]]:
+        for number, item in enumerate(items):
+            choices = item.choices or {}
+            row: list[Any] = [item.data.get(name, "") for name in fields]
+            if path in columns:
+                row[columns.index(path)] = _ADDRESS.sub("", row[columns.index(path)])
+            for name in controls:
+                labels = tuple(choices.get(name, ()))
+                if renamed.get(name, name) != label:
+                    row.append(SEPARATOR.join(labels))
+                elif params.task == MULTI_LABEL:
+                    row.append(labels)
+                elif len(labels) > 1:
+                    raise InputError(
+                        f"{item.name} of {location} has several labels: {', '.join(labels)}. Expected one. Set "
+                        "data.task=multi_label to take them all."
+                    )
+                else:
+                    row.append("".join(labels))
+            yield number, row
+
+    return Table(location, version, columns, each_row, row_names=[item.name for item in items])
 
 
 def _list(
@@ -121,12 +189,20 @@ def _list(
 ) -> Listing:
     """List an export; if labels are needed, items that nobody annotated are left out."""
     errors = (ValueError, KeyError, TypeError, AttributeError, ElementTree.ParseError)
+    content = storage.read_bytes(location)
     with reading(location, what, "Export it again.", *errors):
-        items = read(storage.read_bytes(location))
+        items = read(content)
     used = [item for item in items if item.choices is not None or not labelled]
+    others = sorted({kind for item in items for kind in item.others})
+    if others and labelled and not any(item.choices for item in items):
+        raise InputError(
+            f"Found no labels in {location}: expected {what} of classified images or texts, received only annotations "
+            f"of the types {shown(others)}. {NOT_SUPPORTED}"
+        )
     if not used:
         raise InputError(f"Found no annotations in {location}: expected {what} of annotated images or texts.")
-    listing = list_csv(location, params, labelled, _as_table(used, params, location))
+    table = _as_table(used, params, location, hashlib.sha256(content).hexdigest())
+    listing = list_table(table, params, labelled)
     if left_out := len(items) - len(used):
         note = f"left out {left_out:,} of {len(items):,} that nobody annotated"
         listing = dataclasses.replace(listing, notes=(note, *listing.notes))
@@ -140,8 +216,5 @@ LABEL_STUDIO, CVAT = (
         takes=("task", "group_column", "slice_columns", "columns"),
         is_table=True,
     )
-    for form, read, what in (
-        ("labelstudio:FILE", _label_studio, "Label Studio's export as JSON or JSON-MIN"),
-        ("cvat:FILE", _cvat, "CVAT's annotations.xml of CVAT for images 1.1"),
-    )
+    for form, read, what in (("labelstudio:FILE", _label_studio, _LABEL_STUDIO), ("cvat:FILE", _cvat, _CVAT))
 )

@@ -10,6 +10,7 @@ from tpu_components.core.examples.images import are_other_pixels, to_pixels
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
 from tpu_components.core.sources.columns import Names
 from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.pairs import NOT_SUPPORTED
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import check_finite, check_hot, index_labels
 
@@ -18,6 +19,12 @@ Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 
 def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
     """List images and labels by split; the split `""` means that the source has no splits."""
+    for images, labels in arrays.values():
+        if labels.ndim > 2 and labels.size > len(images):
+            raise InputError(
+                f"Labels do not fit the images in {params.source}: expected one for each, received masks, "
+                f"{labels.dtype}{list(labels.shape)}. {NOT_SUPPORTED}"
+            )
     arrays, notes = _convert(arrays, params) if params.convert_arrays else (arrays, [])
     for split, (images, _) in arrays.items():
         _check_images(split, images, params.source)

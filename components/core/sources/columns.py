@@ -11,7 +11,7 @@ from typing import Any, Self, overload
 
 import numpy as np
 
-from tpu_components.core.files.storage import StoredFile
+from tpu_components.core.files.storage import MISSING, StoredFile
 
 _LOOKED_AT_ONCE = 1 << 16
 
@@ -194,15 +194,24 @@ class Files:
         sizes, versions = NumbersBuilder(), array.array("Q")
         for file in files:
             sizes.add(file.num_bytes)
-            versions.append(int.from_bytes(hashlib.blake2b(file.version.encode(), digest_size=8).digest(), "little"))
+            versions.append(_digest(file.version))
         return cls(sizes.numbers(), np.asarray(versions))
+
+    @property
+    def are_missing(self) -> np.ndarray:
+        """Whether each file does not exist, bool[count]."""
+        return self.versions == np.uint64(_digest(MISSING))
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def take(self, places: np.ndarray) -> "Files":
-        """Return the files at indices int[…] or of a mask bool[count]."""
+    def take(self, places: np.ndarray | slice) -> "Files":
+        """Return the files at indices int[…], in a slice or of a mask bool[count]."""
         return Files(self.sizes[places], self.versions[places])
+
+
+def _digest(version: str) -> int:
+    return int.from_bytes(hashlib.blake2b(version.encode(), digest_size=8).digest(), "little")
 
 
 class NumbersBuilder:

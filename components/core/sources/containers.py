@@ -41,7 +41,7 @@ def list_containers(location: str, suffixes: Sequence[str]) -> list[Container]:
     elif location.lower().endswith(tuple(suffixes)):
         folder = folder or ("/" if location.startswith("/") else ".")
         files = list(storage.stat_files(folder, [pattern]))
-        if files[0].version == "missing":
+        if files[0].version == storage.MISSING:
             raise InputError(f"Cannot read {location!r}: there is no such file. Check the path.")
     else:
         folder = location.rstrip("/") or "/"

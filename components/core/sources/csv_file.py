@@ -1,111 +1,75 @@
-"""CSV file of image paths or of texts."""
+"""Tables of image paths or of texts: CSV files, and the rows of other sources."""
 
-import contextlib
-import csv
 import dataclasses
 import hashlib
-import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError, did_you_mean, reading
+from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.names import as_nfc
 from tpu_components.core.examples.artifacts import Quarantined
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
-from tpu_components.core.examples.text import MAX_CSV_FIELD_CHARACTERS
 from tpu_components.core.files import storage
-from tpu_components.core.files.csv_files import DELIMITERS, find_column, find_delimiter, with_points
-from tpu_components.core.sources.columns import Files, Names, NumbersBuilder, PiecesBuilder, find_repeated
+from tpu_components.core.files.csv_files import DELIMITERS, find_column, open_csv, shortened, with_points
+from tpu_components.core.sources.columns import Names, NumbersBuilder, PiecesBuilder, find_repeated
 from tpu_components.core.sources.fields import known_by, read_splits
 from tpu_components.core.sources.listing import Listing, Source, without_labels
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.targets import SEPARATOR, WEIGHTS, index_labels, parse_numbers, shown, split_labels
-
-_SHOWN_CHARACTERS = 60
+from tpu_components.core.sources.targets import WEIGHTS, index_labels, parse_numbers, shown, split_labels
+from tpu_components.core.sources.written_paths import find_files
 
 
 @dataclasses.dataclass(frozen=True)
-class _Table:
-    """A CSV file, with columns renamed to this project's names.
+class Table:
+    """Rows with named columns, for example of a CSV file; see `list_table`.
 
     Attributes:
         location: Place of the file.
-        content: Bytes of the file.
-        delimiter: Character between its values.
-        columns: Names of the columns.
-        params: Parameters of the records.
-        labelled: Whether the target is read.
+        version: Digest of the file's content.
+        columns: Names of the columns; empty for a column without a name, which is not used.
+        each_row: Function that returns an iterator of each row's number and its cells, one for each column. A cell is a
+            text; for multi-label data, `label` may be a tuple of labels.
+        row_names: Name of each row in messages, by number, for example `task 17`; None for `line NUMBER`.
+        has_decimal_commas: Whether a number may have a decimal comma.
         notes: Messages to the user, for example about columns whose role was guessed from their names.
-        hot: Columns of 0 and 1, one for each label, that replace a column `label`.
     """
 
     location: str
-    content: bytes
-    delimiter: str
-    columns: list[str]
-    params: WriteParams
-    labelled: bool
-    notes: tuple[str, ...]
-    hot: tuple[str, ...] = ()
+    version: str
+    columns: Sequence[str]
+    each_row: Callable[[], Iterator[tuple[int, Sequence[Any]]]]
+    row_names: Sequence[str] | None = None
+    has_decimal_commas: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
-    def targets(self) -> tuple[str, ...]:
-        """Names of the columns with the target."""
-        return (self.params.target_columns or ("label",)) if self.labelled else ()
+    def row_kind(self) -> str:
+        """Word for a row in messages: `line`, or the first word of the rows' names."""
+        return "line" if self.row_names is None else self.row_names[0].partition(" ")[0]
 
-    @property
-    def named(self) -> list[str]:
-        """Names of the columns, and `label` if columns of 0 and 1 replace it."""
-        return [*self.columns, *(["label"] if self.hot else [])]
+    def name_of(self, number: int) -> str:
+        """Return the name of a row in messages."""
+        return f"line {number:d}" if self.row_names is None else self.row_names[number]
 
-    def lines(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield the first line number of each row, and the row's values by column.
+    def key_of(self, number: int) -> str:
+        """Return the key of a row that is not a file, for example `line/00000017`."""
+        kind, _, name = self.name_of(number).partition(" ")
+        return f"{kind}/{name.zfill(8) if name.isdecimal() else name}"
 
-        Raises:
-            InputError: If the rest of the file cannot be read.
-        """
-        lines: list[str] = []  # Of the current row.
-
-        def each_line() -> Iterator[str]:
-            for line in _text_of(self.content):
-                lines.append(line)
-                yield line
-
-        with _reading(self.location):
-            reader = csv.DictReader(each_line(), self.columns, delimiter=self.delimiter)
-            next(reader, None)  # The columns' own names.
-            lines.clear()
-            for row in reader:
-                while not lines[0].strip("\r\n"):  # The reader leaves out empty lines.
-                    del lines[0]
-                number = reader.line_num - len(lines) + 1
-                if len(lines) > 1:
-                    self._check_quotes(lines, number)
-                lines.clear()
-                if self.hot:
-                    row["label"] = SEPARATOR.join(name for name in self.hot if (row[name] or "").strip() == "1")
-                yield number, row
-
-    def _check_quotes(self, lines: Sequence[str], number: int) -> None:
-        """Check that an unpaired quotation mark does not join several lines to one row.
+    def named(self, params: WriteParams, labelled: bool) -> "Table":
+        """Return the table with the columns renamed to this project's names.
 
         Raises:
-            InputError: If several lines are joined; names the first one.
+            InputError: If `params.columns` names a column that the table does not have.
         """
-        try:
-            for _ in csv.reader(lines, delimiter=self.delimiter, strict=True):
-                pass
-        except csv.Error as error:
-            raise InputError(
-                f"Malformed line {number} of {self.location}: a quotation mark in it has no counterpart, and "
-                f"{len(lines):,} lines would become one row ({error}). Remove it, or write the cell in quotation marks "
-                "with each one inside it doubled."
-            ) from error
+        params = params if labelled else params.without_columns_beyond(self.columns)
+        columns, notes = _name_columns(self.columns, params, self.location)
+        return dataclasses.replace(self, columns=columns, notes=(*self.notes, *notes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,24 +77,33 @@ class _Rows:
     """Rows of a table, with the columns that are used.
 
     Attributes:
-        numbers: uint32[count] or int64[count]: line number of each row.
-        cells: Values by column.
+        numbers: uint32[count] or int64[count]: number of each row.
+        cells: Values by column; `label` may hold tuples of labels.
         bad: Rows that lack a required value.
         table: The table.
+        params: Parameters of the records.
+        labelled: Whether the target is read.
     """
 
     numbers: np.ndarray
-    cells: Mapping[str, Names]
+    cells: Mapping[str, Sequence[Any]]
     bad: tuple[Quarantined, ...]
-    table: _Table
+    table: Table
+    params: WriteParams
+    labelled: bool
 
     @property
     def kept(self) -> dict[str, str]:
         """Columns to store with predictions, as {name in the listing: name in `cells`}."""
-        params = self.table.params
-        renamed = {column: name for name, column in params.columns.items()}
-        kept = {name: renamed.get(name, name) for name in params.slice_columns}
-        return kept if self.table.labelled or "id" not in self.cells else {"id": "id", **kept}
+        renamed = {column: name for name, column in self.params.columns.items()}
+        kept = {name: renamed.get(name, name) for name in self.params.slice_columns}
+        return kept if self.labelled or "id" not in self.cells else {"id": "id", **kept}
+
+    def names(self, column: str) -> Names:
+        """Return a column of texts."""
+        cells = self.cells[column]
+        assert isinstance(cells, Names)
+        return cells
 
     def parse(self, names: Sequence[str], shown: Sequence[str], *rule: str) -> np.ndarray:
         """Parse columns of numbers, float32[count, len(names)].
@@ -140,29 +113,46 @@ class _Rows:
             shown: Names of the columns in the file, for messages.
             rule: Argument `what` of `parse_numbers`, if any.
         """
-        columns: list[Sequence[str]] = [self.cells[name] for name in names]
-        if self.table.delimiter != ",":  # Otherwise a comma may separate thousands.
+        columns: list[Sequence[str]] = list(map(self.names, names))
+        if self.table.has_decimal_commas:
             columns = list(map(with_points, columns))
-        places = [f"line {number} of {self.table.location}" for number in self.numbers]
+        places = [f"{self.table.name_of(number)} of {self.table.location}" for number in self.numbers]
         return parse_numbers(columns, shown, places, *rule)
 
 
-def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes | None = None) -> Listing:
-    """List the rows of a CSV file with the columns `path` or `text`, those of the target, and optionally `split`.
+def list_csv(location: str, params: WriteParams, labelled: bool) -> Listing:
+    """List the rows of a CSV file; see `list_table`."""
+    return list_table(_open_table(location), params, labelled)
+
+
+def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
+    """List the rows of a table with the columns `path` or `text`, those of the target, and optionally `split`.
 
     Image paths are relative to the file's folder; texts are in the file itself. The target is `label`: a class, or any
-    number of labels separated by `|`. For a regression, it is the numbers in `target_columns`. Without `labelled`, no
-    target is read. `content` replaces the content of the file.
+    number of labels, in a tuple or separated by `|`. For a regression, it is the numbers in `target_columns`. Without
+    `labelled`, no target is read.
     """
-    rows = _read_table(_open_table(location, params, labelled, content))
-    if rows.bad and not labelled:  # Every line needs a prediction.
-        raise InputError(f"Cannot use {rows.bad[0].key} of {location}: {rows.bad[0].reason}. Correct the line.")
+    location = table.location
+    rows = _read_table(table.named(params, labelled), params, labelled)
+    if rows.bad and not labelled:  # Every row needs a prediction.
+        raise InputError(
+            f"Cannot use {rows.bad[0].key} of {location}: {rows.bad[0].reason}. Correct the {rows.table.row_kind}."
+        )
     kind = IMAGE if "path" in rows.cells else TEXT
-    root, absolute = "", None
+    root, absolute, files = "", None, None
+    notes = rows.table.notes
     if kind == IMAGE:
         root, keys, absolute = _locate(rows, location)
+        paths = keys
+        keys, files, path_notes = find_files(root, paths, _folder_of(location))
+        notes = (*notes, *path_notes)
+        if keys is not paths:
+            _check_different(keys, location)
+        if keys is not paths and absolute:
+            places = zip(absolute, paths, keys, strict=True)
+            absolute = Names.collect(path if key == before else f"{root}/{key}" for path, before, key in places)
     else:
-        keys = Names.collect(f"line/{number:08d}" for number in rows.numbers)
+        keys = Names.collect(map(rows.table.key_of, rows.numbers.tolist()))
     splits = None
     if labelled and "split" in rows.cells:
         splits = read_splits(rows.cells["split"], location)
@@ -171,33 +161,34 @@ def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes 
     if not labelled:
         labels, classes = without_labels(len(keys))
     elif params.task == REGRESSION:
-        classes = rows.table.targets
+        classes = _targets_of(params)
         labels = rows.parse(classes, classes)
+    elif params.task == MULTI_LABEL:
+        labels, classes = split_labels(rows.cells["label"], params.class_names, keys)
     else:
-        read = split_labels if params.task == MULTI_LABEL else index_labels
-        labels, classes = read(rows.cells["label"], params.class_names, keys)
+        labels, classes = index_labels(rows.names("label"), params.class_names, keys)
     order = _order_of(keys)
-    texts = rows.cells["text"].take(order).encoded if kind == TEXT else None
+    texts = rows.names("text").take(order).encoded if kind == TEXT else None
     hashes = None if texts is None else identify_each(texts)
     return Listing(
         keys=(keys := keys.take(order)),
         labels=labels[order],
         class_names=classes,
         splits=None if splits is None else splits[order],
-        groups=rows.cells[params.group_column].take(order) if params.group_column in rows.cells else None,
-        slices={name: rows.cells[column].take(order) for name, column in rows.kept.items()},
+        groups=rows.names(params.group_column).take(order) if params.group_column in rows.cells else None,
+        slices={name: rows.names(column).take(order) for name, column in rows.kept.items()},
         root=root,
-        files=Files.collect(storage.stat_files(root, keys)) if kind == IMAGE else None,
+        files=None if files is None else files.take(order),
         texts=texts,
         kind=kind,
-        version=hashlib.sha256(rows.table.content).hexdigest(),
+        version=table.version,
         identities=known_by(
-            ids.take(order) if (ids := rows.cells.get("id")) else None,
+            rows.names("id").take(order) if "id" in rows.cells else None,
             absolute.take(order) if absolute else keys if hashes is None else Names.of_hashes(hashes),
         ),
         has_ids="id" in rows.cells,
         hashes=hashes,
-        notes=rows.table.notes,
+        notes=notes,
         bad=rows.bad,
         weights=None
         if not labelled or "weight" not in params.columns
@@ -207,120 +198,140 @@ def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes 
 
 def read_others(location: str, params: WriteParams, most: int) -> dict[str, list[str]]:
     """Return the columns that `params` does not use, as {name: values of the first `most` rows}."""
-    table = _open_table(location, params)
+    table = _open_table(location).named(params, labelled=True)
     used = {"path", "text", "label", "split", "id", *params.columns, *params.target_columns, *params.slice_columns}
-    names = [name for name in table.columns if name not in used]
-    rows = [row for _, row in itertools.islice(table.lines(), most)]
-    return {name: [(row[name] or "").strip() for row in rows] for name in names}
+    places = {name: table.columns.index(name) for name in table.columns if name and name not in used}
+    rows = [cells for _, cells in itertools.islice(table.each_row(), most)]
+    return {name: [cells[place].strip() for cells in rows] for name, place in places.items()}
 
 
-def _read_table(table: _Table) -> _Rows:
+def _targets_of(params: WriteParams) -> tuple[str, ...]:
+    """Return the names of the columns with the target."""
+    return params.target_columns or ("label",)
+
+
+def _read_table(table: Table, params: WriteParams, labelled: bool) -> _Rows:
     """Read the columns of a table that are used; only these stay in memory."""
-    params, targets = table.params, table.targets
+    targets = _targets_of(params) if labelled else ()
     if "label" in targets and "label" not in table.columns:
-        table = _with_hot_columns(table)
+        table = _with_hot_columns(table, params)
     example = "text" if "text" in table.columns and "path" not in table.columns else "path"
     kept = {column: name for name, column in params.columns.items()}
     others = [kept.get(name, name) for name in params.slice_columns]
     if params.group_column:
         others = [params.group_column, *others]
-    if table.labelled and "weight" in params.columns:
+    if labelled and "weight" in params.columns:
         others.append("weight")
     wanted = list(dict.fromkeys([example, *targets, *others]))
-    _check_columns(table, wanted)
+    _check_columns(table, wanted, targets)
     # An empty text is set aside later, when it is read. Multi-label examples may have no label.
     may_be_empty = {"text", "id", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
-    return _read_rows(table, wanted, filled=[name for name in wanted if name not in may_be_empty])
+    filled = [name for name in wanted if name not in may_be_empty]
+    return _Rows(*_read_cells(table, wanted, filled), table, params, labelled)
 
 
-def _open_table(location: str, params: WriteParams, labelled: bool = True, content: bytes | None = None) -> _Table:
-    content = storage.read_bytes(location) if content is None else content
-    csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
-    with _reading(location):
-        content.decode("utf-8-sig")  # The whole file, so that an error names the position in it.
-        delimiter, notes = find_delimiter(_text_of(content).readline()), []
-        if delimiter in DELIMITERS:
-            notes.append(f"the values of the CSV file are separated by {DELIMITERS[delimiter]}")
-        reader = csv.reader(_text_of(content), delimiter=delimiter)
-        cells = [name.strip() for name in next(reader, ())]
-        columns, renamed = _name_columns(cells, params if labelled else params.without_columns_beyond(cells), location)
-        is_empty = not any(reader)  # Like csv.DictReader, ignores empty lines.
-    if is_empty:
+def _open_table(location: str) -> Table:
+    """Open a CSV file.
+
+    Raises:
+        InputError: If it has no rows, or cannot be read.
+    """
+    content = storage.read_bytes(location)
+    file = open_csv(location, content)
+    if not file.has_rows:
         raise InputError(
             f"Found no rows in {location}: expected a header line with path and label, or text and label, "
             "and a line per example."
         )
-    return _Table(location, content, delimiter, columns, params, labelled, (*notes, *renamed))
+    notes = []
+    if file.delimiter != ",":
+        how = DELIMITERS.get(file.delimiter, repr(file.delimiter))
+        notes.append(f"the values of the CSV file are separated by {how}")
+    return Table(
+        location,
+        hashlib.sha256(content).hexdigest(),
+        file.columns,
+        file.rows,
+        has_decimal_commas=file.delimiter != ",",  # Otherwise a comma may separate thousands.
+        notes=tuple(notes),
+    )
 
 
-def _with_hot_columns(table: _Table) -> _Table:
-    """Return the table with its columns of only 0 and 1 as labels, if there are at least two such columns.
+def _is_binary(cell: Any) -> bool:
+    return isinstance(cell, str) and cell.strip() in ("0", "1")
+
+
+def _with_hot_columns(table: Table, params: WriteParams) -> Table:
+    """Return the table with its columns of only 0 and 1 as a column `label`, if there are at least two such columns.
 
     Raises:
-        InputError: If the task is regression, or classification and a line has no 1 or several.
+        InputError: If the task is regression, or classification and a row has no 1 or several.
     """
-    params = table.params
     others = {"path", "text", "split", "id", *params.columns, params.group_column, *params.slice_columns}
-    hot, odd = [name for name in table.columns if name not in others], 0
-    for number, row in table.lines():
-        hot = [name for name in hot if (row[name] or "").strip() in ("0", "1")]
+    hot = {name: place for place, name in enumerate(table.columns) if name and name not in others}
+    odd = ""
+    for number, cells in table.each_row():
+        hot = {name: place for name, place in hot.items() if _is_binary(cells[place])}
         if len(hot) < 2:
             return table
-        odd = odd or (sum(row[name].strip() == "1" for name in hot) != 1) * number
+        if not odd and sum(cells[place].strip() == "1" for place in hot.values()) != 1:
+            odd = table.name_of(number)
     advice = ""
     if params.task == REGRESSION:
         advice = f"Name the targets: data.target_columns=[{', '.join(hot)}]."
     elif odd and params.task == CLASSIFICATION:
-        advice = f"Line {odd} has not one 1: set data.task=multi_label to take each of them for a label."
+        advice = f"{odd.capitalize()} has not one 1: set data.task=multi_label to take each of them for a label."
+    names = shown(list(hot))
     if advice:
-        raise InputError(
-            f"Missing columns in {table.location}: 'label'. The columns {shown(hot)} hold 0 and 1. {advice}"
-        )
-    note = f"the columns {shown(hot)} hold 0 and 1: each is taken for a label; data.columns may name another column"
-    return dataclasses.replace(table, hot=tuple(hot), notes=(*table.notes, note))
+        raise InputError(f"Missing columns in {table.location}: 'label'. The columns {names} hold 0 and 1. {advice}")
+    _check_repeated(table, list(hot))
+
+    def each_row() -> Iterator[tuple[int, Sequence[Any]]]:
+        for number, cells in table.each_row():
+            labels = tuple(name for name, place in hot.items() if cells[place].strip() == "1")
+            yield number, [*cells, labels if params.task == MULTI_LABEL else labels[0]]
+
+    note = f"the columns {names} hold 0 and 1: each is taken for a label; data.columns may name another column"
+    columns = [*table.columns, "label"]
+    return dataclasses.replace(table, columns=columns, each_row=each_row, notes=(*table.notes, note))
 
 
-def _text_of(content: bytes) -> io.TextIOWrapper:
-    """Return a text stream of a file's content, which keeps line endings unchanged."""
-    return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="\n")
-
-
-def _reading(location: str) -> contextlib.AbstractContextManager[None]:
-    return reading(location, "a CSV file in UTF-8", "Save it as one.", UnicodeDecodeError, csv.Error)
-
-
-def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _Rows:
-    """Read the columns `wanted`, and `split` and `id` if the table has them.
+def _read_cells(
+    table: Table, wanted: Sequence[str], filled: Sequence[str]
+) -> tuple[np.ndarray, dict[str, Sequence[Any]], tuple[Quarantined, ...]]:
+    """Read the columns `wanted`, and `split` and `id` if the table has them; returns the first attributes of `_Rows`.
 
     Raises:
-        InputError: If a line has too few or too many values, or every line lacks a required value.
+        InputError: If every row lacks a required value, or the rows cannot be read.
     """
-    stripped = {*wanted, "split"} - {"text"}
-    kept = [name for name in table.named if name in {*wanted, "split", "id"}]
-    numbers, cells, bad = NumbersBuilder(), {name: PiecesBuilder() for name in kept}, list[Quarantined]()
-    for number, row in table.lines():
-        for name in stripped:
-            if isinstance(row.get(name), str):
-                row[name] = row[name].strip()  # An invisible space must not make another class.
-        # A line too short has None as a value, one too long has it as a key.
-        if None in row or None in row.values():
-            raise InputError(
-                f"Malformed line {number} of {table.location}: expected values for {table.columns}, received "
-                f"{[_cut(value) for value in row.values() if value is not None]}. Correct the line."
-            )
+    kept = [name for name in table.columns if name in {*wanted, "split", "id"}]
+    places = [(name, table.columns.index(name), name in {*wanted, "split"} - {"text"}) for name in kept]
+    numbers, bad = NumbersBuilder(), list[Quarantined]()
+    texts, tuples = {name: PiecesBuilder() for name in kept}, list[Sequence[str]]()
+    for number, cells in table.each_row():
+        row = {}
+        for name, place, is_stripped in places:
+            cell = cells[place]
+            # An invisible space must not make another class.
+            row[name] = cell.strip() if is_stripped and isinstance(cell, str) else cell
         if empty := [name for name in filled if not row[name]]:
-            bad.append(Quarantined(f"line/{number:08d}", " and ".join(f"{name!r} is empty" for name in empty)))
+            bad.append(Quarantined(table.key_of(number), " and ".join(f"{name!r} is empty" for name in empty)))
             continue
         numbers.add(number)
-        for name, column in cells.items():
-            column.add(row[name].encode())
+        for name, cell in row.items():
+            if isinstance(cell, str):
+                texts[name].add(cell.encode())
+            else:
+                tuples.append(cell)
     if not len(known := numbers.numbers()):
         raise InputError(
-            f"No line of {table.location} can be used: in {bad[0].key} {bad[0].reason}, and so on. Fill the "
-            "column, or name another one in data.columns."
+            f"No {table.row_kind} of {table.location} can be used: in {bad[0].key} {bad[0].reason}, and so on. Fill "
+            "the column, or name another one in data.columns."
         )
-    columns = {name: Names(column.pieces()) for name, column in cells.items()}
-    return _Rows(known, columns, tuple(bad), table)
+    columns: dict[str, Sequence[Any]] = {name: Names(column.pieces()) for name, column in texts.items()}
+    if tuples:
+        columns["label"] = tuples
+    return known, columns, tuple(bad)
 
 
 def _order_of(keys: Names) -> np.ndarray | slice:
@@ -331,19 +342,30 @@ def _order_of(keys: Names) -> np.ndarray | slice:
     return np.array(sorted(range(len(held)), key=held.__getitem__))
 
 
-def _check_columns(table: _Table, wanted: Sequence[str]) -> None:
-    columns = table.named
+def _check_columns(table: Table, wanted: Sequence[str], targets: Sequence[str]) -> None:
+    columns = [name for name in table.columns if name]
     if missing := [name for name in wanted if name not in columns]:
-        expected = ", ".join(("path (or text)", *table.targets))
+        expected = ", ".join(("path (or text)", *targets))
+        rule = "The first line must name" if table.row_names is None else "Expected"
         raise InputError(
-            f"Missing columns in {table.location}: {shown(missing)}. Received: {columns}. The first line must name the "
-            f"columns {expected}, optionally split, and those that columns, target_columns, group_column or "
-            "slice_columns names."
+            f"Missing columns in {table.location}: {shown(missing)}. Received: {columns}. {rule} the columns "
+            f"{expected}, optionally split, and those that columns, target_columns, group_column or slice_columns "
+            "names."
             f"{_advise_on_columns(columns, missing)}"
         )
-    if len(set(columns)) < len(columns):
+    _check_repeated(table, [*wanted, "split", "id"])
+
+
+def _check_repeated(table: Table, names: Sequence[str]) -> None:
+    """Check that columns that are used occur once.
+
+    Raises:
+        InputError: If one of them occurs several times.
+    """
+    if repeated := [name for name in names if list(table.columns).count(name) > 1]:
         raise InputError(
-            f"Repeated columns in {table.location}: {columns}. Expected every column once. Rename or remove one."
+            f"Repeated columns in {table.location}: {shown(repeated)}. Received: {[*filter(None, table.columns)]}. "
+            "Expected every column that is used once. Rename or remove one."
         )
 
 
@@ -353,38 +375,47 @@ def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
     Raises:
         InputError: If the images are in several places or outside the folder, or a path occurs twice.
     """
-    written = rows.cells["path"]
+    written = rows.names("path")
     relative, absolute = written, None
     if all(path.startswith("/") or storage.is_remote(path) for path in written):
         root = storage.common_folder(list(written))
         if root is None:
             raise InputError(
-                f"Paths of several places in {location}: {_cut(written[0])!r} and others. Expected all on this "
+                f"Paths of several places in {location}: {shortened(written[0])!r} and others. Expected all on this "
                 "machine, or all in one bucket. Copy the images to one place."
             )
         relative, absolute = Names.collect(path.removeprefix(root).lstrip("/") for path in written), written
     else:
-        folder, separator, _ = location.rpartition("/")
-        root = (folder or "/") if separator else "."
+        root = _folder_of(location)
     keys = PiecesBuilder()
     for number, path in zip(rows.numbers, relative, strict=True):
         try:
             storage.join(root, path)
         except InputError as error:
-            raise InputError(f"Line {number} of {location}: {error}") from error
+            name = rows.table.name_of(number)
+            raise InputError(f"{name[:1].upper()}{name[1:]} of {location}: {error}") from error
         keys.add(str(PurePosixPath(path)).encode())
-    if repeated := find_repeated(names := Names(keys.pieces())):
+    names = Names(keys.pieces())
+    _check_different(names, location)
+    return root, names, absolute
+
+
+def _folder_of(location: str) -> str:
+    folder, separator, _ = location.rpartition("/")
+    return (folder or "/") if separator else "."
+
+
+def _check_different(paths: Names, location: str) -> None:
+    """Check that no path occurs twice.
+
+    Raises:
+        InputError: If one does.
+    """
+    if repeated := find_repeated(paths):
         raise InputError(
             f"Duplicate paths in {location}: {shown(repeated)}. Expected every image once; the same image in two "
             "splits would make the evaluation lie. Remove the repeated lines."
         )
-    return root, names, absolute
-
-
-def _cut(value: Any) -> Any:
-    """Shorten a long cell for a message."""
-    is_long = isinstance(value, str) and len(value) > _SHOWN_CHARACTERS
-    return f"{value[:_SHOWN_CHARACTERS]}… ({len(value):,} characters)" if is_long else value
 
 
 def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> tuple[list[str], list[str]]:

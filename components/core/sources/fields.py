@@ -12,6 +12,7 @@ from tpu_components.core.examples.interface import IMAGE, MULTI_LABEL, REGRESSIO
 from tpu_components.core.files.csv_files import ALIASES
 from tpu_components.core.sources.columns import Names
 from tpu_components.core.sources.listing import Listing, split_named, without_labels
+from tpu_components.core.sources.pairs import NOT_SUPPORTED, is_picture
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import (
     SEPARATOR,
@@ -204,6 +205,12 @@ def list_rows(
     Raises:
         InputError: If a value does not fit; see `read_targets`, `read_splits` and `read_weights`.
     """
+    for name in chosen.targets:
+        if is_picture(_only(next((value for value in values[name] if value not in (None, [])), None))):
+            raise InputError(
+                f"Cannot use {name!r} of {chosen.params.source} as the label: it holds images. {NOT_SUPPORTED} Name "
+                "another field: data.columns={label: …}."
+            )
     labels, classes = read_targets(values, chosen, keys)
     names, weights = chosen.names, None
     if chosen.labelled and "split" in names:

@@ -15,6 +15,7 @@ from tpu_components.core.examples.interface import IMAGE, TEXT
 from tpu_components.core.files import storage
 from tpu_components.core.sources.columns import Files, Names, PiecesBuilder
 from tpu_components.core.sources.listing import Listing, Source, split_named, without_labels
+from tpu_components.core.sources.pairs import check_class_folders, check_inner_folders, find_masks
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import index_labels, shown
 
@@ -57,6 +58,21 @@ def list_folders(kind: str, location: str, params: WriteParams, labelled: bool =
         for name, names in sorted(inner.items())
         if len(names) > 1
     ]
+    if not params.class_names:
+        check_inner_folders(inner, location)
+
+        def files_of(name: str) -> Iterator[str]:
+            inside = listed.are_in([folder for folder in listed.folders if folders[folder][depth - 2] == name])
+            return (listed.names[place] for place in np.flatnonzero(inside).tolist())
+
+        names = sorted({folders[folder][depth - 2] for folder in listed.folders})
+        read = functools.partial(_read_below, location)
+        check_class_folders(names, files_of, depth - 2, kind, location, read)
+    if kind == IMAGE and (masks := find_masks(listed.names)):
+        notes.append(
+            f"{len(masks):,} files are masks of others by their names, {shown(masks)}: they are examples of their "
+            "folder's class too; move them out of the source"
+        )
     if params.class_names:
         counts = Counter[str]()
         for folder, count in zip(listed.folders, np.bincount(listed.folder_of).tolist(), strict=True):
@@ -138,6 +154,10 @@ def _list(location: str, files: Iterable[storage.StoredFile]) -> _Listed:
     if garbled:
         raise InputError(f"File names in {location} that are not UTF-8: {shown(garbled)}. Rename them.")
     return _Listed(Names(names.pieces()), known, tuple(numbers), np.asarray(folder_of))
+
+
+def _read_below(location: str, name: str) -> bytes:
+    return storage.read_bytes(f"{location}/{name}")
 
 
 def _list_loose(kind: str, location: str, params: WriteParams) -> Listing:

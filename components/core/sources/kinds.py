@@ -8,6 +8,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.examples.artifacts import TEST, TRAIN
+from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
 from tpu_components.core.sources import (
     annotations,
@@ -23,6 +24,7 @@ from tpu_components.core.sources import (
     webdataset,
 )
 from tpu_components.core.sources.listing import Listing, Source
+from tpu_components.core.sources.pairs import NOT_SUPPORTED
 from tpu_components.core.sources.params import WriteParams, split_source
 from tpu_components.core.sources.targets import shown
 
@@ -43,6 +45,7 @@ _ALL = (
     keras_datasets.SOURCE,
 )
 SOURCES = {split_source(source.form)[0]: source for source in _ALL}
+_FEWEST_UNIQUE = 10  # Examples; fewer with a label of their own may be a first try.
 _NOT_FOR = {
     "images": ("vocabulary_size", "num_tokens", "truncate"),
     "texts": ("image_size", "channels", "encoding", "jpeg_quality", "crop_margin"),
@@ -88,6 +91,7 @@ def list_examples(params: WriteParams) -> Listing:
     if listing.corpus is not None:
         return listing
     if params.task != REGRESSION:
+        _check_labels(listing, source, params)
         listing = dataclasses.replace(listing, notes=(*listing.notes, *_alike(listing.class_names)))
     if params.task == MULTI_LABEL:
         if not listing.labels.any():
@@ -98,6 +102,10 @@ def list_examples(params: WriteParams) -> Listing:
     if listing.splits is not None and not params.class_names:
         listing = _check_classes_of_splits(params.source, listing, source.has_class_folders)
     present = np.unique(listing.labels)
+    if len(present) == len(listing.labels) >= _FEWEST_UNIQUE:
+        name = listing.class_names[present[0]]
+        note = f"every example has a label of its own, such as {name!r}: a class needs several examples to learn from"
+        listing = dataclasses.replace(listing, notes=(*listing.notes, note))
     if len(present) < 2:
         name = listing.class_names[present[0]] if len(present) else "none"
         raise InputError(
@@ -116,6 +124,20 @@ def list_unlabelled(params: WriteParams) -> Listing:
     """
     source, location = find_source(params.source)
     return source.read(location, params, False)
+
+
+def _check_labels(listing: Listing, source: Source, params: WriteParams) -> None:
+    """Check that the labels are not paths of images, which are masks or other answers.
+
+    Raises:
+        InputError: If all of several labels are, and `params.class_names` does not list them.
+    """
+    names = listing.class_names
+    if not params.class_names and not source.has_class_folders and len(names) > 1 and all(map(has_image_suffix, names)):
+        raise InputError(
+            f"The labels of {params.source!r} are paths of images: {shown(names)}. {NOT_SUPPORTED} Name the column of "
+            "the class: data.columns={label: …}. If these are names of classes, list them in data.class_names."
+        )
 
 
 def _alike(class_names: Sequence[str]) -> list[str]:

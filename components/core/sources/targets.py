@@ -38,26 +38,28 @@ def index_labels(
 
 
 def split_labels(
-    cells: Sequence[str], class_names: Sequence[str], where: Sequence[str]
+    cells: Sequence[str | Sequence[str]], class_names: Sequence[str], where: Sequence[str]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Convert cells such as `cat|dog` to 0 and 1, uint8[num_examples, num_classes]; also returns the class names.
 
     Args:
-        cells: The labels of every example; an empty cell has none.
+        cells: The labels of every example: a list, or a text such as `cat|dog`. If either is empty, there are none.
         class_names: See `index_labels`.
         where: See `index_labels`.
 
     Raises:
         InputError: If a label is not among the classes, or labels seem to be separated by another character.
     """
-    if not class_names and not any(SEPARATOR in cell for cell in cells):
-        joined = next((cell for cell in cells if re.search("[,;]", cell)), None)
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    if not class_names and not any(SEPARATOR in cell for cell in texts):
+        joined = next((cell for cell in texts if re.search("[,;]", cell)), None)
         if joined is not None:
             raise InputError(
                 f"Labels in a cell are separated by {SEPARATOR!r}. Received: {joined!r}. Write {SEPARATOR!r} between "
                 "them, or, if it is one label, name all of them in data.class_names."
             )
-    labels = [{name for part in cell.split(SEPARATOR) if (name := part.strip())} for cell in cells]
+    parts = (cell.split(SEPARATOR) if isinstance(cell, str) else cell for cell in cells)
+    labels = [{name for part in of_one if (name := part.strip())} for of_one in parts]
     occurring = set().union(*labels)
     classes = _classes(occurring, class_names, lambda unknown: where[_first(bool(own & unknown) for own in labels)])
     index = {name: i for i, name in enumerate(classes)}

@@ -19,6 +19,7 @@ from tpu_components.core.files.csv_files import find_column
 from tpu_components.core.sources.containers import Container, list_containers, splits_of, stored_files, version_of
 from tpu_components.core.sources.fields import read_weights
 from tpu_components.core.sources.listing import Listing, Source, without_labels
+from tpu_components.core.sources.pairs import NOT_SUPPORTED, find_masks
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import Span, Spans
 from tpu_components.core.sources.targets import index_labels, shown
@@ -43,6 +44,9 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
     archives = list_containers(location, (".tar",))
     read = functools.partial(_read_archive, params=params)
     by_archive = list(in_threads(lambda archive: list(read(archive)), archives[0].path, archives))
+    masks = set(find_masks([example.name for examples in by_archive for example in examples]))
+    by_archive = [[example for example in examples if example.name not in masks] for examples in by_archive]
+    notes = [f"left out {len(masks):,} masks, such as {min(masks)!r}. {NOT_SUPPORTED}"] if masks else []
     examples = [example for examples in by_archive for example in examples]
     if not examples:
         raise InputError(f"Found no images in {location}: expected files as NAME.jpg in the archives. Check them.")
@@ -83,6 +87,7 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
         # Without the archive's name, so that adding an archive does not rename examples.
         identities=tuple(example.name for example in examples),
         weights=weights,
+        notes=tuple(notes),
     )
 
 

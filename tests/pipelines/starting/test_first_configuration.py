@@ -284,4 +284,7 @@ def test_exports_of_annotation_tools_are_recognised_and_several_choices_are_a_ta
     path.write_text(json.dumps([annotated(1, "good", "short"), annotated(2, "short"), *map(annotated, range(3, 40))]))
     overview = look_at(WriteParams(source_of(str(path))))
     assert (overview.params.source, overview.params.task) == (f"labelstudio:{path}", "multi_label")
+    path.write_text(json.dumps([annotated(number, "ab|c"[number % 2 :]) for number in range(40)]))
+    overview = look_at(WriteParams(f"labelstudio:{path}"))
+    assert (overview.params.task, set(overview.class_examples)) == ("classification", {"ab|c", "b|c"})
     assert source_of("annotations.xml") == "cvat:annotations.xml"

@@ -127,3 +127,138 @@ def test_another_file_is_refused_in_one_paragraph(tmp_path, source, content, mes
     (tmp_path / "file").write_text(content)
     with pytest.raises(InputError, match=message):
         list_examples(WriteParams(f"{source}:{tmp_path / 'file'}"))
+
+
+def test_choices_are_labels_whatever_their_characters(tmp_path):
+    names = ["cat|dog", "a,b", 'say "hi"', "two\nlines", "carriage\rreturn", "=1+1", "\\"]
+    tasks = [_task(i, {"text": f"text {i}"}, name) for i, name in enumerate(names)]
+    assert list(_listed(tmp_path / "export.json", tasks).class_names) == sorted(names)
+    hot = _listed(tmp_path / "export.json", [*tasks, _task(9, {"text": "both"}, *names[:2])], task="multi_label")
+    assert list(hot.class_names) == sorted(names)
+    assert hot.labels.sum(1).tolist() == [1] * len(names) + [2]
+
+
+def test_texts_are_the_texts_of_the_tasks(tmp_path):
+    texts = [
+        "/data/upload/1/a.png",
+        "/data/ is a folder",
+        "one\rcarriage return",
+        'an odd " mark',
+        "two\r\nlines",
+        "\0",
+    ]
+    tasks = [_task(i, {"text": text}, "ab"[i % 2]) for i, text in enumerate(texts)]
+    listing = _listed(tmp_path / "export.json", tasks, columns={"text": "text"})
+    assert [bytes(text).decode() for text in listing.texts] == texts
+    assert list(listing.keys[:2]) == ["task/00000000", "task/00000001"]
+
+
+def test_only_the_field_of_the_path_loses_label_studios_address(tmp_path):
+    _pictures(tmp_path, "a.png", "b.png")
+    tasks = [_task(i, {"image": f"/data/{name}.png", "site": "/data/x"}, name) for i, name in enumerate("ab")]
+    listing = _listed(tmp_path / "export.json", tasks, group_column="site")
+    assert (list(listing.keys), set(listing.groups)) == (["a.png", "b.png"], {"/data/x"})
+
+
+def test_a_long_text_is_read(tmp_path):
+    tasks = [_task(1, {"text": "word " * 300_000}, "a"), _task(2, {"text": "short"}, "b")]
+    assert _listed(tmp_path / "export.json", tasks).class_names == ("a", "b")
+
+
+def test_odd_values_of_a_task_are_no_labels_and_no_errors(tmp_path):
+    tasks = [_task(i, {"text": f"text {i}", "nested": {"a": [1]}, "none": None}, "ab"[i % 2]) for i in range(6)]
+    tasks[0]["annotations"][0]["result"] += [
+        {"type": "choices"},
+        {"from_name": "kind", "type": "choices", "value": None},
+        {"from_name": "kind", "type": "choices", "value": {"choices": None}},
+        {"from_name": "box", "type": "rectanglelabels", "value": {"rectanglelabels": ["x"]}},
+        None,
+    ]
+    tasks[1]["annotations"].insert(0, None)
+    tasks += [
+        {"id": 6, "data": {"text": "text 6"}},
+        {"id": 7, "data": {"text": "text 7"}, "annotations": None},
+        {"id": 8, "data": {"text": "text 8"}, "annotations": [{"id": 1, "result": None}]},
+    ]
+    columns = {"text": "text"}
+    listing = _listed(tmp_path / "export.json", tasks, columns=columns)
+    assert (len(listing.keys), listing.class_names) == (6, ("a", "b"))
+    assert [(item.key, item.reason) for item in listing.bad] == [("task/00000008", "'label' is empty")]
+    assert listing.notes[0] == "left out 2 of 9 that nobody annotated"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "classes"),
+    [
+        ("choices", [[True], [False]], ("False", "True")),
+        ("choices", [[1], [2]], ("1", "2")),
+        ("rating", [4, 2], ("2", "4")),
+        ("taxonomy", [[["animal", "cat"]], [["animal", "dog"]]], ("animal/cat", "animal/dog")),
+    ],
+)
+def test_answers_of_other_types_are_labels(tmp_path, kind, values, classes):
+    tasks = [_task(i, {"text": f"text {i}"}) for i in range(2)]
+    for task, value in zip(tasks, values, strict=True):
+        task["annotations"][0]["result"][0] |= {"type": kind, "value": {kind: value}}
+    assert _listed(tmp_path / "export.json", tasks).class_names == classes
+
+
+def test_ratings_are_numbers_of_a_regression(tmp_path):
+    tasks = [_task(i, {"text": f"text {i}"}) for i in range(2)]
+    for task, value in zip(tasks, (4, 2.5), strict=True):
+        task["annotations"][0]["result"][0] |= {"type": "number", "value": {"number": value}}
+    assert _listed(tmp_path / "export.json", tasks, task="regression").labels.tolist() == [[4.0], [2.5]]
+
+
+def test_answers_of_one_control_in_several_results_are_joined(tmp_path):
+    tasks = [_task(1, {"text": "a"}, "x"), _task(2, {"text": "b"}, "y")]
+    tasks[0]["annotations"][0]["result"] += tasks[1]["annotations"][0]["result"]
+    assert _listed(tmp_path / "export.json", tasks, task="multi_label").labels.tolist() == [[1, 1], [0, 1]]
+
+
+def test_several_answers_to_another_question_are_no_error(tmp_path):
+    tasks = [_task(1, {"text": "good"}, "pos"), _task(2, {"text": "bad"}, "neg")]
+    tasks[0]["annotations"][0]["result"] += _task(0, {}, "long", "odd", control="length")["annotations"][0]["result"]
+    assert _listed(tmp_path / "export.json", tasks, columns={"label": "kind"}).class_names == ("neg", "pos")
+
+
+def test_one_task_per_line_is_read(tmp_path):
+    tasks = [_task(1, {"text": "good"}, "pos"), _task(2, {"text": "bad"}, "neg")]
+    (tmp_path / "export.json").write_text("\n".join(map(json.dumps, tasks)) + "\n")
+    assert list_examples(WriteParams(f"labelstudio:{tmp_path / 'export.json'}")).class_names == ("neg", "pos")
+
+
+def test_tasks_with_one_id_are_told_apart(tmp_path):
+    tasks = [_task(1, {"text": "good"}, "pos"), _task(1, {"text": "bad"}, "neg")]
+    assert len(set(_listed(tmp_path / "export.json", tasks).keys)) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1, 2]", r"received task number 1 without fields of data: 1\. Export it again"),
+        ('[{"id": 17, "data": [1]}]', r"received task 17 without fields of data"),
+        ('[{"id": 17, "data": null}]', r"received task 17 without fields of data"),
+        ('{"images": [], "categories": []}', r"an object with 'images', 'categories', not a list of tasks"),
+        ('"text"', "not a list of tasks"),
+        ("null", "not a list of tasks"),
+    ],
+)
+def test_what_is_not_an_export_is_said(tmp_path, content, message):
+    (tmp_path / "export.json").write_text(content)
+    with pytest.raises(InputError, match=message):
+        list_examples(WriteParams(f"labelstudio:{tmp_path / 'export.json'}"))
+
+
+def test_messages_name_the_task_or_the_image(tmp_path):
+    tasks = [_task(17, {"image": "../a.png"}, "x"), _task(18, {"image": "b.png"}, "y")]
+    with pytest.raises(InputError, match=r"Task 17 of .*export\.json: Refused the path '\.\./a\.png'"):
+        _listed(tmp_path / "export.json", tasks)
+    tasks = [_task(17, {"text": "a", "size": "big"}), _task(18, {"text": "b", "size": "3"})]
+    with pytest.raises(InputError, match=r"Cannot use task 17 of .*expected a number in 'size', received 'big'"):
+        _listed(tmp_path / "e.json", tasks, task="regression", target_columns=("size",), columns={"text": "text"})
+    with pytest.raises(InputError, match=r"No task of .* can be used: in task/00000017 'label' is empty"):
+        _listed(tmp_path / "e.json", tasks, columns={"text": "text"})
+    (tmp_path / "annotations.xml").write_text(_XML.format("").replace("a.png", "../../a.png"))
+    with pytest.raises(InputError, match=r"Image \.\./\.\./a\.png of .*annotations\.xml: Refused the path"):
+        list_examples(WriteParams(f"cvat:{tmp_path / 'annotations.xml'}"))

@@ -1,0 +1,121 @@
+"""Finds the files that a table means by paths that do not exist as they are written."""
+
+import contextlib
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import PurePosixPath
+from urllib.parse import unquote
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.images import has_image_suffix
+from tpu_components.core.files import storage
+from tpu_components.core.sources.columns import Files, Names
+
+_SEARCHED_FILES = 10_000  # The nearest file, for a message, is one of these.
+_SHOWN = 3
+
+
+def find_files(root: str, keys: Names, folder: str) -> tuple[Names, Files, list[str]]:
+    r"""Find image files by the paths in a table.
+
+    A path that does not exist is read in another way if this gives one existing file:
+
+    - with slashes in place of backslashes,
+    - with codes such as `%20` decoded,
+    - with the file's name in upper or lower case,
+    - with the extension of an image, if it has none.
+
+    Args:
+        root: Folder of the files.
+        keys: Paths below the folder.
+        folder: Folder of the table, where the nearest files for messages are looked for if `root` does not exist.
+
+    Returns:
+        The paths, of which those that were read in another way are replaced; the files; and notes on these paths, and
+        on files that do not exist but are similar to an existing one.
+    """
+    files = Files.collect(storage.stat_files(root, keys))
+    missing = [keys[place] for place in np.flatnonzero(files.are_missing).tolist()]
+    if not missing:
+        return keys, files, []
+    notes, others = [], _find_others(root, missing)
+    if others:
+        path, existing = next(iter(others.items()))
+        notes.append(
+            f"{len(others):,} of {len(keys):,} paths do not exist as they are written: {path!r} is read as {existing!r}"
+        )
+        keys = Names.collect(others.get(key, key) for key in keys)
+        files = Files.collect(storage.stat_files(root, keys))
+        missing = [name for name in missing if name not in others]
+    if nearest := _nearest_files(root, folder, missing[:_SHOWN]):
+        similar = ", ".join(f"{name!r} (the nearest existing file is {near!r})" for name, near in nearest.items())
+        notes.append(f"{len(missing):,} of {len(keys):,} files do not exist, for example {similar}")
+    return keys, files, notes
+
+
+def _find_others(root: str, names: Sequence[str]) -> dict[str, str]:
+    """Return {path that does not exist: the only existing file that it can mean}."""
+    others, folders = dict[str, str](), dict[str, _Folder]()
+    for name in names:
+        for reading in _readings(root, name):
+            parent, _, file = reading.rpartition("/")
+            if parent not in folders:
+                folders[parent] = _Folder(storage.names_in(f"{root}/{parent}" if parent else root))
+            if candidates := folders[parent].find(file):
+                if len(candidates) == 1:
+                    others[name] = f"{parent}/{candidates[0]}" if parent else candidates[0]
+                break
+    return others
+
+
+def _readings(root: str, name: str) -> Iterator[str]:
+    """Yield a path, and the other paths below `root` that it can stand for: with slashes, and with codes decoded."""
+    slashed = name.replace("\\", "/")
+    for reading in dict.fromkeys((name, slashed, unquote(name), unquote(slashed))):
+        with contextlib.suppress(InputError):
+            storage.join(root, reading)
+            yield str(PurePosixPath(reading))
+
+
+class _Folder:
+    """The names of the files in a folder, by their lower-case names with and without extensions.
+
+    Args:
+        names: The names.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = set(names)
+        self._by_name, self._by_stem = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+        for name in sorted(self._names):
+            self._by_name[name.casefold()].append(name)
+            if has_image_suffix(name):
+                self._by_stem[PurePosixPath(name).stem.casefold()].append(name)
+
+    def find(self, name: str) -> list[str]:
+        """Return the file of a name; else files whose names differ in case, or images that only add an extension."""
+        if name in self._names:
+            return [name]
+        key = name.casefold()
+        return self._by_name.get(key) or ([] if has_image_suffix(name) else self._by_stem.get(key, []))
+
+
+def _nearest_files(root: str, folder: str, names: Sequence[str]) -> dict[str, str]:
+    """Return {path that does not exist: the existing image with the same name, or with the most similar path}."""
+    known: list[str] = []
+    for place in (root, folder):
+        with contextlib.suppress(InputError):
+            files = itertools.islice(storage.each_file(place), _SEARCHED_FILES) if names and not known else ()
+            known += [file.name for file in files if has_image_suffix(file.name)]
+    nearest = {}
+    for name in names:
+        path = PurePosixPath(name.replace("\\", "/"))
+        alike = [other for other in known if PurePosixPath(other).stem.casefold() == path.stem.casefold()]
+        closest = get_close_matches(str(path), alike, n=1, cutoff=0) or get_close_matches(str(path), known, n=1)
+        if closest:
+            nearest[name] = closest[0]
+    return nearest
