@@ -6,14 +6,16 @@ import dataclasses
 import hashlib
 import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError, did_you_mean, reading
+from tpu_components.core.base.names import as_nfc
 from tpu_components.core.examples.artifacts import Quarantined
+from tpu_components.core.examples.class_names import MISSING, missing_labels
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
 from tpu_components.core.examples.text import MAX_CSV_FIELD_CHARACTERS
@@ -23,9 +25,18 @@ from tpu_components.core.sources.columns import Files, Names, NumbersBuilder, Pi
 from tpu_components.core.sources.fields import known_by, read_splits
 from tpu_components.core.sources.listing import Listing, Source, without_labels
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.targets import SEPARATOR, WEIGHTS, index_labels, parse_numbers, shown, split_labels
+from tpu_components.core.sources.targets import (
+    SEPARATOR,
+    WEIGHTS,
+    Targets,
+    index_labels,
+    parse_numbers,
+    shown,
+    split_labels,
+)
 
 _SHOWN_CHARACTERS = 60
+_EMPTY = frozenset(("",))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +142,7 @@ class _Rows:
         kept = {name: renamed.get(name, name) for name in params.slice_columns}
         return kept if self.table.labelled or "id" not in self.cells else {"id": "id", **kept}
 
-    def parse(self, names: Sequence[str], shown: Sequence[str], *rule: str) -> np.ndarray:
+    def parse(self, names: Sequence[str], shown: Sequence[str], *rule: str) -> Targets:
         """Parse columns of numbers, float32[count, len(names)].
 
         Args:
@@ -164,17 +175,17 @@ def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes 
         keys = Names.collect(f"line/{number:08d}" for number in rows.numbers)
     splits = None
     if labelled and "split" in rows.cells:
-        splits = read_splits(rows.cells["split"], location)
+        splits, _ = read_splits(rows.cells["split"], location)
         if params.group_column in rows.cells:
             _check_groups(rows.cells[params.group_column], splits.tolist(), location)
     if not labelled:
         labels, classes = without_labels(len(keys))
     elif params.task == REGRESSION:
         classes = rows.table.targets
-        labels = rows.parse(classes, classes)
+        labels, *_ = rows.parse(classes, classes)
     else:
         read = split_labels if params.task == MULTI_LABEL else index_labels
-        labels, classes = read(rows.cells["label"], params.class_names, keys)
+        labels, classes, _ = read(rows.cells["label"], params.class_names, keys)
     order = _order_of(keys)
     texts = rows.cells["text"].take(order).encoded if kind == TEXT else None
     hashes = None if texts is None else identify_each(texts)
@@ -199,7 +210,7 @@ def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes 
         bad=rows.bad,
         weights=None
         if not labelled or "weight" not in params.columns
-        else rows.parse(("weight",), (params.columns["weight"],), WEIGHTS)[order, 0],
+        else rows.parse(("weight",), (params.columns["weight"],), WEIGHTS).labels[order, 0],
     )
 
 
@@ -226,9 +237,14 @@ def _read_table(table: _Table) -> _Rows:
         others.append("weight")
     wanted = list(dict.fromkeys([example, *targets, *others]))
     _check_columns(table, wanted)
-    # An empty text is set aside later, when it is read. Multi-label examples may have no label.
-    may_be_empty = {"text", "id", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
-    return _read_rows(table, wanted, filled=[name for name in wanted if name not in may_be_empty])
+    # An empty text is set aside later, when it is read.
+    missing = {name: _EMPTY for name in wanted if name not in ("text", "id", *params.slice_columns)}
+    numbers = [*targets, "weight", "split"] if table.labelled else []
+    missing |= {name: MISSING for name in numbers if name in {*wanted, *table.columns}}
+    if table.labelled and params.task != REGRESSION:
+        # Multi-label examples may have no label.
+        missing["label"] = missing_labels(params.class_names) - (_EMPTY if params.task == MULTI_LABEL else set())
+    return _read_rows(table, wanted, missing)
 
 
 def _open_table(location: str, params: WriteParams, labelled: bool = True, content: bytes | None = None) -> _Table:
@@ -240,7 +256,7 @@ def _open_table(location: str, params: WriteParams, labelled: bool = True, conte
         if delimiter in DELIMITERS:
             notes.append(f"the values of the CSV file are separated by {DELIMITERS[delimiter]}")
         reader = csv.reader(_text_of(content), delimiter=delimiter)
-        cells = [name.strip() for name in next(reader, ())]
+        cells = [as_nfc(name.strip()) for name in next(reader, ())]
         columns, renamed = _name_columns(cells, params if labelled else params.without_columns_beyond(cells), location)
         is_empty = not any(reader)  # Like csv.DictReader, ignores empty lines.
     if is_empty:
@@ -287,8 +303,13 @@ def _reading(location: str) -> contextlib.AbstractContextManager[None]:
     return reading(location, "a CSV file in UTF-8", "Save it as one.", UnicodeDecodeError, csv.Error)
 
 
-def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _Rows:
+def _read_rows(table: _Table, wanted: Sequence[str], missing: Mapping[str, Container[str]]) -> _Rows:
     """Read the columns `wanted`, and `split` and `id` if the table has them.
+
+    Args:
+        table: The table.
+        wanted: Names of columns.
+        missing: For each column that needs a value, the texts that stand for a missing one.
 
     Raises:
         InputError: If a line has too few or too many values, or every line lacks a required value.
@@ -306,8 +327,9 @@ def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _
                 f"Malformed line {number} of {table.location}: expected values for {table.columns}, received "
                 f"{[_cut(value) for value in row.values() if value is not None]}. Correct the line."
             )
-        if empty := [name for name in filled if not row[name]]:
-            bad.append(Quarantined(f"line/{number:08d}", " and ".join(f"{name!r} is empty" for name in empty)))
+        if lacking := [name for name, texts in missing.items() if row[name] in texts]:
+            reasons = (f"{name!r} is {repr(row[name]) if row[name] else 'empty'}" for name in lacking)
+            bad.append(Quarantined(f"line/{number:08d}", " and ".join(reasons)))
             continue
         numbers.add(number)
         for name, column in cells.items():

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Self
 
 from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.names import as_nfc
 from tpu_components.core.base.typed_values import NotNegative, Positive, Range, Share, check_fields, check_together
+from tpu_components.core.examples.class_names import class_name
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     CORPUS,
@@ -134,6 +136,11 @@ class WriteParams:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        object.__setattr__(self, "group_column", as_nfc(self.group_column))
+        for name in ("target_columns", "slice_columns"):
+            object.__setattr__(self, name, tuple(map(as_nfc, getattr(self, name))))
+        object.__setattr__(self, "columns", {name: as_nfc(column) for name, column in self.columns.items()})
+        object.__setattr__(self, "class_names", tuple(map(class_name, self.class_names)))
         if len(self.image_size) == 1:
             object.__setattr__(self, "image_size", self.image_size * 2)
         check_together(

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.names import as_nfc
 from tpu_components.core.examples.example_ids import IDENTITY_TYPE, identify
 from tpu_components.core.examples.records import DamagedRecordError, read_fields, read_frames
 from tpu_components.core.files import storage
@@ -42,7 +43,7 @@ def list_tfrecords(location: str, params: WriteParams, labelled: bool) -> Listin
         chosen,
         keys,
         splits=None if of_files is None else np.repeat(of_files, list(map(len, by_file))),
-        hashed=hashes,
+        identify=lambda: hashes,
         spans=Spans.collect([row.span for row in rows]),
         version=version_of(files),
         notes=chosen.notes,
@@ -64,7 +65,7 @@ def _fields_of(file: Container) -> list[str]:
     """Return the names of the first record's features."""
     try:
         for frame, _ in _frames(file):
-            return sorted(read_fields(frame))
+            return sorted(map(as_nfc, read_fields(frame)))
     except DamagedRecordError as error:
         raise _unreadable(file, 0, error) from error
     raise InputError(f"Cannot read {file.path}: it holds no record. Expected TFRecords. Check the path.")
@@ -82,9 +83,12 @@ def _read_file(file: Container, chosen: Chosen) -> Iterator[_Row]:
         InputError: If a record is damaged, or has no image or text.
     """
     name, number = chosen.names[chosen.content], 0
+    are_ascii = all(map(str.isascii, (name, *chosen.wanted)))
     try:
         for frame, offset in _frames(file):
             fields = read_fields(frame)
+            if not are_ascii:
+                fields = {as_nfc(field): values for field, values in fields.items()}
             values = fields.get(name, [])
             if len(values) != 1 or not isinstance(values[0], bytes):
                 raise DamagedRecordError(f"expected one value of bytes in {name!r}, received {str(values)[:60]}")

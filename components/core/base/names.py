@@ -1,0 +1,37 @@
+"""Writes names in one Unicode form, so that names that look equal are equal.
+
+A name such as `Café` has two forms: NFC, with one code point for `é`, and NFD, with `e` and an accent. macOS writes the
+names of files in NFD, and most other programs write NFC: https://unicode.org/reports/tr15/.
+"""
+
+import unicodedata
+from collections.abc import Iterable
+
+
+def as_nfc(name: str) -> str:
+    r"""Return a name in NFC.
+
+    Example:
+        >>> as_nfc("Cafe\u0301") == "Caf\u00e9"
+        True
+    """
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def other_forms(name: str) -> list[str]:
+    r"""Return the other Unicode forms of a name, NFC and NFD; empty if it has only one.
+
+    Example:
+        >>> other_forms("a.png"), other_forms("\u00e9.png") == ["e\u0301.png"]
+        ([], True)
+    """
+    forms = () if name.isascii() else (unicodedata.normalize(form, name) for form in ("NFC", "NFD"))
+    return [form for form in dict.fromkeys(forms) if form != name]
+
+
+def by_nfc(names: Iterable[str]) -> dict[str, str]:
+    """Return {name in NFC: the first of the names with this form}."""
+    found: dict[str, str] = {}
+    for name in names:
+        found.setdefault(as_nfc(name), name)
+    return found
