@@ -31,7 +31,7 @@ def other_forms(name: str) -> list[str]:
 
 def by_nfc(names: Iterable[str]) -> dict[str, str]:
     """Return {name in NFC: the first of the names with this form}."""
-    found: dict[str, str] = {}
+    first: dict[str, str] = {}
     for name in names:
-        found.setdefault(as_nfc(name), name)
-    return found
+        first.setdefault(as_nfc(name), name)
+    return first

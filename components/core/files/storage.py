@@ -305,14 +305,14 @@ def existing_form(root: str, name: str) -> str | None:
     start = f"{root.rstrip('/')}/" if root else ""
     if is_remote(start or name):
         return next((form for form in other_forms(name) if exists(f"{start}{form}")), None)
-    found = list[str]()
+    parts = list[str]()
     for part in name.split("/"):
         forms = [part, *other_forms(part)]
-        fitting = (form for form in forms if os.path.lexists(f"{start}{'/'.join([*found, form])}" or "/"))
+        fitting = (form for form in forms if os.path.lexists(f"{start}{'/'.join([*parts, form])}" or "/"))
         if (form := next(fitting, None)) is None:
             return None
-        found.append(form)
-    path = "/".join(found)
+        parts.append(form)
+    path = "/".join(parts)
     return None if path == name else path
 
 

@@ -142,7 +142,7 @@ def read_labels(values: Sequence[Any], name: str, params: WriteParams, keys: Seq
                 labels.append(text_of(_only(value)))
         except UnicodeDecodeError:
             labels.append(None)
-            garbled[i] = f"its label is not UTF-8: {value!r}"
+            garbled[i] = f"its label is not UTF-8: {_only(value)!r}"
     read = split_labels if params.task == MULTI_LABEL else index_labels
     targets = read(labels, params.class_names, keys)
     return targets._replace(unusable={**targets.unusable, **garbled})

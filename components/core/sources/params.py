@@ -88,11 +88,13 @@ class WriteParams:
         context_tokens: Number of characters by which validation and test passages of a corpus overlap: a passage
             begins with the last characters of the one before. They are context and are scored only in the passage
             before. With 0, half of the predictions have little context.
-        class_names: The classes, in order; empty means those in the data, sorted. For folders: the classes to use. For
+        class_names: The classes, in order; empty means those in the data, sorted. Names are compared in Unicode's NFC,
+            and `1.0` is the class `1`. For folders: the classes to use. For
             integer labels of arrays: the name of each number. For a multi-label npz: source: the names of the columns,
             by default their numbers.
         target_shard_mib: Wanted size of a shard, in MiB.
-        max_bad_fraction: Largest share of unreadable inputs; these are set aside and listed in the manifest.
+        max_bad_fraction: Largest share of inputs that are unreadable, or lack a label, split or weight; these are set
+            aside and listed in the manifest.
         num_workers: Processes to use; 0 means one per available CPU.
         engine: How a pipeline writes records: `local` in one step, `fan_out` in `engine_tasks` parallel steps and a
             merge step, or `beam` in an Apache Beam job. All write the same bytes. The command of the step is
