@@ -23,7 +23,7 @@ MISSING = frozenset(("", "nan", "NaN", "NAN", "Nan", "-nan", "-NaN", "<NA>", "Na
 _UNLABELLED = "-1"
 _SHOWN = 5
 _OFTEN_MISSING = frozenset(("none", "na", "n/a", "null"))
-# Characters without a look of their own: format characters such as U+200B and U+FEFF, and variation selectors.
+# They choose between looks of the character before them, such as text and emoji.
 _SELECTORS = re.compile("[\ufe00-\ufe0f]")
 _WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))\.0*")
 

@@ -304,7 +304,9 @@ def existing_form(root: str, name: str) -> str | None:
         return None
     start = f"{root.rstrip('/')}/" if root else ""
     if is_remote(start or name):
-        return next((form for form in other_forms(name) if exists(f"{start}{form}")), None)
+        forms = [name, *other_forms(name)]
+        form = next((form for form in forms if exists(f"{start}{form}")), name)
+        return None if form == name else form
     parts = list[str]()
     for part in name.split("/"):
         forms = [part, *other_forms(part)]

@@ -6,7 +6,7 @@ float32[num_examples, num_targets] for regression.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,28 +84,38 @@ def split_labels(
     Raises:
         InputError: If a label is not among the classes, or labels seem to be separated by another character.
     """
-    texts = [cell for cell in cells if isinstance(cell, str)]
+    held = [cell if cell is None or isinstance(cell, str) else tuple(cell) for cell in cells]
+    different = set(held)
+    texts = [cell for cell in different if isinstance(cell, str)]
     if not class_names and not any(SEPARATOR in cell for cell in texts) and (joined := find_joined(texts)):
         raise InputError(
             f"Labels in a cell are separated by {SEPARATOR!r}. Received: {joined!r}. Write {SEPARATOR!r} between "
             "them, or, if it is one label, name all of them in data.class_names."
         )
     missing = missing_labels(class_names) - {""}
-    lacking = [i for i, cell in enumerate(cells) if cell is None or (isinstance(cell, str) and cell.strip() in missing)]
-    unusable = {i: without_label(cell if isinstance(cell := cells[i], str) else None) for i in lacking}
-    labels = [set[str]() if i in unusable or cell is None else _names_in(cell) for i, cell in enumerate(cells)]
-    occurring = set().union(*labels)
-    classes = _classes(occurring, class_names, lambda unknown: where[_first(bool(own & unknown) for own in labels)])
+    # Cells recur, so each different one is read once.
+    names_in = {cell: _names_in(cell, missing) for cell in different}
+    occurring = {name for names in names_in.values() for name in names or ()}
+    classes = _classes(
+        occurring,
+        class_names,
+        lambda unknown: where[_first(bool(unknown & set(names_in[cell] or ())) for cell in held)],
+    )
     index = {name: i for i, name in enumerate(classes)}
-    hot = np.zeros((len(cells), len(classes)), np.uint8)
-    for row, of_one in zip(hot, labels, strict=True):
-        row[[index[name] for name in of_one]] = 1
-    return Targets(hot, classes, unusable)
+    places = {cell: [index[name] for name in names or ()] for cell, names in names_in.items()}
+    hot = np.zeros((len(held), len(classes)), np.uint8)
+    for row, cell in zip(hot, held, strict=True):
+        row[places[cell]] = 1
+    lacking = ((i, cell) for i, cell in enumerate(held) if names_in[cell] is None)
+    return Targets(hot, classes, {i: without_label(cell if isinstance(cell, str) else None) for i, cell in lacking})
 
 
-def _names_in(cell: str | Sequence[str]) -> set[str]:
+def _names_in(cell: str | tuple[str, ...] | None, missing: Container[str]) -> list[str] | None:
+    """Return the names of the labels in a cell, each once; None if its labels are missing."""
+    if cell is None or (isinstance(cell, str) and cell.strip() in missing):
+        return None
     parts = cell.split(SEPARATOR) if isinstance(cell, str) else cell
-    return {name for part in parts if (name := class_name(part))}
+    return list(dict.fromkeys(name for part in parts if (name := class_name(part))))
 
 
 def find_joined(cells: Iterable[str]) -> str | None:
