@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.names import as_nfc
 from tpu_components.core.base.typed_values import Amount, NotNegative, Positive, Range, Share, check_fields
 from tpu_components.core.examples.artifacts import SPLITS, TEST
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, REGRESSION
@@ -86,6 +87,7 @@ class EvaluateParams:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        object.__setattr__(self, "slices", tuple(map(as_nfc, self.slices)))
         for name in ("minimum", "maximum", "max_regression"):
             for metric, value in getattr(self, name).items():
                 most = BY_NAME[metric].most if metric in BY_NAME else math.inf

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TRAIN, ModelInfo
+from tpu_components.core.examples.class_names import advise_on_order, are_same
 from tpu_components.core.examples.interface import IMAGE, TEXT, Interface
 from tpu_components.core.examples.slice_values import SIZE
 from tpu_components.core.files import storage
@@ -126,10 +127,11 @@ def _check_earlier_model(config: Config, role: str, place: str, class_names: Seq
         if role == "champion"
         else "Remove training.initial_model to start with new weights."
     )
-    if (info.task, info.class_names) != (config.data.asked, class_names):
+    if info.task != config.data.asked or not are_same(info.task, info.class_names, class_names):
         raise InputError(
             f"Cannot use the {role}, {place}: its task is {info.task} with the classes {list(info.class_names)}, and "
-            f"the data set's is {config.data.asked} with {list(class_names)}. {advice}"
+            f"the data set's is {config.data.asked} with {list(class_names)}"
+            f"{advise_on_order(info.task, info.class_names, class_names)}. {advice}"
         )
 
 

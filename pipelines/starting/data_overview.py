@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from tpu_components.core.pages.display import Displayed
 from tpu_components.core.sources.kinds import SOURCES, find_source, list_examples
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams, split_source
+from tpu_components.core.sources.targets import find_joined
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 
 # Kinds of data for `--from`, and the sources that read them.
@@ -210,32 +211,61 @@ def source_of(place: str, kind: str = "") -> str:
     )
 
 
-def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:
-    """Guess the task of a table by its labels: `cat|dog` is multi-label, numbers with a fraction are a regression.
+class Guess(NamedTuple):
+    """A task for data, from their labels.
 
-    Returns:
-        The parameters with the task; and the listed examples, or None if they must be listed again for that task.
+    Attributes:
+        params: Parameters to read the data, with the task.
+        listing: The examples; None if they must be listed with `params`.
+        reason: Why the task was chosen, as a message to the user; empty if the labels were not looked at.
+    """
+
+    params: WriteParams
+    listing: Listing | None
+    reason: str
+
+
+def guess_task(params: WriteParams) -> Guess:
+    """Guess the task of data by their labels: `cat|dog` is multi-label, and numbers with a fraction are a regression.
+
+    A few different whole numbers are classes, also if they are written as `1.0`.
 
     Raises:
         InputError: If the source cannot be listed.
     """
-    if params.task != CLASSIFICATION or not find_source(params.source)[0].is_table:
-        return params, None
+    if params.task != CLASSIFICATION or "task" not in find_source(params.source)[0].takes:
+        return Guess(params, None, "")
+    several = dataclasses.replace(params, task=MULTI_LABEL)
+    numbers = dataclasses.replace(params, task=REGRESSION, class_names=())
+    numeric = Guess(numbers, None, "the task is regression: the labels are numbers with a fraction")
     try:
         listing = list_examples(params)
     except InputError:
-        if _has_several_labels(several := dataclasses.replace(params, task=MULTI_LABEL)):
-            return several, None
+        if _has_several_labels(several):
+            return Guess(several, None, "the task is multi_label: some examples have several labels")
+        if not params.class_names and _has_fractions(numbers):
+            return numeric
         raise
     names = listing.class_names
     # In an annotation tool's export, several labels are a list, and `|` is part of a name.
     if split_source(params.source)[0] == "csv" and any("|" in name for name in names):
-        return dataclasses.replace(params, task=MULTI_LABEL), None
-    if _are_numbers(names) and (len(names) > _MOST_LEVELS or any("." in name for name in names)):
-        return dataclasses.replace(params, task=REGRESSION), None
-    if _have_decimal_commas(params, names):
-        return dataclasses.replace(params, task=REGRESSION), None
-    return params, listing
+        return Guess(several, None, "the task is multi_label: '|' separates the labels in a cell")
+    if not params.class_names and _have_decimal_commas(numbers, names):
+        return numeric
+    advice = "; data.task=classification makes each a class"
+    if not params.class_names and len(names) > _MOST_LEVELS and _are_numbers(names):
+        return Guess(numbers, None, f"the task is regression: the labels are {len(names):,} different numbers{advice}")
+    reason = f"the task is classification: the labels are {len(names):,} names"
+    if _are_numbers(names):
+        reason = (
+            f"the task is classification: the labels are {len(names):,} different whole numbers; "
+            "data.task=regression predicts them as numbers"
+        )
+    if joined := find_joined(names):
+        reason += (
+            f". If a label such as {joined!r} is several labels, write '|' between them and set data.task=multi_label"
+        )
+    return Guess(params, listing, reason)
 
 
 def _has_several_labels(params: WriteParams) -> bool:
@@ -252,14 +282,17 @@ def _are_numbers(names: tuple[str, ...]) -> bool:
         return False
 
 
-def _have_decimal_commas(params: WriteParams, names: tuple[str, ...]) -> bool:
-    """Return whether labels such as `80,50` are numbers, and not several labels."""
-    if not any(map(has_decimal_comma, names)):
-        return False
+def _has_fractions(params: WriteParams) -> bool:
+    """Return whether the targets of a regression can be read, and some of them have a fraction."""
     with contextlib.suppress(InputError):
-        list_examples(dataclasses.replace(params, task=REGRESSION))
-        return True
+        labels = list_examples(params).labels
+        return bool((labels != np.floor(labels)).any())
     return False
+
+
+def _have_decimal_commas(params: WriteParams, names: tuple[str, ...]) -> bool:
+    """Return whether labels such as `80,50` are numbers of a regression, and not several labels."""
+    return any(map(has_decimal_comma, names)) and _has_fractions(params)
 
 
 def look_at(params: WriteParams) -> DataOverview:
@@ -271,10 +304,11 @@ def look_at(params: WriteParams) -> DataOverview:
     Raises:
         InputError: If the source cannot be used.
     """
-    params, listing = guess_task(params)
+    params, listing, reason = guess_task(params)
     # Bad examples are reported, not refused.
     overview = overview_of(plan_dataset(dataclasses.replace(params, max_bad_fraction=0.99), listing))
-    return dataclasses.replace(overview, params=params)
+    notes = (reason, *overview.notes) if reason else overview.notes
+    return dataclasses.replace(overview, params=params, notes=notes)
 
 
 def overview_of(plan: DatasetPlan) -> DataOverview:

@@ -1,7 +1,7 @@
 """Writes names in one Unicode form, so that names that look equal are equal.
 
-A name such as `Café` has two forms: NFC, with one code point for `é`, and NFD, with `e` and an accent. macOS writes
-file names in NFD, and most other programs write NFC: https://unicode.org/reports/tr15/.
+A name such as `Café` has two forms: NFC, with one code point for `é`, and NFD, with `e` and an accent. macOS writes the
+names of files in NFD, and most other programs write NFC: https://unicode.org/reports/tr15/.
 """
 
 import unicodedata
@@ -31,7 +31,7 @@ def other_forms(name: str) -> list[str]:
 
 def by_nfc(names: Iterable[str]) -> dict[str, str]:
     """Return {name in NFC: the first of the names with this form}."""
-    found: dict[str, str] = {}
+    first: dict[str, str] = {}
     for name in names:
-        found.setdefault(as_nfc(name), name)
-    return found
+        first.setdefault(as_nfc(name), name)
+    return first

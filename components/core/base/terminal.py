@@ -7,14 +7,26 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
-# C0 without tab and line feed, DEL, C1, line separators, bidirectional controls, and lone surrogates, as in file names
-# that are not UTF-8.
+# C0 without tab and line feed, DEL, C1, line separators, bidirectional controls, lone surrogates, as in file names that
+# are not UTF-8, and characters that cannot be seen, by which names that look equal may differ. U+200C and U+200D are
+# not among them: they shape Persian and Indic words and emoji.
 _CONTROLS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ud800-\udfff"
+    "\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 # Workflow commands of GitHub in a log: a line that begins with `::` after white space, or contains `##[`:
 # https://github.com/actions/runner/blob/main/src/Runner.Common/ActionCommand.cs, TryParseV2 and TryParse.
 _COMMANDS = re.compile(r"(?m)^(?P<indent>\s*):(?=:)|#(?=#\[)")
+
+
+def visible(text: str) -> str:
+    r"""Return the text with control characters and characters that cannot be seen escaped, for a page or a terminal.
+
+    Example:
+        >>> visible("cat\u202e\ufeff")
+        'cat\\u202e\\ufeff'
+    """
+    return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def printable(text: str) -> str:
@@ -28,8 +40,7 @@ def printable(text: str) -> str:
         >>> printable("::error::cat")
         '\\x3a:error::cat'
     """
-    escaped = _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)
-    return _COMMANDS.sub(lambda match: f"{match['indent'] or ''}\\x{ord(match[0][-1]):x}", escaped)
+    return _COMMANDS.sub(lambda match: f"{match['indent'] or ''}\\x{ord(match[0][-1]):x}", visible(text))
 
 
 def in_one_line(text: str) -> str:

@@ -6,6 +6,7 @@ number of tests, and if its effect size reaches a threshold: with many examples 
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from scipy import special
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.sketches import DataSketch, find_distance
 from tpu_components.core.examples.artifacts import Distribution
+from tpu_components.core.examples.class_names import class_name
 from tpu_components.core.examples.interface import MULTI_LABEL
 
 CLASSES, SINGLE_CLASS, COMMON_WORDS, SET_ASIDE = "classes", "single class", "common words", "set aside"
@@ -173,6 +175,14 @@ def _figures(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
         yield Shift(name, distance, _DISTANCE, luck, *(f"{each.mean:.4g} ± {each.std:.3g}" for each in (ours, theirs)))
 
 
+def _count_by_name(data: DataSketch) -> Counter[str]:
+    """Return the number of examples by class; earlier versions kept names as the source had them."""
+    counts = Counter[str]()
+    for name, count in data.class_counts.items():
+        counts[class_name(name)] += count
+    return counts
+
+
 def _classes(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     """Compare the mix of classes by the chi-squared test.
 
@@ -180,8 +190,9 @@ def _classes(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     multi-label data, the label whose share of the examples differs most is also compared: by Fisher's exact test, with
     Bonferroni's correction for the number of labels.
     """
-    names = sorted({*new.class_counts, *old.class_counts})
-    table = np.array([[data.class_counts.get(name, 0) for name in names] for data in (new, old)], float)
+    counts = [_count_by_name(data) for data in (new, old)]
+    names = sorted({*counts[0], *counts[1]})
+    table = np.array([[of_one[name] for name in names] for of_one in counts], float)
     if not table.sum(axis=1).all():
         return
     sizes = np.array([[data.count_independent(CLASSES, data.num_examples)] for data in (new, old)])

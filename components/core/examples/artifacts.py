@@ -13,6 +13,7 @@ import google_crc32c
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.base.partition import WHOLE, Share
+from tpu_components.core.examples.class_names import advise_on_order, are_same
 from tpu_components.core.examples.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, as_fields
 from tpu_components.core.files import typed_json
 from tpu_components.core.files.typed_json import JsonFile
@@ -347,20 +348,23 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
 
     def fits(self, manifest: Manifest) -> bool:
         """Return whether the model has the same input, task and class names as a data set."""
-        return (self.class_names, self.input, self.task) == (manifest.class_names, manifest.input, manifest.task)
+        return self.input == manifest.input and self._answers_as(manifest)
+
+    def _answers_as(self, manifest: Manifest) -> bool:
+        return self.task == manifest.task and are_same(self.task, self.class_names, manifest.class_names)
 
     def compare_with(self, manifest: Manifest) -> str:
         """Return an error message with the task, classes and input of a data set, and those of the model."""
-        return (
+        message = (
             f"expected {manifest.task} with {list(manifest.class_names)} and {manifest.input}, received {self.task} "
             f"with {list(self.class_names)} and {self.input}"
         )
+        return f"{message}{advise_on_order(self.task, self.class_names, manifest.class_names)}"
 
     def understands(self, manifest: Manifest) -> bool:
         """Return whether the model fits a data set, possibly after tokenizing its texts with the model's vocabulary."""
         both_texts = isinstance(self.input, TextInput) and isinstance(manifest.input, TextInput)
-        same_answers = (self.class_names, self.task) == (manifest.class_names, manifest.task)
-        return self.fits(manifest) or (both_texts and same_answers)
+        return self._answers_as(manifest) and (both_texts or self.input == manifest.input)
 
 
 def load_history(model_dir: Path) -> tuple[Mapping[str, float | None], ...]:

@@ -43,10 +43,10 @@ def save_slices(
         codes = number_groups(groups)
         arrays |= {f"{_GROUP}.{split}": codes[examples] for split, examples in stored.items()}
     for number, column in enumerate(columns.values()):
-        arrays[f"{number}"], codes = np.unique(np.array(column), return_inverse=True)
+        arrays[f"{number}"], codes = np.unique(np.array([*map(as_nfc, column)]), return_inverse=True)
         arrays |= {f"{number}.{split}": codes[examples].astype(np.int32) for split, examples in stored.items()}
     if arrays:
-        arrays[_NAMES] = np.array(list(columns), np.str_)
+        arrays[_NAMES] = np.array([*map(as_nfc, columns)], np.str_)
         np.savez_compressed(directory / SLICES_FILE, **arrays)
 
 
@@ -80,7 +80,9 @@ def _load(records_dir: Path, split: str) -> dict[str, np.ndarray]:
     with reading(path, "what create_tfrecords wrote", "Run it again."):
         file = read_arrays(path, is_own=True)
         columns = {
-            name: file[f"{number}"][file[f"{number}.{split}"]] for number, name in enumerate(file[_NAMES].tolist())
+            # Earlier versions kept names in any Unicode form.
+            as_nfc(name): file[f"{number}"][file[f"{number}.{split}"]]
+            for number, name in enumerate(file[_NAMES].tolist())
         }
         others = {name: file[f"{name}.{split}"] for name in (SIZE, _GROUP) if f"{name}.{split}" in file}
     return {**others, **columns}

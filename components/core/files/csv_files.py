@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tpu_components.core.base.errors import InputError, reading
+from tpu_components.core.base.names import as_nfc
 
 DELIMITERS = {";": "';'", "\t": "tabs", "|": "'|'"}  # Delimiters other than the comma, and their names in messages.
 ALIASES = {
@@ -59,10 +60,10 @@ class CsvFile:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns; empty for a column without a name."""
+        """Names of the columns, in NFC; empty for a column without a name."""
         with self._reading():
             _, _, header = next(self._records(), (0, [], []))
-        return [name.strip() for name in header]
+        return [as_nfc(name.strip()) for name in header]
 
     @property
     def has_rows(self) -> bool:

@@ -27,6 +27,7 @@ except ImportError:  # On Windows.
 
 from tpu_components.core.base import extras
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.names import other_forms
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files.object_stores import ObjectStore, in_threads, split, store_of
 from tpu_components.core.files.object_stores import StoredFile as StoredFile
@@ -128,6 +129,9 @@ def _in_bucket(root: str, store: ObjectStore) -> Iterator[StoredFile]:
 
 def _on_disk(root: str) -> Iterator[StoredFile]:
     if not Path(root).is_dir():
+        if (other := existing_form("", str(root))) is not None and Path(other).is_dir():
+            yield from _on_disk(other)
+            return
         raise InputError(
             f"Cannot list {root!r}: expected a folder, received a path that is none. Check the path, which means "
             f"{os.path.abspath(root)!r} here."
@@ -172,14 +176,19 @@ def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Ite
 
 
 def read_bytes(uri: str) -> bytes:
-    """Read the content of one file.
+    """Read the content of one file; see `existing_form` for a name that exists only in another Unicode form.
 
     Raises:
         InputError: If there is no such file, or it may not be read.
     """
     if store := store_of(uri):
-        with store.reach(uri) as place:
-            return store.read(*place)
+        try:
+            with store.reach(uri) as place:
+                return store.read(*place)
+        except InputError:
+            if (other := existing_form("", uri)) is None:
+                raise
+            return read_bytes(other)
     try:
         # Without a file object: half the time, for the small files that data sets are made of.
         file = os.open(uri, os.O_RDONLY | _UNBLOCKED)  # A pipe would block for ever.
@@ -203,6 +212,8 @@ def read_bytes(uri: str) -> bytes:
         raise InputError(f"Cannot read {uri!r}: {error}. Check the path.") from error
     except OSError as error:
         if error.errno in _MISSING:
+            if (other := existing_form("", str(uri))) is not None:
+                return read_bytes(other)
             raise InputError(f"Cannot read {uri!r}: there is no such file. Check the path.") from error
         raise OSError(error.errno, error.strerror, uri) from error  # The error of a read lacks the path.
 
@@ -276,6 +287,36 @@ def _size(uri: str) -> int | None:
         return os.stat(uri).st_size if Path(uri).is_file() else None
     with store.reach(uri) as place:
         return store.size(*place)
+
+
+def existing_form(root: str, name: str) -> str | None:
+    """Return the Unicode form of a path in which a file or folder exists, if it does not exist as written.
+
+    macOS writes names in NFD, and a table of its files may have them in NFC.
+
+    Args:
+        root: Folder, local or in a bucket; empty if `name` is a whole path or URI.
+        name: Path below the folder.
+
+    Returns:
+        The path below the folder; None if no other form exists. In a bucket, all parts of a path have one form.
+    """
+    if name.isascii():
+        return None
+    start = f"{root.rstrip('/')}/" if root else ""
+    if is_remote(start or name):
+        forms = [name, *other_forms(name)]
+        found = next((form for form in forms if exists(f"{start}{form}")), name)
+        return None if found == name else found
+    parts = list[str]()
+    for part in name.split("/"):
+        forms = [part, *other_forms(part)]
+        fitting = (form for form in forms if os.path.lexists(f"{start}{'/'.join([*parts, form])}" or "/"))
+        if (form := next(fitting, None)) is None:
+            return None
+        parts.append(form)
+    path = "/".join(parts)
+    return None if path == name else path
 
 
 def names_in(root: str) -> set[str]:
@@ -510,13 +551,24 @@ def require_file(path: Path, is_added_to: bool = False) -> None:
 
 
 def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
-    """Yield the `StoredFile` of each name below `root`; a missing file has no bytes and the version `missing`."""
+    """Yield the `StoredFile` of each name below `root`; a missing file has no bytes and the version `missing`.
+
+    A file whose name has another Unicode form is found, and has the name that exists; see `existing_form`.
+    """
     listed = {file.name: file for file in list_files(root)} if is_remote(root) else None
-    for name in names:
+
+    def find(name: str) -> StoredFile | None:
         try:
-            yield _stored(name, os.stat(f"{root}/{name}")) if listed is None else listed[name]
+            return _stored(name, os.stat(f"{root}/{name}")) if listed is None else listed[name]
         except (OSError, ValueError, KeyError):
-            yield StoredFile(name, 0, MISSING)
+            return None
+
+    for name in names:
+        file = find(name)
+        if file is None and not name.isascii():
+            other = existing_form(root, name) if listed is None else next(filter(find, other_forms(name)), None)
+            file = find(other) if other else None
+        yield file or StoredFile(name, 0, MISSING)
 
 
 def _stored(name: str, status: os.stat_result) -> StoredFile:

@@ -4,6 +4,8 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tpu_components.core.base.terminal import visible
+
 
 class Displayed:
     """Base class of results that consoles, notebooks and pandas show readably. Its dataclasses need `repr=False`."""
@@ -19,7 +21,7 @@ class Displayed:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return f"<pre>{html.escape(visible(str(self)))}</pre>"
 
     def to_pandas(self) -> Any:
         """Return a pandas.DataFrame; nested values become columns such as `cost.usd_per_run`."""

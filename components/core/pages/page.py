@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import markupsafe
 import numpy as np
 
+from tpu_components.core.base.terminal import visible
 from tpu_components.core.pages.blocks import SIGNS, Block
 from tpu_components.core.step.step_record import RUN_VARIABLE
 
@@ -71,7 +72,8 @@ def render(title: str, blocks: Sequence[Block], head: Sequence[Block] = (), subt
         subtitle: Facts that distinguish this page from others with the same title.
     """
     page = _templates().get_template("page.html.jinja")
-    return page.render(signs=SIGNS, title=title, subtitle=subtitle, head=head, blocks=blocks)
+    # No text out of data may reorder or hide the text of a page, in drawings and other markup neither.
+    return visible(page.render(signs=SIGNS, title=title, subtitle=subtitle, head=head, blocks=blocks))
 
 
 @functools.cache

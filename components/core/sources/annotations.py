@@ -14,6 +14,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from tpu_components.core.base.errors import InputError, reading
+from tpu_components.core.base.names import as_nfc
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.examples.interface import MULTI_LABEL
 from tpu_components.core.files import storage, typed_json
@@ -91,13 +92,15 @@ def _of_task(task: Any, name: str, controls: Collection[str]) -> _Item:
                 if result.get("type") not in _ANSWERS:
                     others[str(result.get("type"))] = None
                 else:
-                    control = str(result["from_name"])
+                    control = as_nfc(str(result["from_name"]))
                     labels = [*choices.get(control, ()), *_labels_in(result.get("value"))]
                     choices[control] = list(dict.fromkeys(labels))
     elif "annotation_id" in task:
-        choices = {control: _labels_in(task[control]) for control in controls if control in task}
+        choices = {as_nfc(control): _labels_in(task[control]) for control in controls if control in task}
     columns = {
-        key: str(value) for key, value in data.items() if isinstance(value, str | int | float) and key not in controls
+        as_nfc(key): str(value)
+        for key, value in data.items()
+        if isinstance(value, str | int | float) and key not in controls
     }
     own_id = {} if task.get("id") is None else {"id": str(task["id"])}
     return _Item(name, {**columns, **own_id}, choices, tuple(others))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.class_names import class_name, missing_labels, text_of
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.images import are_other_pixels, to_pixels
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
@@ -12,8 +13,9 @@ from tpu_components.core.sources.columns import Names
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.pairs import NOT_SUPPORTED
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.targets import check_finite, check_hot, index_labels
+from tpu_components.core.sources.targets import Targets, check_hot, index_labels, read_numbers, without_label
 
+_UNLABELLED = -1
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -29,7 +31,7 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
     for split, (images, _) in arrays.items():
         _check_images(split, images, params.source)
     keys = [f"{split or 'all'}/{i:08d}" for split, (images, _) in arrays.items() for i in range(len(images))]
-    labels, classes = _ARRAY_TARGETS[params.task](arrays, keys, params)
+    labels, classes, unusable = _ARRAY_TARGETS[params.task](arrays, keys, params)
     shapes = {images.shape[1:] for images, _ in arrays.values()}
     if len(shapes) > 1:
         raise InputError(
@@ -43,7 +45,7 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
     splits = None
     if "" not in arrays:
         splits = np.concatenate([np.full(len(images), split, "<U10") for split, (images, _) in arrays.items()])
-    return Listing(
+    listing = Listing(
         keys=tuple(keys),
         labels=labels,
         class_names=classes,
@@ -54,6 +56,7 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
         hashes=hashes,
         notes=tuple(notes),
     )
+    return listing.without(unusable)
 
 
 def _convert(arrays: Arrays, params: WriteParams) -> tuple[Arrays, list[str]]:
@@ -102,44 +105,70 @@ def _images_of(split: str) -> str:
     return f"the images of the {split!r} split" if split else "the images"
 
 
-def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> tuple[np.ndarray, tuple[str, ...]]:
+def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> Targets:
     for split, (images, labels) in arrays.items():
-        if labels.size != len(images) or labels.dtype.kind not in "iuSU":
+        if labels.size != len(images) or labels.dtype.kind not in "iufSU":
             advice = "Correct them."
             if labels.ndim == 2 and len(labels) == len(images):
                 advice = "Of one column per class save labels.argmax(1), or set data.task to multi_label."
-            elif labels.dtype.kind == "f":
-                advice = "Save classes as labels.astype(int); for other numbers set data.task to regression."
             raise InputError(
                 f"Labels do not fit {_images_of(split)} in {params.source}: expected {len(images)} whole numbers or "
                 f"strings, received {labels.dtype}{list(labels.shape)}. {advice}"
             )
     values = np.concatenate([labels.reshape(-1) for _, labels in arrays.values()])
     try:
-        names = values.astype(str).tolist()
-        "".join(names).encode()  # Half of a surrogate pair cannot be written.
+        distinct, places = np.unique(values, return_inverse=True)
+        texts, garbled = _texts_of(distinct)
     except (UnicodeError, SystemError) as error:  # The latter of a number above all of Unicode's characters.
         raise InputError(
-            f"Cannot use the labels of {params.source}: expected whole numbers, or text that UTF-8 can write (of bytes "
-            f"ASCII), received {error}. Correct the labels."
+            f"Cannot use the labels of {params.source}: expected whole numbers, or text that UTF-8 can write, received "
+            f"{error}. Correct the labels."
         ) from error
-    if values.dtype.kind in "iu" and params.class_names and not set(names) <= set(params.class_names):
-        return _named(values, params.class_names, keys), params.class_names
-    return index_labels(names, params.class_names, keys)
+    named = {text if text is None else class_name(text) for text in texts} - {None, *missing_labels(params.class_names)}
+    if values.dtype.kind in "iuf" and params.class_names and not named <= set(params.class_names):
+        numbers = np.array([_UNLABELLED if text is None else float(text) for text in texts])[places]
+        return _named(numbers, params.class_names, keys)
+    labels, classes, unusable = index_labels(texts, params.class_names, [keys[i] for i in _firsts(places)])
+    reasons = {**unusable, **garbled}
+    return Targets(labels[places], classes, {i: reasons[k] for i, k in enumerate(places.tolist()) if k in reasons})
 
 
-def _named(values: np.ndarray, class_names: Sequence[str], keys: Sequence[str]) -> np.ndarray:
-    """Check that labels are indices into `class_names`; returns int32[num_examples]."""
-    outside = np.flatnonzero((values < 0) | (values >= len(class_names)))
+def _texts_of(labels: np.ndarray) -> tuple[list[str | None], dict[int, str]]:
+    """Return the labels as texts, and {index: reason} of bytes that are not UTF-8.
+
+    Raises:
+        UnicodeError: If a text has half of a surrogate pair, which cannot be written.
+    """
+    texts, garbled = list[str | None](), dict[int, str]()
+    for i, label in enumerate(labels.tolist()):
+        try:
+            texts.append(text_of(label))
+        except UnicodeDecodeError:
+            texts.append(None)
+            garbled[i] = f"its label is not UTF-8: {label!r}"
+    "".join(text for text in texts if text).encode()
+    return texts, garbled
+
+
+def _firsts(places: np.ndarray) -> list[int]:
+    """Return the first index of each number in int[…], which has all numbers from 0 on."""
+    return np.unique(places, return_index=True)[1].tolist()
+
+
+def _named(values: np.ndarray, class_names: Sequence[str], keys: Sequence[str]) -> Targets:
+    """Check that labels are indices into `class_names`, or -1 if they are missing."""
+    outside = np.flatnonzero((values < _UNLABELLED) | (values >= len(class_names)) | (values != np.floor(values)))
     if len(outside):
         raise InputError(
-            f"Labels outside the class list: {values[outside[0]]} (first at {keys[outside[0]]}). Expected numbers "
-            f"below {len(class_names)}, for {list(class_names)} in order. Correct the labels, or data.class_names."
+            f"Labels outside the class list: {values[outside[0]]:g} (first at {keys[outside[0]]}). Expected "
+            f"numbers below {len(class_names)}, for {list(class_names)} in order. Correct the labels, or "
+            "data.class_names."
         )
-    return values.astype(np.int32)
+    missing = np.flatnonzero(values == _UNLABELLED).tolist()
+    return Targets(values.astype(np.int32), tuple(class_names), dict.fromkeys(missing, without_label("-1")))
 
 
-def _hot_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> tuple[np.ndarray, tuple[str, ...]]:
+def _hot_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> Targets:
     parts = [check_hot(labels, len(images), params.source) for images, labels in arrays.values()]
     sizes = {part.shape[1] for part in parts}
     names = params.class_names or tuple(map(str, range(max(sizes))))
@@ -148,10 +177,10 @@ def _hot_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> tup
             f"Labels do not fit in {params.source}: expected {len(names)} columns, one for each of {list(names)}, "
             f"received {sorted(sizes)}. Correct data.class_names or the arrays."
         )
-    return np.concatenate(parts), names
+    return Targets(np.concatenate(parts), names, {})
 
 
-def _number_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> tuple[np.ndarray, tuple[str, ...]]:
+def _number_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> Targets:
     for images, targets in arrays.values():
         if targets.dtype.kind not in "fiu" or targets.ndim not in (1, 2) or len(targets) != len(images):
             raise InputError(
@@ -167,10 +196,10 @@ def _number_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> 
             f"Targets do not fit in {params.source}: expected {len(names)} columns, one for each of {list(names)}, "
             f"received {sorted(sizes)}. Correct data.target_columns or the arrays."
         )
-    return check_finite(np.concatenate(parts).astype(np.float64), names, keys), names
+    return read_numbers(np.concatenate(parts).astype(np.float64), names, keys)
 
 
-_ARRAY_TARGETS: Mapping[str, Callable[[Arrays, Sequence[str], WriteParams], tuple[np.ndarray, tuple[str, ...]]]] = {
+_ARRAY_TARGETS: Mapping[str, Callable[[Arrays, Sequence[str], WriteParams], Targets]] = {
     CLASSIFICATION: _class_arrays,
     MULTI_LABEL: _hot_arrays,
     REGRESSION: _number_arrays,

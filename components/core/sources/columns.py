@@ -96,6 +96,10 @@ class Pieces(Sequence[bytes]):
         begins = np.where(places > 0, self._ends[places - 1], 0).tolist() if len(places) else []
         return [bytes(content[begin:end]) for begin, end in zip(begins, self._ends[places].tolist(), strict=True)]
 
+    def take(self, places: np.ndarray) -> "Pieces":
+        """Return the byte strings at indices int[…]."""
+        return Pieces.collect(map(self.__getitem__, places.tolist()))
+
     def __iter__(self) -> Iterator[bytes]:
         begin = 0
         for at in range(0, len(self), _LOOKED_AT_ONCE):
@@ -161,7 +165,7 @@ class Names(Sequence[str]):
         if isinstance(places, slice):
             return self if places == slice(None) else Names(Pieces.collect(self.encoded[places]))
         chosen = np.flatnonzero(places) if places.dtype == bool else places
-        return Names(Pieces.collect(map(self.encoded.__getitem__, chosen.tolist())))
+        return Names(self.encoded.take(chosen))
 
 
 def pick(column: Sequence[Any], places: np.ndarray) -> list[Any]:

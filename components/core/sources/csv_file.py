@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.names import as_nfc
 from tpu_components.core.examples.artifacts import Quarantined
+from tpu_components.core.examples.class_names import MISSING, missing_labels
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
 from tpu_components.core.files import storage
@@ -20,8 +21,10 @@ from tpu_components.core.sources.columns import Names, NumbersBuilder, PiecesBui
 from tpu_components.core.sources.fields import known_by, read_splits
 from tpu_components.core.sources.listing import Listing, Source, without_labels
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.targets import WEIGHTS, index_labels, parse_numbers, shown, split_labels
+from tpu_components.core.sources.targets import WEIGHTS, Targets, index_labels, parse_numbers, shown, split_labels
 from tpu_components.core.sources.written_paths import find_files
+
+_EMPTY = frozenset(("",))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +108,7 @@ class _Rows:
         assert isinstance(cells, Names)
         return cells
 
-    def parse(self, names: Sequence[str], shown: Sequence[str], *rule: str) -> np.ndarray:
+    def parse(self, names: Sequence[str], shown: Sequence[str], *rule: str) -> Targets:
         """Parse columns of numbers, float32[count, len(names)].
 
         Args:
@@ -155,18 +158,18 @@ def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
         keys = Names.collect(map(rows.table.key_of, rows.numbers.tolist()))
     splits = None
     if labelled and "split" in rows.cells:
-        splits = read_splits(rows.cells["split"], location)
+        splits, _ = read_splits(rows.cells["split"], location)
         if params.group_column in rows.cells:
             _check_groups(rows.cells[params.group_column], splits.tolist(), location)
     if not labelled:
         labels, classes = without_labels(len(keys))
     elif params.task == REGRESSION:
         classes = _targets_of(params)
-        labels = rows.parse(classes, classes)
+        labels, *_ = rows.parse(classes, classes)
     elif params.task == MULTI_LABEL:
-        labels, classes = split_labels(rows.cells["label"], params.class_names, keys)
+        labels, classes, _ = split_labels(rows.cells["label"], params.class_names, keys)
     else:
-        labels, classes = index_labels(rows.names("label"), params.class_names, keys)
+        labels, classes, _ = index_labels(rows.names("label"), params.class_names, keys)
     order = _order_of(keys)
     texts = rows.names("text").take(order).encoded if kind == TEXT else None
     hashes = None if texts is None else identify_each(texts)
@@ -192,7 +195,7 @@ def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
         bad=rows.bad,
         weights=None
         if not labelled or "weight" not in params.columns
-        else rows.parse(("weight",), (params.columns["weight"],), WEIGHTS)[order, 0],
+        else rows.parse(("weight",), (params.columns["weight"],), WEIGHTS).labels[order, 0],
     )
 
 
@@ -224,10 +227,14 @@ def _read_table(table: Table, params: WriteParams, labelled: bool) -> _Rows:
         others.append("weight")
     wanted = list(dict.fromkeys([example, *targets, *others]))
     _check_columns(table, wanted, targets)
-    # An empty text is set aside later, when it is read. Multi-label examples may have no label.
-    may_be_empty = {"text", "id", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
-    filled = [name for name in wanted if name not in may_be_empty]
-    return _Rows(*_read_cells(table, wanted, filled), table, params, labelled)
+    # An empty text is set aside later, when it is read.
+    missing = {name: _EMPTY for name in wanted if name not in ("text", "id", *params.slice_columns)}
+    numbers = [*targets, "weight", "split"] if labelled else []
+    missing |= {name: MISSING for name in numbers if name in {*wanted, *table.columns}}
+    if labelled and params.task != REGRESSION:
+        # Multi-label examples may have no label.
+        missing["label"] = missing_labels(params.class_names) - (_EMPTY if params.task == MULTI_LABEL else set())
+    return _Rows(*_read_cells(table, wanted, missing), table, params, labelled)
 
 
 def _open_table(location: str) -> Table:
@@ -297,9 +304,14 @@ def _with_hot_columns(table: Table, params: WriteParams) -> Table:
 
 
 def _read_cells(
-    table: Table, wanted: Sequence[str], filled: Sequence[str]
+    table: Table, wanted: Sequence[str], missing: Mapping[str, Container[Any]]
 ) -> tuple[np.ndarray, dict[str, Sequence[Any]], tuple[Quarantined, ...]]:
     """Read the columns `wanted`, and `split` and `id` if the table has them; returns the first attributes of `_Rows`.
+
+    Args:
+        table: The table.
+        wanted: Names of columns.
+        missing: For each column that needs a value, the texts that stand for a missing one.
 
     Raises:
         InputError: If every row lacks a required value, or the rows cannot be read.
@@ -314,8 +326,9 @@ def _read_cells(
             cell = cells[place]
             # An invisible space must not make another class.
             row[name] = cell.strip() if is_stripped and isinstance(cell, str) else cell
-        if empty := [name for name in filled if not row[name]]:
-            bad.append(Quarantined(table.key_of(number), " and ".join(f"{name!r} is empty" for name in empty)))
+        if lacking := [name for name, texts in missing.items() if row[name] in texts]:
+            reasons = (f"{name!r} is {repr(row[name]) if row[name] else 'empty'}" for name in lacking)
+            bad.append(Quarantined(table.key_of(number), " and ".join(reasons)))
             continue
         numbers.add(number)
         for name, cell in row.items():

@@ -1,13 +1,14 @@
 """Reads labels, splits and IDs from the fields of examples: columns of a table or features of a record."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.artifacts import SPLITS
+from tpu_components.core.examples.artifacts import SPLITS, TRAIN
+from tpu_components.core.examples.class_names import MISSING, text_of
 from tpu_components.core.examples.interface import IMAGE, MULTI_LABEL, REGRESSION, TEXT
 from tpu_components.core.files.csv_files import ALIASES
 from tpu_components.core.sources.columns import Names
@@ -15,8 +16,8 @@ from tpu_components.core.sources.listing import Listing, split_named, without_la
 from tpu_components.core.sources.pairs import NOT_SUPPORTED, is_picture
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import (
-    SEPARATOR,
     WEIGHTS,
+    Targets,
     index_labels,
     parse_numbers,
     shown,
@@ -71,9 +72,18 @@ class Chosen:
 def choose_fields(fields: Sequence[str], params: WriteParams, location: str, labelled: bool = True) -> Chosen:
     """Choose the fields of the image or text, the target, the split and the id: by `columns`, or by common names.
 
+    Args:
+        fields: Names of the fields, in NFC.
+        params: Parameters of the records.
+        location: Place of the source for messages.
+        labelled: See `Chosen`.
+
     Raises:
-        InputError: If the image or text, a target or a field that a parameter names is missing.
+        InputError: If the image or text, a target or a field that a parameter names is missing, or if two fields have
+            one name.
     """
+    if len(set(fields)) < len(fields):
+        raise InputError(f"Repeated fields in {location}: {shown(list(fields))}. Expected every name once. Rename one.")
     params = params if labelled else params.without_columns_beyond(fields)
     if strange := sorted(set(params.columns.values()) - set(fields)):
         raise InputError(
@@ -101,58 +111,88 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
     return chosen
 
 
-def read_targets(
-    values: Mapping[str, Sequence[Any]], chosen: Chosen, keys: Sequence[str]
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return labels and class names for a `Listing`, from {field: values}.
+def read_targets(values: Mapping[str, Sequence[Any]], chosen: Chosen, keys: Sequence[str]) -> Targets:
+    """Return the targets for a `Listing`, from {field: values}.
+
+    Examples without a target, or with a label that is not UTF-8, are among the unusable ones.
 
     Raises:
-        InputError: If a label is missing, is not among the classes, or for a regression is not a finite number.
+        InputError: If a value holds several labels although the task has one, if a label is not among the classes, or
+            if a target of a regression is not a finite number.
     """
     if not chosen.targets:
-        return without_labels(len(keys))
+        return Targets(*without_labels(len(keys)), {})
     params = chosen.params
-    for name in chosen.targets:
-        for key, value in zip(keys, values[name], strict=True):
-            if value is None or (isinstance(value, list) and params.task != MULTI_LABEL and len(value) != 1):
-                raise InputError(f"Cannot use {key}: expected one {name!r}, received {value!r}. Correct the source.")
     if params.task == REGRESSION:
-        columns = [map(_only, values[name]) for name in chosen.targets]
-        return parse_numbers(columns, chosen.targets, keys), chosen.targets
-    named = [_name(value) for value in values[chosen.targets[0]]]
-    return (split_labels if params.task == MULTI_LABEL else index_labels)(named, params.class_names, keys)
+        for name in chosen.targets:
+            _check_single(values[name], name, keys)
+        return parse_numbers([map(_only, values[name]) for name in chosen.targets], chosen.targets, keys)
+    return read_labels(values[chosen.targets[0]], chosen.targets[0], params, keys)
 
 
-def read_weights(values: Sequence[Any], name: str, keys: Sequence[str]) -> np.ndarray:
-    """Return the weights of examples, float32[num_examples], from the values of the field `name`.
+def read_labels(values: Sequence[Any], name: str, params: WriteParams, keys: Sequence[str]) -> Targets:
+    """Return the targets of a classification or of multi-label data, from the values of the field `name`."""
+    if params.task != MULTI_LABEL:
+        _check_single(values, name, keys)
+    labels, garbled = list[Any](), dict[int, str]()
+    for i, value in enumerate(values):
+        try:
+            if isinstance(value, list) and params.task == MULTI_LABEL:
+                labels.append(None if None in value else [text_of(label) or "" for label in value])
+            else:
+                labels.append(text_of(_only(value)))
+        except UnicodeDecodeError:
+            labels.append(None)
+            garbled[i] = f"its label is not UTF-8: {_only(value)!r}"
+    read = split_labels if params.task == MULTI_LABEL else index_labels
+    targets = read(labels, params.class_names, keys)
+    return targets._replace(unusable={**targets.unusable, **garbled})
+
+
+def _check_single(values: Sequence[Any], name: str, keys: Sequence[str]) -> None:
+    several = next((i for i, value in enumerate(values) if isinstance(value, list) and len(value) > 1), None)
+    if several is not None:
+        raise InputError(
+            f"Cannot use {keys[several]}: expected one {name!r}, received {values[several]!r}. Correct the source, or "
+            "set data.task to multi_label if examples have several labels."
+        )
+
+
+def read_weights(values: Sequence[Any], name: str, keys: Sequence[str]) -> Targets:
+    """Return the weights of examples as float32[num_examples, 1], from the values of the field `name`.
 
     Raises:
-        InputError: If a weight is missing, negative or not finite.
+        InputError: If a weight is negative, infinite or not a number.
     """
-    return parse_numbers([map(_only, values)], (name,), keys, WEIGHTS)[:, 0]
+    return parse_numbers([map(_only, values)], (name,), keys, WEIGHTS)
 
 
 def _only(value: Any) -> Any:
-    return value[0] if isinstance(value, list) else value
+    """Return the value of a field; None for an empty list, which is a feature without a value."""
+    return (value[0] if value else None) if isinstance(value, list) else value
 
 
 def _name(value: Any) -> str:
-    """Return a label as text, or several labels separated by `|`."""
-    if isinstance(value, list):
-        return SEPARATOR.join(map(_name, value))
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value).strip()
 
 
-def read_splits(values: Sequence[Any], location: str) -> np.ndarray:
-    """Return the split of every example, str[num_examples].
+def read_splits(values: Sequence[Any], location: str) -> tuple[np.ndarray, dict[int, str]]:
+    """Return the split of every example, str[num_examples], and {index: reason} for examples without one.
 
     Raises:
-        InputError: If a value is not the name of a split.
+        InputError: If a value is not the name of a split, or no example has one.
     """
-    split_of = {name: split_named(name) for name in {_name(_only(value)) for value in values}}
+    names = ["" if (text := _only(value)) is None else _name(text) for value in values]
+    split_of = {name: split_named(name) for name in set(names) - MISSING}
     if strange := sorted(name for name, split in split_of.items() if not split):
         raise InputError(f"Unknown splits in {location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
-    return np.array([split_of[_name(_only(value))] for value in values])
+    if not split_of:
+        raise InputError(
+            f"No example of {location} has a split. Expected {', '.join(SPLITS)}. Fill the field of the split, or "
+            "remove it."
+        )
+    lacking = {i: "its split is missing" for i, name in enumerate(names) if name not in split_of}
+    return np.array([split_of.get(name) or TRAIN for name in names]), lacking
 
 
 def read_kept(values: Mapping[str, Sequence[Any]], chosen: Chosen) -> dict[str, list[Any]]:
@@ -189,17 +229,18 @@ def list_rows(
     chosen: Chosen,
     keys: Sequence[str],
     splits: np.ndarray | None,
-    hashed: np.ndarray | None,
+    identify: Callable[[], np.ndarray] | None,
     **content: Any,
 ) -> Listing:
-    """Return the listing of examples with fields.
+    """Return the listing of examples with fields. Examples without a target, split or weight are set aside.
 
     Args:
         values: Values of the fields `chosen.wanted`, by field name.
         chosen: Names of the fields by role.
         keys: Keys of the examples.
         splits: Split of every example by its file; a split field takes precedence. None if files have no split.
-        hashed: Hashes that identify examples without an id, uint64[num_examples]; None if their keys identify them.
+        identify: Function that returns hashes which identify examples without an id, uint64[num_examples]. It is
+            called after the fields were checked. None if keys or ids identify all examples.
         content: Other attributes of the `Listing`.
 
     Raises:
@@ -211,13 +252,18 @@ def list_rows(
                 f"Cannot use {name!r} of {chosen.params.source} as the label: it holds images. {NOT_SUPPORTED} Name "
                 "another field: data.columns={label: …}."
             )
-    labels, classes = read_targets(values, chosen, keys)
+    labels, classes, unusable = read_targets(values, chosen, keys)
+    reasons = [unusable]
     names, weights = chosen.names, None
     if chosen.labelled and "split" in names:
-        splits = read_splits(values[names["split"]], chosen.params.source)
+        splits, without_split = read_splits(values[names["split"]], chosen.params.source)
+        reasons.append(without_split)
     if chosen.labelled and "weight" in names:
-        weights = read_weights(values[names["weight"]], names["weight"], keys)
-    return Listing(
+        column, _, without_weight = read_weights(values[names["weight"]], names["weight"], keys)
+        weights = column[:, 0]
+        reasons.append(without_weight)
+    hashed = identify() if identify else None
+    listing = Listing(
         keys=keys,
         labels=labels,
         class_names=classes,
@@ -229,3 +275,4 @@ def list_rows(
         weights=weights,
         **content,
     )
+    return listing.without(*reasons)

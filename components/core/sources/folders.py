@@ -10,6 +10,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import SPLITS, TEST, TRAIN
+from tpu_components.core.examples.class_names import class_name
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.examples.interface import IMAGE, TEXT
 from tpu_components.core.files import storage
@@ -45,14 +46,21 @@ def list_folders(kind: str, location: str, params: WriteParams, labelled: bool =
             f"Several folders in {location} are for one split: {split_of}. Expected one for each. Join or rename them."
         )
     depth = 3 if has_splits else 2
-    class_of = {folder: parts[depth - 2] for folder, parts in folders.items() if len(parts) >= depth - 1}
+    class_of = {folder: class_name(parts[depth - 2]) for folder, parts in folders.items() if len(parts) >= depth - 1}
     misplaced = listed.names.take(~listed.are_in(class_of))
     listed = listed.in_folders(class_of)
     _check_misplaced(misplaced, len(listed.names) > 0, kind, location, has_splits)
     notes = [f"left out {len(misplaced)} files that are in no class's folder"] if misplaced else []
     inner: dict[str, set[str]] = {}
+    written: dict[str, set[str]] = {}
     for folder in listed.folders:
         inner.setdefault(class_of[folder], set()).update(folders[folder][depth - 1 : depth])
+        written.setdefault(class_of[folder], set()).add(folders[folder][depth - 2])
+    notes += [
+        f"the folders {', '.join(map(ascii, sorted(names)))} are one class, {name!r}"
+        for name, names in sorted(written.items())
+        if len(names) > 1
+    ]
     notes += [
         f"the folders in {name!r}, {shown(sorted(names))}, are no classes: all they hold is of the class {name!r}"
         for name, names in sorted(inner.items())
@@ -89,17 +97,24 @@ def list_folders(kind: str, location: str, params: WriteParams, labelled: bool =
             if name not in params.class_names
         ]
     of_folders = [class_of[folder] for folder in listed.folders]
-    labels, classes = index_labels(of_folders, params.class_names, listed.folders)
+    labels, classes, unusable = index_labels(of_folders, params.class_names, listed.folders)
     splits = np.array([split_of[folders[folder][0]] for folder in listed.folders]) if has_splits else None
-    return Listing(
+    listing = Listing(
         keys=listed.names,
-        labels=labels.astype(np.int32)[listed.folder_of],
+        labels=labels[listed.folder_of],
         class_names=classes,
         splits=None if splits is None else splits[listed.folder_of],
         root=location,
         files=listed.files,
         kind=kind,
         notes=tuple(notes),
+    )
+    return listing.without(
+        {
+            i: unusable[folder]
+            for i, folder in enumerate(listed.folder_of.tolist() if unusable else ())
+            if folder in unusable
+        }
     )
 
 

@@ -92,7 +92,7 @@ def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteP
     keys = [f"{split}/{i:08d}" for split, (reviews, _) in arrays.items() for i in range(len(reviews))]
     names = ("neg", "pos")
     ratings = [names[i] for _, stars in arrays.values() for i in stars.tolist()]
-    indices, classes = index_labels(ratings, params.class_names, keys)
+    indices, classes, _ = index_labels(ratings, params.class_names, keys)
     splits = np.concatenate([np.full(len(reviews), split, "<U10") for split, (reviews, _) in arrays.items()])
     hashes = identify_each(texts)
     return Listing(

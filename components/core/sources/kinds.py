@@ -2,12 +2,12 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.examples.artifacts import TEST, TRAIN
+from tpu_components.core.examples.class_names import notes_on
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
 from tpu_components.core.sources import (
@@ -87,12 +87,17 @@ def list_examples(params: WriteParams) -> Listing:
     source, location = find_source(params.source)
     _check_taken(source, params)
     listing = source.read(location, params, True)
+    if not len(listing.keys) and listing.bad:
+        raise InputError(
+            f"No example of {params.source!r} can be used: {listing.bad[0].key}: {listing.bad[0].reason}, and so on. "
+            "Correct the source, or name another field in data.columns."
+        )
     _check_kind(listing, params)
     if listing.corpus is not None:
         return listing
     if params.task != REGRESSION:
         _check_labels(listing, source, params)
-        listing = dataclasses.replace(listing, notes=(*listing.notes, *_alike(listing.class_names)))
+        listing = dataclasses.replace(listing, notes=(*listing.notes, *notes_on(listing.class_names)))
     if params.task == MULTI_LABEL:
         if not listing.labels.any():
             raise InputError(f"No example of {params.source!r} has a label. Expected some, as in cat|dog.")
@@ -138,18 +143,6 @@ def _check_labels(listing: Listing, source: Source, params: WriteParams) -> None
             f"The labels of {params.source!r} are paths of images: {shown(names)}. {NOT_SUPPORTED} Name the column of "
             "the class: data.columns={label: …}. If these are names of classes, list them in data.class_names."
         )
-
-
-def _alike(class_names: Sequence[str]) -> list[str]:
-    """Return notes on classes whose names differ only in case or spaces, and so may be one class."""
-    by_look: dict[str, list[str]] = {}
-    for name in class_names:
-        by_look.setdefault(" ".join(name.casefold().split()), []).append(name)
-    return [
-        f"classes {shown(names)} differ only in case or spaces: if one is meant, write it one way"
-        for names in by_look.values()
-        if len(names) > 1
-    ]
 
 
 def source_version(params: WriteParams, listing: Listing | None = None) -> str:

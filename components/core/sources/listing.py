@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -117,6 +117,33 @@ class Listing:
     def example_kind(self) -> str:
         """Kind of example: `image`, `text` or `corpus`. Digests use `kind`, which is `image` for a corpus."""
         return CORPUS if self.corpus is not None else self.kind
+
+    def without(self, *unusable: Mapping[int, str]) -> Self:
+        """Return the listing with some examples moved to `bad`.
+
+        Args:
+            unusable: Indices of examples, each with the reason; an example may be in several mappings.
+        """
+        reasons: dict[int, str] = {}
+        for mapping in unusable:
+            for place, reason in mapping.items():
+                reasons[place] = f"{reasons[place]}; {reason}" if place in reasons else reason
+        if not reasons:
+            return self
+        left_out = sorted(reasons)
+        kept = np.ones(len(self.keys), bool)
+        kept[left_out] = False
+        places = np.flatnonzero(kept)
+        columns = ("labels", "splits", "images", "hashes", "weights")
+        changed: dict[str, Any] = {
+            name: None if (rows := getattr(self, name)) is None else rows[places] for name in columns
+        }
+        for name in ("keys", "groups", "identities", "texts", "files", "spans"):
+            column = getattr(self, name)
+            changed[name] = None if column is None else column.take(places)
+        changed["slices"] = {name: pick(column, places) for name, column in self.slices.items()}
+        bad = [Quarantined(self.keys[i], reasons[i]) for i in left_out]
+        return dataclasses.replace(self, **changed, bad=(*self.bad, *bad))
 
     @property
     def num_inputs(self) -> int:

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Self
 
 from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.names import as_nfc
 from tpu_components.core.base.typed_values import NotNegative, Positive, Range, Share, check_fields, check_together
+from tpu_components.core.examples.class_names import class_name
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     CORPUS,
@@ -86,11 +88,13 @@ class WriteParams:
         context_tokens: Number of characters by which validation and test passages of a corpus overlap: a passage
             begins with the last characters of the one before. They are context and are scored only in the passage
             before. With 0, half of the predictions have little context.
-        class_names: The classes, in order; empty means those in the data, sorted. For folders: the classes to use. For
+        class_names: The classes, in order; empty means those in the data, sorted. Names are compared in Unicode's NFC,
+            and `1.0` is the class `1`. For folders: the classes to use. For
             integer labels of arrays: the name of each number. For a multi-label npz: source: the names of the columns,
             by default their numbers.
         target_shard_mib: Wanted size of a shard, in MiB.
-        max_bad_fraction: Largest share of unreadable inputs; these are set aside and listed in the manifest.
+        max_bad_fraction: Largest share of inputs that are unreadable, or lack a label, split or weight; these are set
+            aside and listed in the manifest.
         num_workers: Processes to use; 0 means one per available CPU.
         engine: How a pipeline writes records: `local` in one step, `fan_out` in `engine_tasks` parallel steps and a
             merge step, or `beam` in an Apache Beam job. All write the same bytes. The command of the step is
@@ -134,6 +138,11 @@ class WriteParams:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        object.__setattr__(self, "group_column", as_nfc(self.group_column))
+        for name in ("target_columns", "slice_columns"):
+            object.__setattr__(self, name, tuple(map(as_nfc, getattr(self, name))))
+        object.__setattr__(self, "columns", {name: as_nfc(column) for name, column in self.columns.items()})
+        object.__setattr__(self, "class_names", tuple(map(class_name, self.class_names)))
         if len(self.image_size) == 1:
             object.__setattr__(self, "image_size", self.image_size * 2)
         check_together(

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError, reading
+from tpu_components.core.base.names import as_nfc, by_nfc
+from tpu_components.core.examples.class_names import class_name
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import REGRESSION
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import decode
 from tpu_components.core.files.unpacking import SMALL_BYTES, require_plausible
-from tpu_components.core.sources.columns import Names
 from tpu_components.core.sources.containers import Container, list_containers, splits_of, stored_files, version_of
-from tpu_components.core.sources.fields import choose_fields, known_by, list_rows, read_ids
+from tpu_components.core.sources.fields import choose_fields, list_rows, read_ids
 from tpu_components.core.sources.listing import Listing, Source, split_named
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import LaterSpans, Spans, copy_contents
@@ -30,6 +31,7 @@ _EMBED = (
     "a CSV file, for csv:FILE."
 )
 _MOST_ROWS_AT_ONCE = 1024
+_WITHHELD = -1  # Class index that the package `datasets` writes for an example without a label.
 _VALUE_BYTES = 64  # Least memory for a value with its key, however few bits it has in the file.
 
 
@@ -74,6 +76,7 @@ def _values_of(file: Container, column: str) -> Iterator[Any]:
         InputError: If the file is damaged, or unpacks to more than `require_plausible` allows.
     """
     with _opened(file) as table:
+        column = by_nfc(table.schema_arrow.names).get(column, column)
         largest, least, unpacked, count = 1, 0, 0, 0
         for num_bytes, num_values, may_repeat in _groups_of(table, column):
             largest = max(largest, num_bytes * may_repeat)
@@ -184,9 +187,11 @@ def _is_unlabelled(files: Sequence[Container], params: WriteParams) -> bool:
     """Return whether the labels of a split are withheld, which means that each is -1."""
     with _opened(files[0]) as table:
         schema = table.schema_arrow
-    chosen = choose_fields(schema.names, params, files[0].path)
+    chosen = choose_fields([*map(as_nfc, schema.names)], params, files[0].path)
     label = chosen.targets[0]
-    return label in _class_names(schema) and all(value == -1 for file in files for value in _values_of(file, label))
+    return label in _class_names(schema) and all(
+        value == _WITHHELD for file in files for value in _values_of(file, label)
+    )
 
 
 def _class_names(schema: Any) -> dict[str, list[str]]:
@@ -202,7 +207,7 @@ def _class_names(schema: Any) -> dict[str, list[str]]:
             inner = feature[0] if isinstance(feature, list) and len(feature) == 1 else feature
             inner = inner.get("feature") or inner
             if inner.get("_type") == "ClassLabel":
-                classes[column] = [str(name) for name in inner["names"]]
+                classes[as_nfc(column)] = [str(name) for name in inner["names"]]
     except (ValueError, AttributeError, KeyError, TypeError):  # Written by something else.
         return {}
     return classes
@@ -227,9 +232,9 @@ def _list_tables(
 
     with _opened(files[0]) as table:
         schema = table.schema_arrow
-    chosen = choose_fields(schema.names, params, files[0].path, labelled)
+    chosen = choose_fields([*map(as_nfc, schema.names)], params, files[0].path, labelled)
     column, is_text = chosen.names[chosen.content], chosen.content == "text"
-    kind = schema.field(column).type
+    kind = schema.field(by_nfc(schema.names)[column]).type
     fits = (types.is_string, types.is_large_string) if is_text else (types.is_binary, types.is_large_binary, _has_bytes)
     if not any(fit(kind) for fit in fits):
         raise InputError(
@@ -246,20 +251,35 @@ def _list_tables(
     order = params.class_names
     for name, classes_of in _class_names(schema).items():
         # If `class_names` are numbers, the labels stay numbers.
-        is_named = not params.class_names or not set(classes_of).isdisjoint(params.class_names)
+        is_named = not params.class_names or not set(map(class_name, classes_of)).isdisjoint(params.class_names)
         if name in chosen.targets and params.task != REGRESSION and is_named:
             values[name] = [_named(value, classes_of) for value in values[name]]
             occurring = {each for value in values[name] for each in (value if isinstance(value, list) else [value])}
-            order = order or tuple(each for each in classes_of if each in occurring)
+            order = order or tuple(dict.fromkeys(class_name(each) for each in classes_of if each in occurring))
+        elif name in chosen.targets and params.task != REGRESSION:
+            values[name] = [None if value == _WITHHELD else value for value in values[name]]
     texts = tuple((text or "").encode() for file in files for text in _values_of(file, column)) if is_text else None
     hashes = identify_each(texts) if texts else None
+
+    def identify() -> np.ndarray:
+        if hashes is not None:
+            return hashes
+        # Not by its place: BigQuery exports rows in another order each time.
+        hashed = [*in_threads(lambda file: identify_each(_column_of(file, column)), files[0].path, files)]
+        of_images = np.concatenate(hashed)
+        if np.all(of_images == identify_each([b""])):
+            raise _without_bytes(files, column)
+        return of_images
+
+    ids = read_ids(values, chosen)
+    is_identified = not is_text and (not labelled or bool(ids and all(ids)))
     paths, num_bytes = tuple(file.path for file in files), sum(file.num_bytes for file in files)
-    listing = list_rows(
+    return list_rows(
         values,
         dataclasses.replace(chosen, params=dataclasses.replace(params, class_names=order)),
         keys,
         splits=None if of_files is None else np.repeat(of_files, counts),
-        hashed=hashes,
+        identify=None if is_identified else identify,
         texts=texts,
         spans=None if is_text else LaterSpans(paths, num_bytes, len(keys), functools.partial(_unpack, files, column)),
         containers=stored_files(files),
@@ -267,15 +287,6 @@ def _list_tables(
         notes=(*notes, *chosen.notes),
         hashes=hashes,
     )
-    ids = read_ids(values, chosen)
-    if is_text or not labelled or (ids and all(ids)):
-        return listing
-    # Not by its place: BigQuery exports rows in another order each time.
-    hashed = [*in_threads(lambda file: identify_each(_column_of(file, column)), files[0].path, files)]
-    of_images = np.concatenate(hashed)
-    if np.all(of_images == identify_each([b""])):
-        raise _without_bytes(files, column)
-    return dataclasses.replace(listing, identities=known_by(ids, Names.of_hashes(of_images)))
 
 
 def _has_bytes(kind: Any) -> bool:
@@ -300,7 +311,7 @@ def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str,
         InputError: If the file is damaged, or lacks columns that the first file has.
     """
     with _opened(file) as table:
-        if missing := [name for name in names if name not in table.schema_arrow.names]:
+        if missing := [name for name in names if name not in by_nfc(table.schema_arrow.names)]:
             raise InputError(
                 f"Missing columns in {file.path}: {shown(missing)}. Expected those that the first file has. Correct it."
             )

@@ -64,6 +64,11 @@ class Spans:
         """Total size of all spans, in bytes."""
         return int(self.sizes.sum())
 
+    def take(self, places: np.ndarray) -> "Spans":
+        """Return the spans at indices int[…]."""
+        rows = self.files[places], self.offsets[places], self.sizes[places]
+        return Spans(self.paths, *rows, self.are_copies)
+
     def __len__(self) -> int:
         return len(self.files)
 
@@ -88,6 +93,14 @@ class LaterSpans:
     @functools.cached_property
     def _found(self) -> Spans:
         return self._find()
+
+    def take(self, places: np.ndarray) -> "LaterSpans":
+        """Return the spans at indices int[…], which are computed later too."""
+        num_bytes = self.num_bytes * len(places) // max(self._count, 1)
+        return LaterSpans(self.paths, num_bytes, len(places), functools.partial(self._take, places))
+
+    def _take(self, places: np.ndarray) -> Spans:
+        return self._found.take(places)
 
     def __len__(self) -> int:
         return self._count

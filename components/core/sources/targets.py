@@ -5,68 +5,143 @@ float32[num_examples, num_targets] for regression.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TargetStatistics
+from tpu_components.core.examples.class_names import MISSING, class_name, missing_labels
 
 SEPARATOR = "|"  # Between the labels in a CSV cell.
+_SEPARATORS_IN_NAMES = (r"\s+", r"\s*/\s*")
+_BRACKETS = ("[]", "{}", "()")  # Around a list, as Python, JSON and PostgreSQL write it.
+_NO_CLASS = -1
+_FRACTION = re.compile(r"[+-]?[0-9]*\.[0-9]+(?:[eE][+-]?[0-9]+)?")
+_NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|" + _FRACTION.pattern)
 _SHOWN = 5
 TARGETS = "Targets must be finite numbers"
 WEIGHTS = "Weights must be finite numbers of at least 0"
 
 
-def index_labels(
-    names: Sequence[str], class_names: Sequence[str], where: Sequence[str]
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Convert class names to indices, int32[num_examples]; also returns the list of classes.
+class Targets(NamedTuple):
+    """Targets of examples.
+
+    Attributes:
+        labels: The targets as they are stored; see the module. Where a target is missing, the value has no meaning.
+        class_names: The classes; for a regression, the names of the targets.
+        unusable: Examples without a usable target, as {index: reason}; they are set aside.
+    """
+
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    unusable: Mapping[int, str]
+
+
+def index_labels(names: Sequence[str | None], class_names: Sequence[str], where: Sequence[str]) -> Targets:
+    """Convert labels to indices of classes, int32[num_examples].
 
     Args:
-        names: The class of every example.
+        names: The label of every example; see `class_name` and `missing_labels` for the classes that they name.
         class_names: The classes in order; empty for all that occur, sorted.
         where: Name of each example in messages.
 
     Raises:
-        InputError: If a name is not among the classes.
+        InputError: If a label is not among the classes, or the labels are numbers with a fraction.
     """
-    classes = _classes(set(names), class_names, lambda unknown: where[_first(name in unknown for name in names)])
+    missing = missing_labels(class_names)
+    # There are few classes and many examples, so each name is converted once.
+    class_of = {name: None if name is None or name.strip() in missing else class_name(name) for name in set(names)}
+    occurring = {name for name in class_of.values() if name is not None}
+    classes = _classes(
+        occurring, class_names, lambda unknown: where[_first(class_of[name] in unknown for name in names)]
+    )
     index = {name: i for i, name in enumerate(classes)}
-    return np.fromiter((index[name] for name in names), np.int32, len(names)), classes
+    label_of = {name: _NO_CLASS if named is None else index[named] for name, named in class_of.items()}
+    labels = np.fromiter((label_of[name] for name in names), np.int32, len(names))
+    lacking = np.flatnonzero(labels == _NO_CLASS).tolist()
+    return Targets(labels, classes, {i: without_label(names[i]) for i in lacking})
+
+
+def without_label(label: str | None) -> str:
+    """Return the reason for which an example without a label is set aside."""
+    return f"its label is missing: {label!r}" if label else "its label is missing"
 
 
 def split_labels(
-    cells: Sequence[str | Sequence[str]], class_names: Sequence[str], where: Sequence[str]
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Convert cells such as `cat|dog` to 0 and 1, uint8[num_examples, num_classes]; also returns the class names.
+    cells: Sequence[str | Sequence[str] | None], class_names: Sequence[str], where: Sequence[str]
+) -> Targets:
+    """Convert several labels per example to 0 and 1, uint8[num_examples, num_classes].
 
     Args:
-        cells: The labels of every example: a list, or a text such as `cat|dog`. If either is empty, there are none.
+        cells: The labels of every example: a list, or a text such as `cat|dog`. If either is empty, the example has no
+            label; if it is None or `nan`, its labels are missing.
         class_names: See `index_labels`.
         where: See `index_labels`.
 
     Raises:
         InputError: If a label is not among the classes, or labels seem to be separated by another character.
     """
-    texts = [cell for cell in cells if isinstance(cell, str)]
-    if not class_names and not any(SEPARATOR in cell for cell in texts):
-        joined = next((cell for cell in texts if re.search("[,;]", cell)), None)
-        if joined is not None:
-            raise InputError(
-                f"Labels in a cell are separated by {SEPARATOR!r}. Received: {joined!r}. Write {SEPARATOR!r} between "
-                "them, or, if it is one label, name all of them in data.class_names."
-            )
-    parts = (cell.split(SEPARATOR) if isinstance(cell, str) else cell for cell in cells)
-    labels = [{name for part in of_one if (name := part.strip())} for of_one in parts]
-    occurring = set().union(*labels)
-    classes = _classes(occurring, class_names, lambda unknown: where[_first(bool(own & unknown) for own in labels)])
+    held = [cell if cell is None or isinstance(cell, str) else tuple(cell) for cell in cells]
+    different = set(held)
+    texts = [cell for cell in different if isinstance(cell, str)]
+    if not class_names and not any(SEPARATOR in cell for cell in texts) and (joined := find_joined(texts)):
+        raise InputError(
+            f"Labels in a cell are separated by {SEPARATOR!r}. Received: {joined!r}. Write {SEPARATOR!r} between "
+            "them, or, if it is one label, name all of them in data.class_names."
+        )
+    missing = missing_labels(class_names) - {""}
+    # Cells recur, so each different one is read once.
+    names_in = {cell: _names_in(cell, missing) for cell in different}
+    occurring = {name for names in names_in.values() for name in names or ()}
+    classes = _classes(
+        occurring,
+        class_names,
+        lambda unknown: where[_first(bool(unknown & set(names_in[cell] or ())) for cell in held)],
+    )
     index = {name: i for i, name in enumerate(classes)}
-    hot = np.zeros((len(cells), len(classes)), np.uint8)
-    for row, of_one in zip(hot, labels, strict=True):
-        row[[index[name] for name in of_one]] = 1
-    return hot, classes
+    places = {cell: [index[name] for name in names or ()] for cell, names in names_in.items()}
+    hot = np.zeros((len(held), len(classes)), np.uint8)
+    for row, cell in zip(hot, held, strict=True):
+        row[places[cell]] = 1
+    lacking = ((i, cell) for i, cell in enumerate(held) if names_in[cell] is None)
+    return Targets(hot, classes, {i: without_label(cell if isinstance(cell, str) else None) for i, cell in lacking})
+
+
+def _names_in(cell: str | tuple[str, ...] | None, missing: Container[str]) -> list[str] | None:
+    """Return the names of the labels in a cell, each once; None if its labels are missing."""
+    if cell is None or (isinstance(cell, str) and cell.strip() in missing):
+        return None
+    parts = cell.split(SEPARATOR) if isinstance(cell, str) else cell
+    return list(dict.fromkeys(name for part in parts if (name := class_name(part))))
+
+
+def find_joined(cells: Iterable[str]) -> str | None:
+    """Return a cell that seems to hold several labels without `|` between them; None if there is none.
+
+    A comma or semicolon separates labels, and brackets around a cell enclose a list. A space or slash may be part of a
+    name, as in `polar bear`. It separates labels if the cells have fewer different parts than there are different
+    cells, or if each part of the cells with a separator occurs in another cell too.
+
+    Example:
+        >>> find_joined(["cat dog", "dog", "cat"]), find_joined(["polar bear", "black cat", "cat"])
+        ('cat dog', None)
+        >>> find_joined(["['cat']"]), find_joined(["cat;dog"]), find_joined(["cat/dog", "cat/cow", "cow/dog"])
+        ("['cat']", 'cat;dog', 'cat/cow')
+    """
+    different = sorted({cell.strip() for cell in cells} - {""})
+    for cell in different:
+        if re.search("[,;]", cell) or (cell[0] + cell[-1] in _BRACKETS and len(cell) > 1):
+            return cell
+    for separator in _SEPARATORS_IN_NAMES:
+        parts = [{part for part in re.split(separator, cell) if part} for cell in different]
+        several = [(cell, own) for cell, own in zip(different, parts, strict=True) if len(own) > 1]
+        counts = Counter(part for own in parts for part in own)
+        if several and (len(counts) < len(different) or all(counts[part] > 1 for _, own in several for part in own)):
+            return several[0][0]
+    return None
 
 
 def check_hot(array: np.ndarray, num_examples: int, source: str) -> np.ndarray:
@@ -87,11 +162,13 @@ def check_hot(array: np.ndarray, num_examples: int, source: str) -> np.ndarray:
 
 def parse_numbers(
     columns: Sequence[Iterable[Any]], names: Sequence[str], where: Sequence[str], what: str = TARGETS
-) -> np.ndarray:
+) -> Targets:
     """Read columns of numbers, or of texts with numbers, as float32[num_examples, num_targets].
 
+    A number is missing if it is None, NaN, or a text in `MISSING`.
+
     Raises:
-        InputError: If a cell holds something else, or `check_finite` refuses a number.
+        InputError: If a cell holds something else, or `read_numbers` refuses a number.
     """
     values = np.empty((len(where), len(names)))
     for name, column, numbers in zip(names, columns, values.T, strict=True):
@@ -99,20 +176,25 @@ def parse_numbers(
             try:
                 numbers[i] = float(cell)
             except (TypeError, ValueError) as error:
-                raise InputError(
-                    f"Cannot use {where[i]}: expected a number in {name!r}, received {cell!r}. Correct it."
-                ) from error
-    return check_finite(values, names, where, what)
+                if cell is not None and not (isinstance(cell, str) and cell.strip() in MISSING):
+                    raise InputError(
+                        f"Cannot use {where[i]}: expected a number in {name!r}, received {cell!r}. Correct it."
+                    ) from error
+                numbers[i] = np.nan
+    return read_numbers(values, names, where, what)
 
 
-def check_finite(values: np.ndarray, names: Sequence[str], where: Sequence[str], what: str = TARGETS) -> np.ndarray:
-    """Check that numbers are finite; returns them as float32[num_examples, num_targets].
+def read_numbers(values: np.ndarray, names: Sequence[str], where: Sequence[str], what: str = TARGETS) -> Targets:
+    """Check numbers, float64[num_examples, num_targets], and return them as float32.
+
+    Examples with a NaN are among the unusable ones.
 
     Raises:
         InputError: If a number is not finite as float32, or a weight is negative.
     """
+    is_missing = np.isnan(values)
     with np.errstate(over="ignore"):
-        stored = values.astype(np.float32)
+        stored = np.where(is_missing, 0, values).astype(np.float32)
     bad = np.argwhere(~np.isfinite(stored) | ((stored < 0) & (what == WEIGHTS)))
     if len(bad):
         row, column = bad[0].tolist()
@@ -120,7 +202,11 @@ def check_finite(values: np.ndarray, names: Sequence[str], where: Sequence[str],
             f"{what}. Received: {values[row, column]} in {names[column]!r} at {where[row]}, one of "
             f"{len(bad)}. Correct or remove these examples."
         )
-    return stored
+    unusable = {
+        row: " and ".join(f"{names[column]!r} is missing" for column in np.flatnonzero(is_missing[row]).tolist())
+        for row in np.flatnonzero(is_missing.any(axis=1)).tolist()
+    }
+    return Targets(stored, tuple(names), unusable)
 
 
 def check_variation(values: np.ndarray, names: Sequence[str]) -> None:
@@ -155,7 +241,12 @@ def _first(flags: Iterable[bool]) -> int:
 
 
 def _classes(occurring: set[str], class_names: Sequence[str], example: Callable[[set[str]], str]) -> tuple[str, ...]:
-    """Return `class_names`, checked to contain all that occur, or if it is empty all that occur, sorted."""
+    """Return `class_names`, checked to contain all that occur, or if it is empty all that occur, sorted.
+
+    Raises:
+        InputError: If a name is not among the classes, or without `class_names` all names are numbers, and some of
+            them have a fraction.
+    """
     if class_names:
         if unknown := occurring - set(class_names):
             raise InputError(
@@ -163,6 +254,13 @@ def _classes(occurring: set[str], class_names: Sequence[str], example: Callable[
                 f"of {list(class_names)}. Correct the labels, or add them to data.class_names."
             )
         return tuple(class_names)
+    fractions = sorted(name for name in occurring if _FRACTION.fullmatch(name))
+    if fractions and all(map(_NUMBER.fullmatch, occurring)):
+        raise InputError(
+            f"Labels are numbers with a fraction: {shown(fractions)} (first at {example({fractions[0]})}). Expected "
+            "names or whole numbers of classes. To predict numbers, set data.task to regression. To make each number a "
+            "class, name all of them in data.class_names."
+        )
     # Python refuses to parse thousands of digits; 18 fit an int64.
     numeric = all(name.isdecimal() and len(name) <= 18 for name in occurring)
     return tuple(sorted(occurring, key=(lambda name: (int(name), name)) if numeric else None))

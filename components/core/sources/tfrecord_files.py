@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.names import as_nfc
 from tpu_components.core.examples.example_ids import HASH_TYPE, identify
 from tpu_components.core.examples.images import UnreadableImageError, open_image
 from tpu_components.core.examples.interface import ImageRule
@@ -67,7 +68,7 @@ def list_tfrecords(location: str, params: WriteParams, labelled: bool) -> Listin
         chosen,
         keys,
         splits=None if of_files is None else np.repeat(of_files, list(map(len, by_file))),
-        hashed=hashes,
+        identify=lambda: hashes,
         spans=spans,
         containers=stored_files(files),
         version=version_of(files),
@@ -87,10 +88,10 @@ def _list_files(location: str) -> list[Container]:
 
 
 def _first_record(file: Container) -> Mapping[str, list[Any]]:
-    """Return the features of the first record, by name."""
+    """Return the features of the first record, by name in NFC."""
     try:
         for frame, _ in _frames(file):
-            return read_fields(frame)
+            return {as_nfc(field): values for field, values in read_fields(frame).items()}
     except DamagedRecordError as error:
         raise _unreadable(file, 0, error) from error
     raise InputError(f"Cannot read {file.path}: it holds no record. Expected TFRecords. Check the path.")
@@ -176,9 +177,12 @@ def _read_file(file: Container, chosen: Chosen, is_raw: bool) -> Iterator[_Row]:
         InputError: If a record is damaged, or has no image or text.
     """
     name, number = chosen.names[chosen.content], 0
+    are_ascii = all(map(str.isascii, (name, *chosen.wanted)))
     try:
         for frame, offset in _frames(file):
             fields = read_fields(frame)
+            if not are_ascii:
+                fields = {as_nfc(field): values for field, values in fields.items()}
             values = fields.get(name, [])
             if len(values) != 1 or not isinstance(values[0], bytes):
                 raise DamagedRecordError(f"expected one value of bytes in {name!r}, received {str(values)[:60]}")

@@ -3,6 +3,7 @@
 https://github.com/webdataset/webdataset: files of one example follow each other and share a name up to the first dot.
 """
 
+import codecs
 import dataclasses
 import functools
 import tarfile
@@ -13,16 +14,17 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError, reading
+from tpu_components.core.base.names import as_nfc
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.csv_files import find_column
 from tpu_components.core.sources.containers import Container, list_containers, splits_of, stored_files, version_of
-from tpu_components.core.sources.fields import read_weights
+from tpu_components.core.sources.fields import read_labels, read_weights
 from tpu_components.core.sources.listing import Listing, Source, without_labels
 from tpu_components.core.sources.pairs import NOT_SUPPORTED, find_masks
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import Span, Spans
-from tpu_components.core.sources.targets import index_labels, shown
+from tpu_components.core.sources.targets import Targets, shown
 from tpu_components.core.work.workers import in_threads
 
 _CLASS_SUFFIXES = ("cls", "cls.txt", "label", "txt")
@@ -31,16 +33,26 @@ _MOST_FACTS_BYTES = 1 << 20  # Larger .cls and .json files are ignored.
 
 @dataclasses.dataclass(frozen=True)
 class _Example:
-    """An image in an archive, its label as text (None without one), and the values to store with its prediction."""
+    """An image in an archive.
+
+    Attributes:
+        name: Path of the image in the archive.
+        span: Place of its content.
+        label: Label as the file has it, for example text or a value of JSON; None without one.
+        kept: Values to store with its prediction.
+    """
 
     name: str
     span: Span
-    label: str | None
+    label: Any
     kept: Mapping[str, Any]
 
 
 def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listing:
-    """List the images of tar archives. A label is in a `.cls` or `.json` file with the image's name, or its folder."""
+    """List the images of tar archives.
+
+    A label is in a `.cls` or `.json` file with the image's name. If no image has such a file, its folder is its label.
+    """
     archives = list_containers(location, (".tar",))
     read = functools.partial(_read_archive, params=params)
     by_archive = list(in_threads(lambda archive: list(read(archive)), archives[0].path, archives))
@@ -60,25 +72,30 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
     if len(set(keys)) < len(keys):
         twice = [key for key, count in Counter(keys).items() if count > 1]
         raise InputError(f"Files of one name in an archive: {shown(twice)}. Expected each once. Make it again.")
-    if not labelled:
-        labels, classes = without_labels(len(keys))
-    else:
-        if bare := [key for key, example in zip(keys, examples, strict=True) if example.label is None]:
-            raise InputError(
-                f"Images without a label in {location}: {shown(bare)}. Expected NAME.cls or NAME.json beside NAME.jpg, "
-                "or a folder for each class."
-            )
-        labels, classes = index_labels([str(example.label) for example in examples], params.class_names, keys)
+    targets, reasons = Targets(*without_labels(len(keys)), {}), list[Mapping[int, str]]()
+    if labelled:
+        labels = [example.label for example in examples]
+        if all(label is None for label in labels):
+            labels = [_folder_of(example) for example in examples]
+        targets = read_labels(labels, "label", params, keys)
+        reasons.append(targets.unusable)
+    if len(targets.unusable) == len(keys):
+        raise InputError(
+            f"Images without a label in {location}: {shown(keys)}. Expected NAME.cls or NAME.json beside NAME.jpg, or "
+            "a folder for each class."
+        )
     kept = [] if labelled else [n for n in ("id", *params.slice_columns) if any(n in each.kept for each in examples)]
     weights, name = None, params.columns.get("weight")
     if labelled and name:
-        weights = read_weights([example.kept.get("weight") for example in examples], name, keys)
+        column, _, without_weight = read_weights([example.kept.get("weight") for example in examples], name, keys)
+        weights = column[:, 0]
+        reasons.append(without_weight)
     of_archives = splits_of(archives, location) if labelled else None
     sizes = list(map(len, by_archive))
-    return Listing(
+    listing = Listing(
         keys=keys,
-        labels=labels,
-        class_names=classes,
+        labels=targets.labels,
+        class_names=targets.class_names,
         splits=None if of_archives is None else np.repeat(of_archives, sizes),
         slices={name: [example.kept.get(name) for example in examples] for name in kept},
         spans=Spans.collect([example.span for example in examples]),
@@ -89,6 +106,12 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
         weights=weights,
         notes=tuple(notes),
     )
+    return listing.without(*reasons)
+
+
+def _folder_of(example: _Example) -> str | None:
+    """Return the name of the image's folder in the archive; None if it is in none."""
+    return example.name.rpartition("/")[0].rpartition("/")[2] or None
 
 
 def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]:
@@ -136,7 +159,7 @@ class _Group:
     def __init__(self, stem: str, path: str, params: WriteParams) -> None:
         self.stem, self._path, self._params = stem, path, params
         self._images: list[tuple[str, Span]] = []
-        self._label: str | None = None
+        self._label: Any = None
         self._kept: dict[str, Any] = {}
 
     def add(self, member: tarfile.TarInfo, suffix: str, members: tarfile.TarFile) -> None:
@@ -150,22 +173,21 @@ class _Group:
             if label is not None and (suffix != "txt" or self._label is None):
                 self._label = label
 
-    def _read_label(self, suffix: str, content: bytes) -> str | None:
+    def _read_label(self, suffix: str, content: bytes) -> Any:
+        if suffix != "json":
+            # As bytes: a label that is not UTF-8 is set aside with its image.
+            return content.removeprefix(codecs.BOM_UTF8).strip()
         with reading(f"{self.stem}.{suffix} in {self._path}", "the image's label", "Correct it."):
-            text = content.decode("utf-8-sig").strip()
-            if suffix != "json":
-                return text if suffix != "txt" or self._label is None else None
-            facts = typed_json.decode(text)
+            facts = {as_nfc(field): value for field, value in typed_json.decode(content.decode("utf-8-sig")).items()}
             wanted = {"id": "id", **self._params.columns, **{name: name for name in self._params.slice_columns}}
             self._kept |= {name: facts[field] for name, field in wanted.items() if field in facts}
             name = self._params.columns.get("label") or find_column("label", list(facts))
-            return None if facts.get(name) is None else str(facts[name])
+            return facts.get(name)
 
     def examples(self) -> Iterator[_Example]:
-        """Yield each image with the label from its own label file, or with the name of its folder if it has none."""
-        folder = self.stem.rpartition("/")[0].rpartition("/")[2] or None
+        """Yield each image with the label from its label file; None without a label file."""
         for name, span in self._images:
-            yield _Example(name, span, self._label if self._label is not None else folder, self._kept)
+            yield _Example(name, span, self._label, self._kept)
 
 
 SOURCE = Source("webdataset:GLOB", list_webdataset, takes=("columns",))

@@ -237,7 +237,7 @@ def test_weights_of_examples_are_read_from_a_column_and_kept_in_the_records(kind
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "tfrecords", "webdataset"])
-@pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("weight", [-0.5, float("inf")])
 def test_a_weight_that_is_negative_or_not_finite_is_refused(kind, weight, pictures, tmp_path):
     params = _weighted(kind, tmp_path, pictures, [*[1.0] * 23, weight])
     said = rf"Weights must be finite numbers of at least 0. Received: {weight} in 'trust' at .*23.*, one of 1"
@@ -261,13 +261,25 @@ def test_weights_that_are_missing_empty_all_0_or_of_another_kind_of_source_are_r
         list_examples(WriteParams(f"images:{tmp_path}", columns={"weight": "trust"}))
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet", "tfrecords", "webdataset"])
+def test_an_example_without_a_weight_is_set_aside(kind, pictures, tmp_path):
+    params = _weighted(kind, tmp_path, pictures, [*[1.0] * 23, float("nan")])
+    listing = list_examples(params)
+    assert (len(listing.keys), len(listing.weights), len(listing.labels), len(listing.bad)) == (23, 23, 23, 1)
+    assert "'trust' is missing" in listing.bad[0].reason or "'weight' is 'nan'" in listing.bad[0].reason
+
+
 @pytest.mark.parametrize(
     ("columns", "fields", "message"),
     [
         ({"image": [1, 2], "label": ["a", "b"]}, {}, "expected the bytes of image files, received int64"),
         ({"picture_file": [b"1"], "label": ["a"]}, {}, "Missing in .*'image \\(or text\\)'.*data.columns"),
         ({"image": [b"1", b"2"]}, {}, "Missing in .*'label'"),
-        ({"image": [b"1", b"2"], "label": ["a", None]}, {}, r"part.parquet\[1\]: expected one 'label', received None"),
+        (
+            {"image": [b"1"], "label": [["a", "b"]]},
+            {},
+            r"part.parquet\[0\]: expected one 'label', .*set data.task to multi",
+        ),
         ({"image": [b"1"], "label": ["a"]}, {"columns": {"image": "png"}}, "No field 'png'"),
         ({"image": [b"1"], "label": ["x"]}, {"task": "regression"}, "expected a number in 'label', received 'x'"),
         ({"image": [b"1"], "label": ["x"], "split": ["dev"]}, {}, "Unknown splits in .*'dev'"),

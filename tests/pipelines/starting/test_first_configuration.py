@@ -106,14 +106,17 @@ def test_names_out_of_data_stay_in_their_comment(tmp_path, monkeypatch):
         (("1.5", "2.25", "3"), "regression"),
         (tuple(map(str, range(30))), "regression"),
         (("1", "2", "3"), "classification"),
+        (("0.0", "1.0", "0.0"), "classification"),
+        (("1.0", "2", ""), "classification"),
         (("cat", "dog", "cat"), "classification"),
     ],
 )
 def test_the_task_is_guessed_from_the_labels(tmp_path, labels, task):
     rows = [f"words number {i},{label}" for i, label in enumerate(labels)]
     (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]))
-    params, listing = guess_task(WriteParams(f"csv:{tmp_path}/t.csv"))
+    params, listing, reason = guess_task(WriteParams(f"csv:{tmp_path}/t.csv"))
     assert params.task == task
+    assert f"the task is {task}: " in reason
     assert (listing is not None) == (task == "classification"), "it is listed again for another task alone"
 
 
@@ -130,7 +133,7 @@ def test_the_task_is_guessed_from_the_labels(tmp_path, labels, task):
 def test_the_task_of_a_spreadsheet_is_guessed(tmp_path, header, cells, task):
     rows = [f"words number {i};{cell}" for i, cell in enumerate(cells)]
     (tmp_path / "t.csv").write_text("\n".join([header, *rows]))
-    params, _ = guess_task(WriteParams(f"csv:{tmp_path}/t.csv"))
+    params, _, _ = guess_task(WriteParams(f"csv:{tmp_path}/t.csv"))
     assert params.task == (task or "classification")
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError, describe, did_you_mean
 from tpu_components.core.base.frameworks import jax, keras, ops, tf
+from tpu_components.core.examples.class_names import class_name
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, PADDING, Interface
 from tpu_components.core.models.lookup import Brought, brought_by, explain
 from tpu_components.core.models.measuring import adapt, convert_targets, has_one_output, measured_by, set_measured
@@ -304,17 +305,17 @@ def weigh_classes(params: TrainParams, class_names: Sequence[str], counts: Seque
     """
     if not params.weighs_classes or not counts:
         return ()
-    for name in params.class_weights:
-        if name not in class_names:
+    weights = {class_name(name): weight for name, weight in params.class_weights.items()}
+    names = list(map(class_name, class_names))
+    for name in weights:
+        if name not in names:
             raise InputError(
                 f"class_weights names {name!r}, which is no class of the data: expected some of "
                 f"{', '.join(class_names[:20])}." + did_you_mean(name, class_names)
             )
     even = sum(counts) / len(counts)
     balanced = [even / count if params.balance_classes and count else 1.0 for count in counts]
-    return tuple(
-        weight * params.class_weights.get(name, 1.0) for weight, name in zip(balanced, class_names, strict=True)
-    )
+    return tuple(weight * weights.get(name, 1.0) for weight, name in zip(balanced, names, strict=True))
 
 
 def _own_loss(params: TrainParams, interface: Interface, brought: Brought) -> Any:

@@ -471,7 +471,7 @@ def test_made_shifts_of_reviews_are_found_in_500_of_them(capsys):
         return of_texts(np.array(rows), labels, list_common(Counter(itertools.chain(*words))))
 
     def of_texts(rows, labels, common):
-        counts = dict(enumerate(np.bincount(labels, minlength=2).tolist()))
+        counts = dict(zip("01", np.bincount(labels, minlength=2).tolist(), strict=True))
         figures = distributions(TEXT, rows)
         return DataSketch(
             "", "", TEXT, "classification", len(rows), 0, counts, {}, figures, len(rows), common_words=common

@@ -213,3 +213,21 @@ def test_a_model_file_of_another_shape_is_refused(tmp_path, content):
     (tmp_path / "model.json").write_text(content)
     with pytest.raises(InputError, match=r"not the description of a model of this version .*Run train_model again"):
         ModelInfo.load(tmp_path)
+
+
+def test_a_model_with_names_in_another_form_fits_the_same_classes():
+    """Earlier versions kept names as the source had them: in NFD, and whole numbers as 1.0."""
+    info = dataclasses.replace(INFO, input=MANIFEST.input, class_names=("cat", "do\u0308g", "1.0"))
+    manifest = dataclasses.replace(MANIFEST, class_names=("cat", "d\u00f6g", "1"))
+    assert info.fits(manifest)
+    assert info.understands(manifest)
+    assert not info.fits(dataclasses.replace(manifest, class_names=("cat", "1", "d\u00f6g")))
+
+
+def test_a_model_with_the_classes_in_another_order_is_refused_with_its_order():
+    """In NFD, `A\u0308pfel` comes before `Birne`; in NFC, it comes after it."""
+    info = dataclasses.replace(INFO, input=MANIFEST.input, class_names=("A\u0308pfel", "Birne"))
+    manifest = dataclasses.replace(MANIFEST, class_names=("Birne", "\u00c4pfel"))
+    assert not info.fits(manifest)
+    message = info.compare_with(manifest)
+    assert "the same classes in another order, which data.class_names=['\u00c4pfel', 'Birne'] sets" in message

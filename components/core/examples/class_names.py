@@ -1,0 +1,149 @@
+"""One rule for the names of classes, whatever the source, and for the values that stand for a missing label.
+
+Names of classes are texts without surrounding spaces, in Unicode's NFC. A whole number that is written with a decimal
+point is that whole number: `1.0`, which pandas writes once a cell of the column was empty, is the class `1`. All other
+texts stay as they are, for example `007`, `1e3` and `1.5`.
+
+A label is missing if it is empty, null, or a text that libraries write in its place: `nan` in any case, `<NA>`, `NaT`
+and `#N/A`. Texts that people use as names are classes: `None`, `NA`, `null`. `-1` is a class too, unless the source
+defines it as missing, as Hugging Face does for its class labels. `data.class_names` overrides this: a listed name is a
+class, and `-1` is missing if it is not listed.
+"""
+
+import math
+import re
+import unicodedata
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from tpu_components.core.base.names import as_nfc
+from tpu_components.core.examples.interface import LANGUAGE_MODEL
+
+MISSING = frozenset(("", "nan", "NaN", "NAN", "Nan", "-nan", "-NaN", "<NA>", "NaT", "#N/A"))
+_UNLABELLED = "-1"
+_SHOWN = 5
+_OFTEN_MISSING = frozenset(("none", "na", "n/a", "null"))
+# They choose between looks of the character before them, such as text and emoji.
+_SELECTORS = re.compile("[\ufe00-\ufe0f]")
+_WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))\.0*")
+
+
+def class_name(text: str) -> str:
+    r"""Return the name of the class of a label.
+
+    Example:
+        >>> [class_name(text) for text in (" cat ", "1.0", "-0.0", "007.0", "1.5")]
+        ['cat', '1', '0', '007.0', '1.5']
+        >>> class_name("Cafe\u0301") == "Caf\u00e9"
+        True
+    """
+    name = as_nfc(text.strip())
+    if "." not in name or not (whole := _WHOLE.fullmatch(name)):
+        return name
+    return "0" if whole[1] == "-0" else whole[1]
+
+
+def text_of(value: Any) -> str | None:
+    r"""Return the text of a label from a table or a record; None for a missing label.
+
+    Raises:
+        UnicodeDecodeError: If bytes are not UTF-8.
+
+    Example:
+        >>> [text_of(value) for value in (b"caf\xc3\xa9", 7, 7.0, float("nan"), None)]
+        ['café', '7', '7', None, None]
+    """
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return str(int(value)) if value.is_integer() else str(value)
+    return None if value is None else str(value)
+
+
+def missing_labels(class_names: Collection[str] = ()) -> frozenset[str]:
+    """Return the texts that stand for a missing label.
+
+    Args:
+        class_names: Classes from `data.class_names`; empty if it is not set.
+
+    Example:
+        >>> "nan" in missing_labels(), "-1" in missing_labels(), "-1" in missing_labels(["cat", "dog"])
+        (True, False, True)
+    """
+    return (MISSING | {_UNLABELLED}) - set(class_names) if class_names else MISSING
+
+
+def notes_on(class_names: Sequence[str]) -> list[str]:
+    """Return notes on names that may not be meant as classes, or not as different ones.
+
+    Args:
+        class_names: Names of the classes that occur, from `class_name`.
+    """
+    by_look: dict[str, list[str]] = {}
+    for name in class_names:
+        by_look.setdefault(_visible(name), []).append(name)
+    notes = [_note_on_alike(names) for names in by_look.values() if len(names) > 1]
+    if placeholders := [name for name in class_names if name.lower() in _OFTEN_MISSING]:
+        notes.append(
+            f"{_listed(placeholders)} is taken for a class: if it stands for a missing label, leave the label empty"
+        )
+    numbers = [name for name in class_names if name.removeprefix("-").isdecimal()]
+    negative = [name for name in numbers if name.startswith("-")]
+    if negative == [_UNLABELLED] and "0" in numbers:
+        notes.append(
+            f"{_UNLABELLED!r} is taken for a class: if it stands for a missing label, list the classes without it in "
+            "data.class_names"
+        )
+    return notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _note_on_alike(names: Sequence[str]) -> str:
+    what, shown = "case or spaces", _listed(names)
+    if len({" ".join(name.casefold().split()) for name in names}) > 1:
+        what, shown = "case, spaces or characters that cannot be seen", ", ".join(map(ascii, names[:_SHOWN]))
+    return f"classes {shown} differ only in {what}: if one is meant, write it one way"
+
+
+def _visible(name: str) -> str:
+    """Return a name without case, repeated spaces, and characters that cannot be seen."""
+    if not name.isascii() or not name.isprintable():
+        visible = (character for character in name if unicodedata.category(character) not in ("Cf", "Cc"))
+        name = _SELECTORS.sub("", "".join(visible))
+    return " ".join(name.casefold().split())
+
+
+def advise_on_order(task: str, names: Sequence[str], others: Sequence[str]) -> str:
+    """Return advice, to end a message, if a model has the classes of the data in another order; otherwise "".
+
+    Args:
+        task: Task of the model.
+        names: Classes of the model.
+        others: Classes of the data.
+    """
+    same = task != LANGUAGE_MODEL and sorted(map(class_name, names)) == sorted(map(class_name, others))
+    if not same or are_same(task, names, others):
+        return ""
+    return f" (the same classes in another order, which data.class_names={[class_name(name) for name in names]} sets)"
+
+
+def are_same(task: str, names: Sequence[str], others: Sequence[str]) -> bool:
+    r"""Return whether two lists name the same classes in the same order.
+
+    Earlier versions kept names as the source had them: in any Unicode form, and `1.0` beside `1`. The names of a
+    language model are characters, and are compared as they are.
+
+    Example:
+        >>> are_same("classification", ["Cafe\u0301", "1.0"], ["Caf\u00e9", "1"])
+        True
+    """
+    if len(names) != len(others) or task == LANGUAGE_MODEL:
+        return tuple(names) == tuple(others)
+    return all(
+        name == other or class_name(name) == class_name(other) for name, other in zip(names, others, strict=True)
+    )
