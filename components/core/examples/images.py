@@ -116,7 +116,7 @@ class Picture(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What an image loses: the name of the number of such images, and what happened and what to do, for messages."""
+    """Content that converting an image loses: the name of its count in the statistics, and words for messages."""
 
     statistic: str
     explanation: str
@@ -128,8 +128,8 @@ class Loss(NamedTuple):
 LOSSES = (
     Loss(
         "num_few_levels",
-        "images of 16 bits keep at most 64 of 256 grey levels, because only the upper 8 bits are used. If "
-        "the values have 10 or 12 bits, scale all images by one factor and save 8 bits: for 12 bits, value // 16",
+        "images of 16 bits keep at most 64 of 256 grey levels, because only the upper 8 bits are used. If the "
+        "values have 10 or 12 bits, scale all images by one factor and save 8 bits: for 12 bits, value // 16",
     ),
     Loss(
         "num_only_alpha",
@@ -389,6 +389,8 @@ def _without_metadata(content: bytes, watch: Callable[[], None] | None) -> bytes
         if watch:
             watch()
         (length,), kind = struct.unpack_from(">I", content, at), content[at + 4 : at + 8]
+        if not kind.isalpha():  # A damaged length led here: chunks that change the pixels may have been passed over.
+            return content
         if kind in _PNG_METADATA and not content.startswith(_TEXTS_WITH_ORIENTATION, at + 8):
             kept.append(content[start:at])
             start = at + 12 + length
@@ -487,7 +489,7 @@ def _has_16_bits(image: Any) -> bool:
     options = image.tile[0].args if image.tile else ()
     if image.format == "PPM":
         return image.mode == "I" or (isinstance(options, tuple) and _MAX_16_BIT_PPM in options)
-    return ";16" in str(options)
+    return image.format in ("PNG", "TIFF") and ";16" in str(options)
 
 
 def _span(image: Any) -> int:
