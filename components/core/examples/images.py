@@ -31,8 +31,10 @@ _TIFF_TYPES = {3: "H", 4: "I"}  # Of sides: SHORT and LONG.
 _MODES = {1: "L", 3: "RGB"}
 REDUCTIONS = (8, 4, 2)  # Scales that both libjpeg and TensorFlow support.
 _GREY_MODES = ("1", "L", "LA")
+_MODES_OF_8_BITS = ("L", "P", "1", "LA")  # Pillow opens no file of 16 bits per channel in these.
 _MAX_16_BIT_PPM = 65535
 _FEW_LEVELS = 64  # Of 256: what is left of a picture whose values use 14 of 16 bits, or fewer.
+_MOST_SAMPLED = 256
 # A flat colour, which a lossy format may change by a few levels; and transparency that has content.
 _FLAT, _MOST_FLAT_COLOURS, _VARYING_ALPHA = 8, 256, 64
 # Chunks of a PNG file that do not change the pixels (PNG 3rd edition, section 11.3).
@@ -486,7 +488,9 @@ def _has_16_bits(image: Any) -> bool:
 
     Pillow itself cuts colours, and greys with transparency, to 8 bits. It opens a 16-bit PGM file in a mode of 32 bits.
     """
-    options = image.tile[0].args if image.tile else ()
+    if image.mode in _MODES_OF_8_BITS or not image.tile:
+        return False
+    options = image.tile[0].args
     if image.format == "PPM":
         return image.mode == "I" or (isinstance(options, tuple) and _MAX_16_BIT_PPM in options)
     return image.format in ("PNG", "TIFF") and ";16" in str(options)
@@ -499,7 +503,10 @@ def _span(image: Any) -> int:
 
 
 def _is_only_alpha(image: Any, converted: Any) -> bool:
-    """Return whether an image with transparency is flat without it."""
+    """Return whether an image with transparency is flat without it, by at most 256×256 of its pixels."""
+    size = tuple(min(side, _MOST_SAMPLED) for side in image.size)
+    if size != image.size:
+        image, converted = (each.resize(size, Image.Resampling.NEAREST) for each in (image, converted))
     # Other pictures soon have more colours than a flat one, which saves most of the time.
     is_flat = converted.getcolors(_MOST_FLAT_COLOURS) and _span(converted) < _FLAT
     return bool(is_flat) and _span(image.convert("RGBA").getchannel("A")) >= _VARYING_ALPHA
