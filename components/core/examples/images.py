@@ -33,8 +33,10 @@ REDUCTIONS = (8, 4, 2)  # Scales that both libjpeg and TensorFlow support.
 _GREY_MODES = ("1", "L", "LA")
 _LOSSLESS_FORMATS = ("PNG", "BMP", "GIF", "PPM")
 _LOSSLESS_IN_TIFF = ("raw", "packbits", "tiff_lzw", "tiff_deflate", "tiff_adobe_deflate", "group3", "group4")
+_MODES_OF_8_BITS = ("L", "P", "1", "LA")  # Pillow opens no file of 16 bits per channel in these.
 _MAX_16_BIT_PPM = 65535
 _FEW_LEVELS = 64  # Of 256: what is left of a picture whose values use 14 of 16 bits, or fewer.
+_MOST_SAMPLED = 256
 # A flat colour, which a lossy format may change by a few levels; and transparency that has content.
 _FLAT, _MOST_FLAT_COLOURS, _VARYING_ALPHA = 8, 256, 64
 # Chunks of a PNG file that do not change the pixels (PNG 3rd edition, section 11.3).
@@ -122,7 +124,7 @@ class Picture(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What an image loses: the name of the number of such images, and what happened and what to do, for messages."""
+    """Content that converting an image loses: the name of its count in the statistics, and words for messages."""
 
     statistic: str
     explanation: str
@@ -134,8 +136,8 @@ class Loss(NamedTuple):
 LOSSES = (
     Loss(
         "num_few_levels",
-        "images of 16 bits keep at most 64 of 256 grey levels, because only the upper 8 bits are used. If "
-        "the values have 10 or 12 bits, scale all images by one factor and save 8 bits: for 12 bits, value // 16",
+        "images of 16 bits keep at most 64 of 256 grey levels, because only the upper 8 bits are used. If the "
+        "values have 10 or 12 bits, scale all images by one factor and save 8 bits: for 12 bits, value // 16",
     ),
     Loss(
         "num_only_alpha",
@@ -445,6 +447,8 @@ def _without_metadata(content: bytes, watch: Callable[[], None] | None) -> bytes
         if watch:
             watch()
         (length,), kind = struct.unpack_from(">I", content, at), content[at + 4 : at + 8]
+        if not kind.isalpha():  # A damaged length led here: chunks that change the pixels may have been passed over.
+            return content
         if kind in _PNG_METADATA and not content.startswith(_TEXTS_WITH_ORIENTATION, at + 8):
             kept.append(content[start:at])
             start = at + 12 + length
@@ -543,10 +547,12 @@ def _has_16_bits(image: Any) -> bool:
 
     Pillow itself cuts colours, and greys with transparency, to 8 bits. It opens a 16-bit PGM file in a mode of 32 bits.
     """
-    options = image.tile[0].args if image.tile else ()
+    if image.mode in _MODES_OF_8_BITS or not image.tile:
+        return False
+    options = image.tile[0].args
     if image.format == "PPM":
         return image.mode == "I" or (isinstance(options, tuple) and _MAX_16_BIT_PPM in options)
-    return ";16" in str(options)
+    return image.format in ("PNG", "TIFF") and ";16" in str(options)
 
 
 def _span(image: Any) -> int:
@@ -556,7 +562,10 @@ def _span(image: Any) -> int:
 
 
 def _is_only_alpha(image: Any, converted: Any) -> bool:
-    """Return whether an image with transparency is flat without it."""
+    """Return whether an image with transparency is flat without it, by at most 256×256 of its pixels."""
+    size = tuple(min(side, _MOST_SAMPLED) for side in image.size)
+    if size != image.size:
+        image, converted = (each.resize(size, Image.Resampling.NEAREST) for each in (image, converted))
     # Other pictures soon have more colours than a flat one, which saves most of the time.
     is_flat = converted.getcolors(_MOST_FLAT_COLOURS) and _span(converted) < _FLAT
     return bool(is_flat) and _span(image.convert("RGBA").getchannel("A")) >= _VARYING_ALPHA

@@ -416,6 +416,23 @@ def test_a_png_with_damaged_pixels_is_refused_with_and_without_its_metadata():
         read_image(damaged, AS_FOUND)
 
 
+@pytest.mark.parametrize("length", [4, 8, 40, 100, 1 << 31])
+def test_a_png_whose_text_has_a_damaged_length_is_refused_and_keeps_no_other_palette(length):
+    content = _with_chunk(_png(Image.new("P", (64, 64), 3)), _chunk(b"tEXt", b"Comment\0abcdefghij"))
+    at = content.index(b"tEXt") - 4
+    damaged = content[:at] + struct.pack(">I", length) + content[at + 4 :]
+    with pytest.raises(UnreadableImageError, match=r"damaged image|not an image"):
+        read_image(damaged, AS_FOUND)
+
+
+def test_a_bitmap_of_5_bits_per_colour_has_no_16_bits_per_value():
+    rows = np.full((4, 4), 0b0111101111101111, "<u2").tobytes()
+    masks = struct.pack("<III", 0xF800, 0x7E0, 0x1F)
+    header = struct.pack("<IiiHHIIiiII", 40, 4, 4, 1, 16, 3, len(rows), 0, 0, 0, 0) + masks
+    content = b"BM" + struct.pack("<IHHI", 14 + len(header) + len(rows), 0, 0, 14 + len(header)) + header + rows
+    assert not read_image(content, AS_FOUND).has_few_levels
+
+
 def test_reading_a_png_without_its_metadata_can_be_stopped():
     content = _with_chunk(
         _png(Image.new("L", (4, 4))), _chunk(b"tEXt", b"Comment\0a") * 10_000 + METADATA["a long colour profile"]
