@@ -305,13 +305,14 @@ def existing_form(root: str, name: str) -> str | None:
         return None
     start = f"{root.rstrip('/')}/" if root else ""
     if is_remote(start or name):
-        forms = [name, *other_forms(name)]
-        found = next((form for form in forms if exists(f"{start}{form}")), name)
-        return None if found == name else found
+        forms = (form for form in (name, *other_forms(name)) if exists(f"{start}{form}"))
+        first = next(forms, name)
+        return None if first == name else first
     parts = list[str]()
     for part in name.split("/"):
-        forms = [part, *other_forms(part)]
-        fitting = (form for form in forms if os.path.lexists(f"{start}{'/'.join([*parts, form])}" or "/"))
+        fitting = (
+            form for form in (part, *other_forms(part)) if os.path.lexists(f"{start}{'/'.join([*parts, form])}" or "/")
+        )
         if (form := next(fitting, None)) is None:
             return None
         parts.append(form)
