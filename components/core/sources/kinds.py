@@ -44,9 +44,12 @@ _ALL = (
 )
 SOURCES = {split_source(source.form)[0]: source for source in _ALL}
 _NOT_FOR = {
-    "images": ("vocabulary_size", "num_tokens", "truncate"),
+    "images": ("vocabulary_size", "num_tokens", "tokenization", "truncate"),
     "texts": ("image_size", "channels", "encoding", "jpeg_quality", "crop_margin"),
-    "a corpus": ("image_size", "channels", "encoding", "crop_margin", "class_names", "vocabulary_size", "truncate"),
+    "a corpus": (
+        *("image_size", "channels", "encoding", "crop_margin", "class_names", "vocabulary_size", "tokenization"),
+        "truncate",
+    ),
 }
 
 

@@ -188,4 +188,5 @@ def test_manifest_names_the_fields_of_a_record(folder, tmp_path):
     _write(f"text:{folder}", tmp_path / "out")
     raw = json.loads((tmp_path / "out" / "dataset.json").read_text())
     assert raw["features"] == {"tokens": "bytes", "text": "bytes", "label": "int64", "key": "bytes"}
-    assert (raw["input"], raw["num_tokens"], raw["tokenization"], raw["truncate"]) == ("text", 4, "words", "start")
+    assert (raw["input"], raw["num_tokens"], raw["truncate"]) == ("text", 4, "start")
+    assert raw["tokenization"] == "words_and_characters"

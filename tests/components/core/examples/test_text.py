@@ -1,6 +1,7 @@
 """Claims about texts: both forms of the tokenisation agree, and a vocabulary is what it says."""
 
 import dataclasses
+import itertools
 import random
 from collections import Counter
 
@@ -10,6 +11,9 @@ import pytest
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import TextInput
 from tpu_components.core.examples.text import (
+    TOKENIZATIONS,
+    UNICODE_WORDS,
+    WORDS_AND_CHARACTERS,
     Tokenizer,
     UnreadableError,
     build_vocabulary,
@@ -30,27 +34,78 @@ NASTY = [
 ]
 
 
-@pytest.mark.parametrize("truncate", ["start", "end"])
-def test_python_and_tensorflow_give_the_same_ids(truncate):
+# Scripts with and without spaces, both Unicode forms, characters that are removed, and lower-case letters that depend
+# on the context or the language in other rules.
+UNICODE = [
+    *(
+        "CAFÉ cafe\u0301 CAFE\u0301",
+        "no\u00a0break\u3000wide\u200bzero",
+        "“don’t” ‘DON’T’",
+        "ΛΟΓΟΣ λόγος",
+        "İSTANBUL ışık",
+    ),
+    *(
+        "ＴＶ５Ａ＇s！",
+        "电影很好看，演员ABC表演精彩。",
+        "か\u3099が カ\u3099ー々〇",
+        "ภาษาไทย ๒๕๖๐",
+        "ភាសាខ្មែរ",
+        "한국어 \u1112\u1161\u11ab",
+        "\u3099a",
+    ),
+    *(
+        "great😀!👍🏽❤\ufe0f 👨\u200d👩",
+        "soft\u00adhyphen می\u200cخواهم",
+        "10€ £5 a→b",
+        "Ⓐ ⓐ ß ẞ ǅ",
+        "字\u3000\u3099 字\ufe00\u3099\u309a字",
+        "\ufffd。",
+    ),
+]
+FORMS = [(rule, side) for rule in TOKENIZATIONS for side in ("start", "end")]
+
+
+def _ids_of_both(inputs, vocabulary, texts):
+    """Return the IDs of texts from TensorFlow, and those from Python."""
     import tensorflow as tf
 
     device.prepare("tensorflow", "cpu", 1, "float32")
+    tokenize, _ = tokenizer_ops(inputs, vocabulary)
+    of_tensorflow = tf.function(tokenize, input_signature=[tf.TensorSpec([None], tf.string)])(tf.constant(texts))
+    tokenizer = Tokenizer(inputs, vocabulary)
+    assert of_tensorflow.dtype == tf.int32
+    return of_tensorflow.numpy(), np.stack([tokenizer.encode(text).ids for text in texts])
+
+
+@pytest.mark.parametrize(("rule", "truncate"), FORMS)
+def test_python_and_tensorflow_give_the_same_ids(rule, truncate):
     draw = random.Random(0)
-    alphabet = "aA'<br />\x00\n. é\u00a0İ日😀0_[]-\x85\ufeff"
-    texts = [text.encode() for text in NASTY]
+    alphabet = "aA'<br />\x00\n. é\u00a0İ日😀0_[]-\x85\ufeff" + "".join(UNICODE)
+    samples = [text.encode() for text in (*NASTY, *UNICODE)]
+    texts = [*samples, b""]
     texts += ["".join(draw.choices(alphabet, k=draw.randint(0, 40))).encode() for _ in range(2000)]
     texts += [draw.randbytes(draw.randint(0, 30)) for _ in range(1000)]
-    vocabulary = build_vocabulary(
-        Counter(split_words(b" ".join(text.encode() for text in NASTY))), GIVEN.vocabulary_size
+    counts = Counter(TOKENIZATIONS[rule].split(b" ".join(samples)))
+    vocabulary = build_vocabulary(TOKENIZATIONS[rule].unite(counts), 150)
+    inputs = dataclasses.replace(GIVEN, vocabulary_size=150, tokenization=rule, truncate=truncate)
+    of_tensorflow, of_python = _ids_of_both(inputs, vocabulary, texts)
+    assert len(np.unique(of_python)) > 50
+    np.testing.assert_array_equal(of_tensorflow, of_python)
+
+
+@pytest.mark.parametrize("rule", [UNICODE_WORDS, WORDS_AND_CHARACTERS])
+def test_python_and_tensorflow_divide_texts_with_each_character_of_unicode_alike(rule):
+    import tensorflow as tf
+
+    # Beyond the third plane, all characters but those of the specials' block are unassigned or private.
+    planes = itertools.chain(
+        range(0xD800), range(0xE000, 0x32000), range(0x32000, 0x110000, 97), range(0xE0000, 0xE0200)
     )
-    given = dataclasses.replace(GIVEN, truncate=truncate)
-    tokenize, _ = tokenizer_ops(given, vocabulary)
-    of_tensorflow = tf.function(tokenize, input_signature=[tf.TensorSpec([None], tf.string)])(tf.constant(texts))
-    tokenizer = Tokenizer(given, vocabulary)
-    of_python = np.stack([tokenizer.encode(text).ids for text in texts])
-    assert of_tensorflow.dtype == tf.int32
-    assert len(np.unique(of_python)) > 20
-    np.testing.assert_array_equal(of_tensorflow.numpy(), of_python)
+    # Each character stands between two letters, and before a combining mark.
+    texts = [f"a{chr(character)}b{chr(character)}\u3099".encode() for character in planes]
+    split, _ = TOKENIZATIONS[rule].split_ops()
+    joined = tf.function(lambda texts: tf.strings.reduce_join(split(texts), axis=-1, separator=" "))(tf.constant(texts))
+    assert joined.numpy().tolist() == [b" ".join(TOKENIZATIONS[rule].split(text)) for text in texts]
 
 
 @pytest.mark.parametrize(
