@@ -47,12 +47,12 @@ ff1c-ff1e ff3e ff40 ff5c ff5e ffe0-ffee fffc 10137-1013f 10179-10189 1018c-101fc
 1da76-1da83 1da85-1da86 1e14f 1e2ff 1ecac 1ecb0 1ed2e 1eef0-1f0ff 1f10d-1fbca
 """
 # Letters of scripts that are written without spaces between words: Han, kana, Bopomofo, Thai, Lao, Khmer and Myanmar.
-# Unlike their letters, their digits form words.
+# The planes of rare Han characters are listed as a whole. Unlike the letters of these scripts, their digits form words.
 LETTERS_WITHOUT_SPACES = """
 e01-e30 e32-e33 e40-e46 e81-eb0 eb2-eb3 ebd-ec6 edc-edf 1000-102a 103f 1050-1055 105a-105d 1061 1065-1066
 106e-1070 1075-1081 108e 1780-17b3 17d7 17dc 3005-3007 3021-3029 3031-3035 3038-303c 3041-3096 309d-309f
 30a1-30fa 30fc-312f 31a0-31bf 31f0-31ff 3400-4dbf 4e00-9fff a9e0-a9e4 a9e6-a9ef a9fa-a9fe aa60-aa76 aa7a
-aa7e-aa7f f900-fad9 ff66-ff9f 1aff0-1b167
+aa7e-aa7f f900-fad9 ff66-ff9f 1aff0-1b167 20000-2fffd 30000-3fffd
 """
 # Combining marks of these scripts, which stay with the character before them.
 MARKS_WITHOUT_SPACES = """

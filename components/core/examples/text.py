@@ -98,7 +98,8 @@ class Tokenization:
             >>> rule.has_words(b" ok"), rule.has_words(b"!"), rule.has_words(b"<br />")
             (True, False, False)
         """
-        return _IN_WORDS.search(text) is not None and (b"<" not in text or bool(self.split(text)))
+        is_plain = text.isascii() and b"<" not in text
+        return _IN_WORDS.search(text) is not None and (is_plain or bool(self.split(text)))
 
     def spellings(self, token: bytes) -> tuple[bytes, ...]:
         """Return the tokens that have the ID of a token of the vocabulary: the token, and its other Unicode form."""

@@ -2,13 +2,17 @@
 
 import dataclasses
 import itertools
+import pickle
 import random
+import re
+import unicodedata
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples import characters
 from tpu_components.core.examples.interface import TextInput
 from tpu_components.core.examples.text import (
     TOKENIZATIONS,
@@ -121,6 +125,103 @@ def test_python_and_tensorflow_divide_texts_with_each_character_of_unicode_alike
 )
 def test_words_are_letters_digits_and_apostrophes(text, tokens):
     assert split_words(text.encode()) == [token.encode() for token in tokens]
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "tokens"),
+    [
+        (UNICODE_WORDS, "no\u00a0break\u3000wide\u200bzero\u2028line", "no break wide zero line"),
+        (UNICODE_WORDS, "«CAFÉ» – ЖУК… ¿ΛΌΓΟΣ?", "café жук λόγοσ"),
+        (UNICODE_WORDS, "Don’t ‘shout’, ＴＶ５！", "don't shout' tv5"),
+        (UNICODE_WORDS, "soft\u00adhyphen \u200fעברית\u200e", "softhyphen עברית"),
+        (UNICODE_WORDS, "İSTANBUL GROẞ", "istanbul groß"),
+        (UNICODE_WORDS, "great😀! 10€", "great 😀 10 €"),
+        (UNICODE_WORDS, "电影 很好看，演员", "电影 很好看 演员"),
+        (WORDS_AND_CHARACTERS, "电影很好看，ABC演员。", "电 影 很 好 看 abc 演 员"),
+        (WORDS_AND_CHARACTERS, "𠀀𰻞a", "𠀀 𰻞 a"),
+        (WORDS_AND_CHARACTERS, "スーパーで 々〇", "ス ー パ ー で 々 〇"),
+        (WORDS_AND_CHARACTERS, "か\u3099b", "か\u3099 b"),  # A mark stays with its character.
+        (WORDS_AND_CHARACTERS, "ที่นี่ ๒๕๖๐", "ที่ นี่ ๒๕๖๐"),  # Numbers are words.
+        (WORDS_AND_CHARACTERS, "한국어 영화", "한국어 영화"),  # Korean has spaces.
+        (WORDS_AND_CHARACTERS, "。、！", ""),
+    ],
+)
+def test_unicode_rules_treat_characters_by_their_classes(rule, text, tokens):
+    assert TOKENIZATIONS[rule].split(text.encode()) == [token.encode() for token in tokens.split()]
+
+
+@pytest.mark.parametrize("rule", TOKENIZATIONS)
+def test_every_rule_divides_ascii_texts_alike(rule):
+    draw = random.Random(1)
+    for _ in range(2000):
+        text = bytes(draw.choices(range(128), k=draw.randint(0, 40))) + draw.choice([b"", b"<br />"])
+        assert TOKENIZATIONS[rule].split(text) == split_words(text)
+
+
+@pytest.mark.parametrize("rule", TOKENIZATIONS)
+def test_has_words_is_whether_a_text_has_a_token(rule):
+    rule = TOKENIZATIONS[rule]
+    texts = [*NASTY, *UNICODE, "。" * 99, "。" * 99 + "字", "\u3000", "<br />。", "é"]
+    assert [rule.has_words(text.encode()) for text in texts] == [bool(rule.split(text.encode())) for text in texts]
+
+
+@pytest.mark.parametrize("rule", [UNICODE_WORDS, WORDS_AND_CHARACTERS])
+@pytest.mark.parametrize("text", ["Café café", "Tiếng Việt", "한국어 영화", "がギ"])
+def test_both_unicode_forms_of_a_word_have_one_id(rule, text):
+    forms = [unicodedata.normalize(form, text).encode() for form in ("NFC", "NFD")]
+    counts = TOKENIZATIONS[rule].unite(Counter(token for form in forms for token in TOKENIZATIONS[rule].split(form)))
+    vocabulary = build_vocabulary(counts, 100)
+    assert {count % 2 for count in counts.values()} == {0}  # Each word stands once in each form.
+    tokenizer = Tokenizer(TextInput(8, 100, "", rule, "end"), vocabulary)
+    composed, decomposed = (tokenizer.encode(form).ids.tolist() for form in forms)
+    assert composed == decomposed
+    assert 1 not in composed
+
+
+def test_a_rule_of_a_newer_version_is_refused_with_advice():
+    with pytest.raises(InputError, match=r"by the rule 'syllables': expected one of words_and_characters, .*update"):
+        Tokenizer(dataclasses.replace(GIVEN, tokenization="syllables"), ())
+
+
+def test_a_tokenizer_travels_to_other_processes():
+    tokenizer = pickle.loads(pickle.dumps(Tokenizer(dataclasses.replace(GIVEN, tokenization=UNICODE_WORDS), (b"a",))))
+    assert tokenizer.encode("À A".encode()).ids.tolist() == [0, 0, 0, 0, 1, 2]
+
+
+@pytest.mark.skipif(unicodedata.unidata_version != "14.0.0", reason="Python 3.11 has the data of Unicode 14.0")
+def test_classes_of_characters_are_those_of_unicode_14():
+    lists = {
+        "ignored": characters.IGNORED,
+        "separators": characters.SEPARATORS,
+        "symbols": characters.SYMBOLS,
+        "letters": characters.LETTERS_WITHOUT_SPACES,
+        "marks": characters.MARKS_WITHOUT_SPACES,
+    }
+    places = {name: [c for each in characters.parse_ranges(text) for c in each] for name, text in lists.items()}
+    classes = {character: name for name, its in places.items() for character in its}
+    assert len(classes) == sum(map(len, places.values()))  # No character has two classes.
+    lower = characters.parse_replacements(characters.CAPITALS)
+    variants = characters.parse_replacements(characters.ASCII_VARIANTS)
+    scripts = "THAI|LAO|MYANMAR|KHMER|CJK|HIRAGANA|KATAKANA|BOPOMOFO|HENTAIGANA"
+    for number in (*range(128, 0xD800), *range(0xE000, 0x110000)):
+        text, category, its_class = chr(number), unicodedata.category(chr(number)), classes.get(number)
+        assert lower.get(number, number) == ord("σ" if text == "ς" else text.lower()[0]), hex(number)
+        if its_class == "ignored":
+            assert category in ("Cf", "Mn", "Cn"), hex(number)
+        elif number in variants:
+            assert unicodedata.normalize("NFKC", text).lower() == chr(variants[number]) or text == "’"
+        elif category[0] in "ZP" or category == "Cc" or number in (0x200B, 0xFEFF, 0xFFFD):
+            assert its_class == "separators", hex(number)
+        elif category[0] == "S":
+            assert its_class == "symbols", hex(number)
+        elif its_class in ("separators", "symbols"):
+            assert category == "Cn", hex(number)
+        elif its_class is not None and category != "Cn":
+            others = "HANGZHOU|IDEOGRAPHIC|MASU|VERTICAL KANA|HANGUL.*TONE"
+            assert re.search(f"{scripts}|{others}", unicodedata.name(text)), hex(number)
+            assert (category[0] == "M") == (its_class == "marks"), hex(number)
+        elif category[0] == "L":
+            assert not re.match(scripts, unicodedata.name(text, "")), hex(number)
 
 
 def test_vocabulary_is_ordered_by_frequency_and_then_by_bytes():
