@@ -45,7 +45,11 @@ _TO_SPACE = bytes(c if c in _KEPT or c >= 128 else 32 for c in range(256))
 _BREAKS = re.compile(_BREAK.encode())
 _IN_WORDS = re.compile(rb"[0-9A-Za-z'\x80-\xff]")
 _NON_ASCII = re.compile(rb"[\x80-\xff]+")
-_SHORT_BYTES = 8  # Short runs of non-ASCII characters, such as the accented letters of French, recur and are cached.
+_SHORT_BYTES = 32  # Short runs of non-ASCII characters, such as accented letters and Russian words, recur.
+_CACHED_RUNS = 1 << 15
+# Control characters, which separate tokens: the end of a single token, and the start of a combining mark, which belongs
+# to the token if it follows at once.
+_END, _MARK = "\x1e", "\x1f"
 _FIRST_BYTES = 64  # Bytes of a text in which nearly every text has a word.
 _MOST_CACHED = 1 << 16  # Bounds the memory for characters that no list has.
 
@@ -115,22 +119,18 @@ class UnicodeTokenization(Tokenization):
 
     Args:
         name: Name of the rule.
-        characters_as_tokens: Characters that are tokens by themselves, a list of `characters`.
+        single: Characters that are tokens by themselves, as a list of `characters`.
+        marks: Combining marks that belong to the token of the character before them, if that is one of `single`.
     """
 
-    def __init__(self, name: str, characters_as_tokens: str) -> None:
+    def __init__(self, name: str, single: str, marks: str = "") -> None:
         super().__init__(name)
-        self._single = f"[{characters.as_class(characters_as_tokens)}]"
-        self._marks = f"[{characters.as_class(characters.MARKS_WITHOUT_SPACES)}]"
-        self._fold_short = functools.lru_cache(1 << 12)(self._fold)
+        self._single, self._marks = single, marks
+        self._fold_short = functools.lru_cache(_CACHED_RUNS)(self._fold)
 
     @functools.cached_property
     def _folded(self) -> "_Folded":
-        return _Folded(re.compile(self._single))
-
-    @functools.cached_property
-    def _separated_mark(self) -> re.Pattern[str]:
-        return re.compile(f"({self._single}) ({self._marks}+)")
+        return _Folded(self._single, self._marks)
 
     def split(self, text: bytes) -> list[bytes]:
         """Return the tokens of a text in UTF-8; see `Tokenization.split`."""
@@ -141,9 +141,9 @@ class UnicodeTokenization(Tokenization):
         return self._fold_short(run) if len(run) <= _SHORT_BYTES else self._fold(run)
 
     def _fold(self, run: bytes) -> bytes:
-        """Return a run of non-ASCII characters with lower-case letters, and with spaces around tokens."""
+        """Return a run of non-ASCII characters with lower-case letters, and with ASCII separators around tokens."""
         folded = run.decode(errors="replace").translate(self._folded)
-        return self._separated_mark.sub(r"\1\2 ", folded).encode()
+        return folded.replace(_END + _MARK, "").encode()
 
     def split_ops(self) -> tuple[Callable[[Any], Any], list[Any]]:
         """Return `split` as TensorFlow operations; see `Tokenization.split_ops`. ASCII texts skip most of them."""
@@ -151,10 +151,12 @@ class UnicodeTokenization(Tokenization):
         replaced = {chr(character): chr(other) for character, other in _replacements().items()}
         initializer = tf.lookup.KeyValueTensorInitializer(list(replaced), list(replaced.values()))
         table = tf.lookup.StaticHashTable(initializer, "")
+        single, marks = (f"[{characters.as_class(ranges)}]" for ranges in (self._single, self._marks))
+        tokens = f"{single}?{marks}+|{single}" if self._marks else single
         steps = (
             (f"[{characters.as_class(characters.SEPARATORS)}]", " "),
             (f"[{characters.as_class(characters.IGNORED)}]", ""),
-            (f"({self._single}{self._marks}*)", r" \1 "),
+            (f"({tokens})", r" \1 "),
         )
 
         def fold(texts: Any) -> Any:
@@ -197,17 +199,22 @@ class UnicodeTokenization(Tokenization):
 
 
 class _Folded(dict[int, str | None]):
-    """Replacements of characters for `str.translate`: of capitals, separators, ignored characters and single tokens."""
+    """Replacements of characters for `str.translate`: of capitals, separators, ignored characters and single tokens.
 
-    def __init__(self, single: re.Pattern[str]) -> None:
-        self._single = single
+    The parameters are those of `UnicodeTokenization`.
+    """
+
+    def __init__(self, single: str, marks: str) -> None:
+        self._single = re.compile(f"[{characters.as_class(single)}]")
         self.update((character, self._separate(other)) for character, other in _replacements().items())
         self.update((character, " ") for each in characters.parse_ranges(characters.SEPARATORS) for character in each)
         self.update((character, None) for each in characters.parse_ranges(characters.IGNORED) for character in each)
+        marked = (character for each in characters.parse_ranges(marks) for character in each)
+        self.update((character, f"{_MARK}{chr(character)}{_END}") for character in marked)
 
     def _separate(self, character: int) -> str:
         text = chr(character)
-        return f" {text} " if self._single.match(text) else text
+        return f" {text}{_END}" if self._single.match(text) else text
 
     def __missing__(self, character: int) -> str:
         replacement = self._separate(character)
@@ -226,8 +233,12 @@ def _replacements() -> dict[int, int]:
 
 
 _RULES = (
-    UnicodeTokenization(WORDS_AND_CHARACTERS, characters.SYMBOLS + characters.LETTERS_WITHOUT_SPACES),
-    UnicodeTokenization(UNICODE_WORDS, characters.SYMBOLS),
+    UnicodeTokenization(
+        WORDS_AND_CHARACTERS,
+        single=characters.SYMBOLS + characters.LETTERS_WITHOUT_SPACES,
+        marks=characters.MARKS_WITHOUT_SPACES,
+    ),
+    UnicodeTokenization(UNICODE_WORDS, single=characters.SYMBOLS),
     Tokenization(WORDS),
 )
 TOKENIZATIONS = {rule.name: rule for rule in _RULES}
