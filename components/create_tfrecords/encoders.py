@@ -26,7 +26,7 @@ from tpu_components.core.examples.images import (
 from tpu_components.core.examples.interface import CorpusInput, ImageInput, ImageRule, TextInput
 from tpu_components.core.examples.records import ENCODED, RAW, RESIZED
 from tpu_components.core.examples.resizing import check_resized
-from tpu_components.core.examples.text import WORDS, Tokenizer, build_vocabulary, vocabulary_bytes
+from tpu_components.core.examples.text import Tokenizer, build_vocabulary, vocabulary_bytes
 from tpu_components.create_tfrecords.planning import DatasetPlan
 
 _MAX_RAW_BYTES = 64 * 64 * 3
@@ -220,7 +220,7 @@ def _choose_text_encoder(plan: DatasetPlan, counts: Counter[bytes]) -> tuple[Tex
         num_tokens=params.num_tokens,
         vocabulary_size=params.vocabulary_size,
         vocabulary_sha256=hashlib.sha256(vocabulary_bytes(vocabulary)).hexdigest(),
-        tokenization=WORDS,
+        tokenization=params.tokenization,
         truncate=params.truncate,
     )
     num_bytes = sum(map(len, listing.texts)) if listing.texts else listing.num_bytes

@@ -14,6 +14,7 @@ from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL
 from tpu_components.core.examples.text import END
 from tpu_components.create_tfrecords.encoders import TextEncoder
 from tpu_components.create_tfrecords.planning import DatasetPlan, require_few
+from tpu_components.create_tfrecords.unknown_words import warn_of_unknown
 
 STEP = "create_tfrecords"
 _SHOWN, _CLASSES_SHOWN = 5, 10
@@ -21,7 +22,7 @@ _LISTED = 100  # Number of bad inputs to list if there are more than `max_bad_fr
 
 
 def say_statistics(encoder: TextEncoder, manifest: Manifest) -> None:
-    """Log the size of the vocabulary, and how many texts of each split were cut or padded."""
+    """Log the size of the vocabulary, how many texts of each split were cut or padded, and warn of unknown words."""
     texts = encoder.input
     side = "first" if texts.truncate == END else "last"
     progress.say(
@@ -34,6 +35,11 @@ def say_statistics(encoder: TextEncoder, manifest: Manifest) -> None:
             f"{told['num_unknown'] / told['num_tokens']:.2%} of the tokens kept unknown"
         )
         progress.say(STEP, line)
+    for name, split in manifest.splits.items():
+        counts = split.statistics["num_unknown"], split.statistics["num_tokens"], split.num_examples
+        warning = warn_of_unknown(name, *counts, texts, encoder.vocabulary)
+        if warning and name != TRAIN:
+            progress.say(STEP, f"warning: {warning}")
 
 
 def say_corpus(manifest: Manifest) -> None:

@@ -16,7 +16,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN
 from tpu_components.core.examples.example_ids import identify
 from tpu_components.core.examples.interface import TEXT
-from tpu_components.core.examples.text import split_words
+from tpu_components.core.examples.text import Tokenization, find_tokenization, split_words
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.tasks import Selection
 from tpu_components.core.work.workers import in_processes
@@ -48,8 +48,9 @@ class Survey:
     """Words of the texts of a plan.
 
     Attributes:
-        words: Hash of the words of each text: uint64[num_examples], equal for texts with the same words.
-        counts: Number of times that each word occurs in the training split.
+        words: Hash of the words of each text by the rule `words`: uint64[num_examples], equal for texts with the same
+            words.
+        counts: Number of times that each word occurs in the training split, by the rule of the data set.
     """
 
     words: np.ndarray
@@ -77,7 +78,7 @@ def survey_texts(plan: DatasetPlan) -> tuple[DatasetPlan, Survey]:
     plan = divide_by_words(plan, words)
     if len(left := plan.left_out[splits[plan.left_out] == train]):
         counts.subtract(_read_texts(plan, left, splits == train)[1])
-    return plan, Survey(words, +counts)
+    return plan, Survey(words, find_tokenization(plan.params.tokenization).unite(+counts))
 
 
 def divide_by_words(plan: DatasetPlan, words: np.ndarray) -> DatasetPlan:
@@ -99,7 +100,8 @@ def _read_texts(plan: DatasetPlan, examples: np.ndarray, are_counted: np.ndarray
     if not chunks:
         return b"", counts
     with progress.track(f"{STEP} vocabulary", len(examples), "texts") as bar:
-        calls = ((plan.listing.select(chunk), are_counted[chunk].tolist()) for chunk in chunks)
+        rule = find_tokenization(plan.params.tokenization)
+        calls = ((plan.listing.select(chunk), are_counted[chunk].tolist(), rule) for chunk in chunks)
         with in_processes(_read_words, calls, min(count_workers(plan.params), len(chunks))) as results:
             for chunk, (hashed, counted) in zip(chunks, results, strict=True):
                 hashes += hashed
@@ -108,9 +110,10 @@ def _read_texts(plan: DatasetPlan, examples: np.ndarray, are_counted: np.ndarray
     return bytes(hashes), counts
 
 
-def _read_words(texts: Selection, are_counted: Sequence[bool]) -> tuple[bytes, Counter[bytes]]:
+def _read_words(texts: Selection, are_counted: Sequence[bool], rule: Tokenization) -> tuple[bytes, Counter[bytes]]:
     """Return a hash of 8 bytes for the words of each text, and the word counts of the texts with `are_counted`.
 
+    The hashes are those of the rule `words` under every rule, because copies of a text must not change their splits.
     A text that cannot be read, is not UTF-8 or has no words gets the hash of its key; `store` sets it aside.
     """
     hashes, counts = bytearray(), Counter[bytes]()
@@ -123,8 +126,8 @@ def _read_words(texts: Selection, are_counted: Sequence[bool]) -> tuple[bytes, C
         except (InputError, UnicodeDecodeError):
             words = []
         hashes += same_words(words) if words else identify(key.encode())
-        if is_counted:
-            counts.update(words)
+        if is_counted and words:
+            counts.update(words if text.isascii() else rule.split(text))
     return bytes(hashes), counts
 
 

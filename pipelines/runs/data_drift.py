@@ -11,6 +11,7 @@ from tpu_components.core.drift.shifts import find_shifts
 from tpu_components.core.drift.sketches import SKETCH, DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at, sketch_of
 from tpu_components.core.examples.artifacts import MANIFEST_FILE
+from tpu_components.core.examples.interface import TEXT
 from tpu_components.core.files import storage
 from tpu_components.core.registry.opening import origin_of_version, parse_reference
 from tpu_components.core.sources.params import WriteParams
@@ -57,7 +58,10 @@ def find_drift(config: Config, settings: Settings | None = None) -> Drift:
     if not origin.lineage.get(SKETCH):
         return Drift(True, f"{origin.name} keeps no sketch of its data, so that nobody can say whether they drifted")
     before = sketch_of(origin)
-    sample = sketch_sample(config.data)
+    data = config.data
+    if before.kind == TEXT:  # Words are comparable if the same rule divides the texts.
+        data = dataclasses.replace(data, tokenization=before.words_rule)
+    sample = sketch_sample(data)
     shifts = [shift for shift in find_shifts(sample, before) if shift.drifted]
     seen = f"by {sample.num_examples:,} examples against the {before.num_examples:,} of {origin.name}"
     if not shifts:

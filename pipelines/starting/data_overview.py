@@ -29,8 +29,9 @@ from tpu_components.core.examples.interface import (
     MULTI_LABEL,
     REGRESSION,
     TEXT,
+    TextInput,
 )
-from tpu_components.core.examples.text import has_words, split_words
+from tpu_components.core.examples.text import Tokenization, Tokenizer, build_vocabulary, find_tokenization
 from tpu_components.core.files import storage
 from tpu_components.core.files.csv_files import has_decimal_comma
 from tpu_components.core.pages.display import Displayed
@@ -39,6 +40,7 @@ from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams, split_source
 from tpu_components.core.sources.targets import find_joined
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from tpu_components.create_tfrecords.unknown_words import warn_of_unknown
 
 # Kinds of data for `--from`, and the sources that read them.
 KINDS = {
@@ -57,6 +59,7 @@ _BY_SUFFIX = {**_TABLES, ".npz": "npz", ".txt": "corpus", **_OF_MANY}
 _IMBALANCE = 10  # Training balances classes if the largest has more than this many times the smallest.
 _SEARCHED_FILES = 1_000
 _LOOKED_AT = 500
+_LEARNED_FROM = 5_000  # Training texts; the words of fewer texts would leave out too many of a language.
 _LOOK_SECONDS = 10.0
 _SHOWN = 5
 _MOST_LEVELS = 20  # Numeric labels with more different values are treated as a regression.
@@ -82,6 +85,7 @@ class DataOverview(Displayed):
             of a table without a label or a word, and files that are missing or empty.
         num_inputs: Number of all inputs, usable or not.
         class_splits: Number of examples by class or label, for each split.
+        warnings: Warnings about texts whose words are mostly unknown, one for each such split.
     """
 
     params: WriteParams
@@ -98,6 +102,7 @@ class DataOverview(Displayed):
     unusable: Mapping[str, str] = dataclasses.field(default_factory=dict)
     num_inputs: int = 0
     class_splits: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def trained_classes(self) -> Mapping[str, int]:
@@ -135,8 +140,8 @@ class DataOverview(Displayed):
         return [*self.facts(), *self.remarks()]
 
     def remarks(self) -> list[str]:
-        """Return messages about what the source left out or assumed, and about examples that cannot be used."""
-        told = list(self.notes)
+        """Return messages about what the source left out or assumed, unknown words, and unusable examples."""
+        told = [*self.notes, *self.warnings]
         parts = [(self.unusable, f"{self.num_inputs:,} cannot be used")]
         parts += [(self.damaged, f"{self.num_looked_at:,} that were read are damaged")]
         for bad, what in parts:
@@ -323,7 +328,7 @@ def overview_of(plan: DatasetPlan) -> DataOverview:
         has_splits=listing.splits is not None and listing.corpus is None,
         notes=listing.notes,
         num_looked_at=0,
-        unusable=dict(_find_unusable(listing)),
+        unusable=dict(_find_unusable(listing, find_tokenization(params.tokenization))),
         num_inputs=listing.num_inputs,
     )
     if listing.images is not None:
@@ -334,11 +339,12 @@ def overview_of(plan: DatasetPlan) -> DataOverview:
     return _read_some(overview, plan)
 
 
-def _find_unusable(listing: Listing) -> Iterator[tuple[str, str]]:
+def _find_unusable(listing: Listing, rule: Tokenization) -> Iterator[tuple[str, str]]:
     """Yield the names of examples that are unusable without reading files, and the reasons."""
     yield from ((item.key, item.reason) for item in listing.bad)
     if listing.texts is not None:
-        yield from ((listing.keys[i], "no word in it") for i, text in enumerate(listing.texts) if not has_words(text))
+        without = (listing.keys[i] for i, text in enumerate(listing.texts) if not rule.has_words(text))
+        yield from ((key, "no word in it") for key in without)
     if listing.files is not None:
         yield from ((listing.keys[i], "missing or empty") for i in np.flatnonzero(listing.files.sizes == 0).tolist())
 
@@ -352,7 +358,8 @@ def _count_classes(listing: Listing, params: WriteParams, some: Any = slice(None
 
 
 def _read_some(overview: DataOverview, plan: DatasetPlan) -> DataOverview:
-    """Add sizes, lengths and damaged examples, from random examples of every split, read for up to 10 seconds."""
+    """Add sizes, lengths, damaged examples and warnings, from random examples of every split, within 10 seconds."""
+    rule = find_tokenization(plan.params.tokenization)
     until, listing = time.monotonic() + _LOOK_SECONDS, plan.listing
     examples = np.concatenate([indices[:: max(1, len(indices) // _LOOKED_AT)] for indices in plan.order.values()])
     sizes, channels, lengths, damaged, looked_at = [], set(), [], {}, 0
@@ -366,7 +373,7 @@ def _read_some(overview: DataOverview, plan: DatasetPlan) -> DataOverview:
         try:
             content = listing.read(index)
             if overview.kind == TEXT:
-                lengths.append(len(split_words(content)))
+                lengths.append(len(rule.split(content)))
             else:
                 picture = read_image(content, overview.params.image_rule)
                 height, width, depth = picture.pixels.shape
@@ -383,4 +390,39 @@ def _read_some(overview: DataOverview, plan: DatasetPlan) -> DataOverview:
         channels=tuple(sorted(channels)),
         lengths=tuple(lengths),
         damaged=damaged,
+        warnings=tuple(_warn_of_unknown(plan, until)) if overview.kind == TEXT else (),
     )
+
+
+def _warn_of_unknown(plan: DatasetPlan, until: float) -> Iterator[str]:
+    """Yield a warning for each held-out split whose words are mostly unknown, by some of its texts.
+
+    The vocabulary is that of the first training texts.
+
+    Args:
+        plan: Plan of a data set of texts.
+        until: Time by the monotonic clock after which no more texts are read.
+    """
+    params, rule = plan.params, find_tokenization(plan.params.tokenization)
+    counts = Counter[bytes]()
+    for text in _read_texts(plan.listing, plan.order[TRAIN][:_LEARNED_FROM], until):
+        counts.update(rule.split(text))
+    vocabulary = build_vocabulary(rule.unite(counts), params.vocabulary_size)
+    inputs = TextInput(params.num_tokens, params.vocabulary_size, "", rule.name, params.truncate)
+    tokenizer = Tokenizer(inputs, vocabulary)
+    for name, examples in plan.order.items():
+        if name != TRAIN:
+            encoded = [tokenizer.encode(text) for text in _read_texts(plan.listing, examples[:_LOOKED_AT], until)]
+            num_words = sum(min(text.num_tokens, params.num_tokens) for text in encoded)
+            num_unknown = sum(text.num_unknown for text in encoded)
+            warning = warn_of_unknown(name, num_unknown, num_words, len(encoded), inputs, vocabulary)
+            yield from [warning] if warning else []
+
+
+def _read_texts(listing: Listing, examples: np.ndarray, until: float) -> Iterator[bytes]:
+    """Yield the texts that can be read, until a time by the monotonic clock."""
+    for index in examples.tolist():
+        if time.monotonic() > until:
+            return
+        with contextlib.suppress(InputError):
+            yield listing.read(index)

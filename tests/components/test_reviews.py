@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import random
 import shutil
 import socket
 
@@ -16,9 +17,10 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
-from tpu_components.core.examples.text import load_vocabulary
+from tpu_components.core.examples.text import WORDS, WORDS_AND_CHARACTERS, load_vocabulary
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
+from tpu_components.export_model import ExportParams, export_model
 from tpu_components.serving.exported import load_model
 from tpu_components.serving.inputs import predict_inputs
 from tpu_components.serving.instances import parse_request, render_predictions
@@ -202,6 +204,40 @@ def test_report_shows_the_texts(report, review_records, manifest):
     some = records.pick_texts(review_records, manifest, "test", [0])[0]
     assert "&lt;br" not in page  # A line break of the review is not shown as markup.
     assert some.removesuffix("<br />") in page
+
+
+def test_a_champion_of_the_earlier_rule_is_compared_and_unicode_is_served_alike(tmp_path):
+    """Texts without spaces are learned; a model of the rule `words` reads them by its own rule."""
+    words = {"good": ["很好看", "精彩", "感人"], "poor": ["很难看", "糟糕", "无聊"]}
+    rows = ["text,label"]
+    for i in range(160):
+        label = ("good", "poor")[i % 2]
+        rows.append(f"电影{random.Random(i).choice(words[label])}，编号{i}。,{label}")
+    (tmp_path / "t.csv").write_text("\n".join(rows), encoding="utf-8")
+    training = dataclasses.replace(
+        QUICK, model="imdb_lstm", model_parameters={"embedding": 8, "units": 4}, epochs=8, learning_rate=0.02
+    )
+    for rule in (WORDS, WORDS_AND_CHARACTERS):
+        here = tmp_path / rule
+        params = WriteParams(
+            f"csv:{tmp_path}/t.csv", num_tokens=16, vocabulary_size=200, num_workers=1, tokenization=rule
+        )
+        write_records(params, here / "records")
+        train_model(training, here / "records", here / "model")
+    earlier, new = tmp_path / WORDS, tmp_path / WORDS_AND_CHARACTERS
+    alone = evaluate_model(EvaluateParams(), earlier / "records", earlier / "model", tmp_path / "alone")
+    against = EvaluateParams(champion=str(earlier / "model"))
+    both = evaluate_model(against, new / "records", new / "model", tmp_path / "both")
+    assert both.champion_metrics == pytest.approx(alone.metrics)
+    assert both.metrics["accuracy"] > 0.9 > alone.metrics["accuracy"]
+
+    export_model(ExportParams(), new / "records", new / "model", tmp_path / "export")
+    lite = load_model(tmp_path / "export")
+    texts = ["电影很好看，编号1。", "无聊！", "Ｇreat　film\u00a0CAFE\u0301 😀", "\ufeff", "ＡＢＣ１ 𠀀 ที่นี่"]
+    served = tf.saved_model.load(str(tmp_path / "export" / "saved_model")).signatures["serving_default"]
+    expected = lite.predict(lite.reader.read_all(texts))
+    np.testing.assert_allclose(served(text=tf.constant(texts))["probabilities"].numpy(), expected, atol=1e-5)
+    assert len(np.unique(expected.round(4), axis=0)) > 2
 
 
 def test_a_champion_of_other_words_is_scored_on_the_texts_themselves(

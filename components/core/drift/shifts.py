@@ -21,6 +21,7 @@ from tpu_components.core.examples.interface import MULTI_LABEL
 CLASSES, SINGLE_CLASS, COMMON_WORDS, SET_ASIDE = "classes", "single class", "common words", "set aside"
 _WORDS, _LABELS = "words", "labels"  # Names of distributions: words per text, labels per example.
 _OF_ITS_OWN = ("unknown_share",)  # Not comparable: it depends on the data set's own vocabulary.
+_OF_WORDS = (_WORDS, "word_length")  # Not comparable if texts were divided by different rules.
 _DISTANCE = "largest distance of the shares up to a value"
 _MOVED = "share of the examples that would have to be of another class"
 _HAVE = "difference of the shares of the examples that have a class"
@@ -161,7 +162,8 @@ def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: s
 
 def figures_of(new: DataSketch, old: DataSketch) -> dict[str, tuple[Distribution, Distribution]]:
     """Return the distributions that both sketches have, as {name: (new, old)}."""
-    names = [name for name in new.distributions if name not in _OF_ITS_OWN and name in old.distributions]
+    skipped = _OF_ITS_OWN if new.divides_like(old) else _OF_ITS_OWN + _OF_WORDS
+    names = [name for name in new.distributions if name not in skipped and name in old.distributions]
     return {name: (new.distributions[name], old.distributions[name]) for name in names}
 
 
@@ -241,6 +243,8 @@ def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     the count of the new data's rarest listed word.
     """
     if not (new.common_words and old.common_words and new.num_training and old.num_training):
+        return
+    if not new.divides_like(old):
         return
     names = [word for word in old.common_words if word]
     shares = np.array([_shares_of_words(data.common_words, names) for data in (new, old)])

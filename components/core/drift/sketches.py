@@ -16,7 +16,8 @@ from typing import Annotated, Self
 import numpy as np
 
 from tpu_components.core.examples.artifacts import TRAIN, Distribution, Manifest, Split
-from tpu_components.core.examples.interface import CLASSIFICATION, REGRESSION, TASKS
+from tpu_components.core.examples.interface import CLASSIFICATION, REGRESSION, TASKS, TextInput
+from tpu_components.core.examples.text import WORDS
 
 SKETCH = "sketch"  # In the lineage of a version: the sketch of its data.
 ANSWERS_FILE = "answers.json"  # In an export: the sketch of each format's predictions.
@@ -55,6 +56,8 @@ class DataSketch:
         num_training: Number of training examples.
         common_words: Counts of the most frequent words of the training examples, as in `Manifest`.
         independence: Effective sample size divided by the number of examples, by name of the distribution; see `Split`.
+        tokenization: Rule that divided texts into words; empty for images. Older files do not have it; their rule is
+            `words`.
     """
 
     source: str
@@ -69,6 +72,17 @@ class DataSketch:
     num_training: int = 0
     common_words: Mapping[str, int] = dataclasses.field(default_factory=dict)
     independence: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    tokenization: str = ""
+
+    @property
+    def words_rule(self) -> str:
+        """Rule that divided texts into words."""
+        return self.tokenization or WORDS
+
+    def divides_like(self, other: Self) -> bool:
+        """Return whether words are comparable: by one rule, or in ASCII characters, which all rules treat alike."""
+        words = "".join((*self.common_words, *other.common_words))
+        return self.words_rule == other.words_rule or words.isascii()
 
     def count_independent(self, figure: str, num_examples: float) -> float:
         """Return the effective sample size for a figure; an unknown figure has the smallest of all figures."""
@@ -97,6 +111,7 @@ class DataSketch:
             distributions={name: _pool_figure(splits, name) for name in figures},
             num_training=manifest.splits[TRAIN].num_examples if TRAIN in manifest.splits else 0,
             common_words=manifest.common_words,
+            tokenization=manifest.input.tokenization if isinstance(manifest.input, TextInput) else "",
             independence={
                 name: float(
                     np.average(

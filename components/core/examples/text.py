@@ -1,13 +1,26 @@
 """Tokenizes texts: in plain Python for writing and serving, and in TensorFlow for the SavedModel, with equal results.
 
-The rule `words`: ASCII letters become lower case. `<br />` tags, byte-order marks and ASCII characters other than
-letters, digits and apostrophes become spaces. Tokens are separated by spaces. All non-ASCII characters are letters.
-Importing this module imports no TensorFlow.
+Each data set and model names its rule, a `Tokenization`. ASCII characters are equal under all rules: letters become
+lower case; `<br />` tags and characters other than letters, digits and apostrophes become spaces; spaces separate
+tokens. Non-ASCII characters differ:
+
+- `words`, the only rule of earlier versions: byte-order marks become spaces, all other characters are letters.
+- `unicode_words`: capitals become lower case, and Unicode's spaces, punctuation and control characters become spaces.
+  Each symbol, such as € or an emoji, is a token. Typographic apostrophes and full-width letters and digits become
+  ASCII. Invisible characters are removed. All other characters are letters. A token has the same ID in the Unicode
+  forms NFC and NFD, which a SavedModel cannot convert: its table has both.
+- `words_and_characters`: in addition, each letter of a script that is written without spaces (Han, kana, Bopomofo,
+  Thai, Lao, Khmer and Myanmar) is a token, together with its combining marks.
+
+`characters` has the classes of characters, which do not depend on the versions of Python and TensorFlow. Importing this
+module imports no TensorFlow.
 """
 
 import dataclasses
+import functools
 import hashlib
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,12 +28,13 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.frameworks import keras, tf
+from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.frameworks import tf
+from tpu_components.core.examples import characters
 from tpu_components.core.examples.interface import PADDING, UNKNOWN, AnyInput, TextInput, UnreadableError
 from tpu_components.core.files import storage
 
-WORDS = "words"
+WORDS, UNICODE_WORDS, WORDS_AND_CHARACTERS = "words", "unicode_words", "words_and_characters"
 START, END = "start", "end"
 VOCABULARY_FILE = "vocabulary.txt"
 _RESERVED = (b"[PAD]", b"[UNK]")  # No token contains brackets.
@@ -29,10 +43,18 @@ _KEPT = b"0123456789abcdefghijklmnopqrstuvwxyz'"
 _TO_SPACE = bytes(c if c in _KEPT or c >= 128 else 32 for c in range(256))
 _BREAKS = re.compile(_BREAK.encode())
 _IN_WORDS = re.compile(rb"[0-9A-Za-z'\x80-\xff]")
+_NON_ASCII = re.compile(rb"[\x80-\xff]+")
+_SHORT_BYTES = 32  # Short runs of non-ASCII characters, such as accented letters and Russian words, recur.
+_CACHED_RUNS = 1 << 15
+# Control characters, which separate tokens: the end of a single token, and the start of a combining mark, which belongs
+# to the token if it follows at once.
+_END, _MARK = "\x1e", "\x1f"
+_FIRST_BYTES = 64  # Bytes of a text in which nearly every text has a word.
+_MOST_CACHED = 1 << 16  # Bounds the memory for characters that no list has.
 
 
 def split_words(text: bytes) -> list[bytes]:
-    """Return the tokens of a text in UTF-8.
+    """Return the tokens of a text in UTF-8 by the rule `words`.
 
     Example:
         >>> split_words(b"It's GREAT!<br />10/10")
@@ -41,14 +63,198 @@ def split_words(text: bytes) -> list[bytes]:
     return _BREAKS.sub(b" ", text.lower()).translate(_TO_SPACE).split()
 
 
-def has_words(text: bytes) -> bool:
-    """Return whether a text has a token; tokenizes the text only if necessary.
+class Tokenization:
+    """Rule that divides texts into tokens; this one is `words`.
 
-    Example:
-        >>> has_words(b" ok"), has_words(b"!"), has_words(b"<br />")
-        (True, False, False)
+    Attributes:
+        name: Name of the rule in data sets and models.
     """
-    return _IN_WORDS.search(text) is not None and (b"<" not in text or bool(split_words(text)))
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return find_tokenization, (self.name,)
+
+    def split(self, text: bytes) -> list[bytes]:
+        """Return the tokens of a text in UTF-8. Bytes that are not UTF-8 give the same tokens as in TensorFlow."""
+        return split_words(text)
+
+    def split_ops(self) -> tuple[Callable[[Any], Any], list[Any]]:
+        """Return `split` as TensorFlow operations: a function from string[batch] to a ragged string[batch, (tokens)].
+
+        Also returns its lookup tables. A module that saves the function must reference them.
+        """
+        to_space = "[" + "".join(f"\\x{c:02x}" for c in range(128) if _TO_SPACE[c] == 32) + "]"
+
+        def split(texts: Any) -> Any:
+            plain = tf.strings.regex_replace(tf.strings.lower(texts), _BREAK, " ")
+            return tf.strings.split(tf.strings.regex_replace(plain, to_space, " "))
+
+        return split, []
+
+    def has_words(self, text: bytes) -> bool:
+        """Return whether a text has a token; divides the text only if necessary.
+
+        Example:
+            >>> rule = find_tokenization("words")
+            >>> rule.has_words(b" ok"), rule.has_words(b"!"), rule.has_words(b"<br />")
+            (True, False, False)
+        """
+        is_plain = text.isascii() and b"<" not in text
+        return _IN_WORDS.search(text) is not None and (is_plain or bool(self.split(text)))
+
+    def spellings(self, token: bytes) -> tuple[bytes, ...]:
+        """Return the tokens that have the ID of a token of the vocabulary: the token, and its other Unicode form."""
+        return (token,)
+
+    def unite(self, counts: Counter[bytes]) -> Counter[bytes]:
+        """Return the counts of tokens, with one count for all spellings of a token."""
+        return counts
+
+
+class UnicodeTokenization(Tokenization):
+    """Rule that treats the characters of all scripts by their classes in Unicode; see the module's docstring.
+
+    Args:
+        name: Name of the rule.
+        single: Characters that are tokens by themselves, as a list of `characters`.
+        marks: Combining marks that belong to the token of the character before them, if that is one of `single`.
+    """
+
+    def __init__(self, name: str, single: str, marks: str = "") -> None:
+        super().__init__(name)
+        self._single, self._marks = single, marks
+        self._fold_short = functools.lru_cache(_CACHED_RUNS)(self._fold)
+
+    @functools.cached_property
+    def _folded(self) -> "_Folded":
+        return _Folded(self._single, self._marks)
+
+    def split(self, text: bytes) -> list[bytes]:
+        """Return the tokens of a text in UTF-8; see `Tokenization.split`."""
+        return split_words(text if text.isascii() else _NON_ASCII.sub(self._replace, text))
+
+    def _replace(self, match: re.Match[bytes]) -> bytes:
+        run = match[0]
+        return self._fold_short(run) if len(run) <= _SHORT_BYTES else self._fold(run)
+
+    def _fold(self, run: bytes) -> bytes:
+        """Return a run of non-ASCII characters with lower-case letters, and with ASCII separators around tokens."""
+        folded = run.decode(errors="replace").translate(self._folded)
+        return folded.replace(_END + _MARK, "").encode()
+
+    def split_ops(self) -> tuple[Callable[[Any], Any], list[Any]]:
+        """Return `split` as TensorFlow operations; see `Tokenization.split_ops`. ASCII texts skip most of them."""
+        split, tables = super().split_ops()
+        replaced = {chr(character): chr(other) for character, other in _replacements().items()}
+        initializer = tf.lookup.KeyValueTensorInitializer(list(replaced), list(replaced.values()))
+        table = tf.lookup.StaticHashTable(initializer, "")
+        single, marks = (f"[{characters.as_class(ranges)}]" for ranges in (self._single, self._marks))
+        tokens = f"{single}?{marks}+|{single}" if self._marks else single
+        steps = (
+            (f"[{characters.as_class(characters.SEPARATORS)}]", " "),
+            (f"[{characters.as_class(characters.IGNORED)}]", ""),
+            (f"({tokens})", r" \1 "),
+        )
+
+        def fold(texts: Any) -> Any:
+            each = tf.strings.unicode_split(texts, "UTF-8")
+            others = table.lookup(each.flat_values)
+            folded = tf.where(tf.equal(others, ""), each.flat_values, others)
+            texts = tf.strings.reduce_join(each.with_flat_values(folded), axis=-1)
+            for pattern, replacement in steps:
+                texts = tf.strings.regex_replace(texts, pattern, replacement)
+            return texts
+
+        def split_unicode(texts: Any) -> Any:
+            are_ascii = tf.strings.regex_full_match(texts, "[\\x00-\\x7f]*")
+            return split(tf.cond(tf.reduce_all(are_ascii), lambda: texts, lambda: fold(texts)))
+
+        return split_unicode, [*tables, table]
+
+    def has_words(self, text: bytes) -> bool:
+        """Return whether a text has a token; see `Tokenization.has_words`."""
+        if text.isascii() or b"<" in text:
+            return super().has_words(text)
+        return bool(self.split(text[:_FIRST_BYTES]) or self.split(text))
+
+    def spellings(self, token: bytes) -> tuple[bytes, ...]:
+        """Return a token, and if it is in the Unicode form NFC and differs in NFD, also the token in NFD."""
+        if token.isascii():
+            return (token,)
+        text = token.decode()
+        decomposed = unicodedata.normalize("NFD", text)
+        has_other = decomposed != text and unicodedata.normalize("NFC", text) == text
+        return (token, decomposed.encode()) if has_other else (token,)
+
+    def unite(self, counts: Counter[bytes]) -> Counter[bytes]:
+        """Return the counts of tokens, with one count for the forms NFC and NFD of a token."""
+        united = Counter[bytes]()
+        for token, count in counts.items():
+            composed = token if token.isascii() else unicodedata.normalize("NFC", token.decode()).encode()
+            united[composed if token in self.spellings(composed) else token] += count
+        return united
+
+
+class _Folded(dict[int, str | None]):
+    """Replacements of characters for `str.translate`: of capitals, separators, ignored characters and single tokens.
+
+    The parameters are those of `UnicodeTokenization`.
+    """
+
+    def __init__(self, single: str, marks: str) -> None:
+        self._single = re.compile(f"[{characters.as_class(single)}]")
+        self.update((character, self._separate(other)) for character, other in _replacements().items())
+        self.update((character, " ") for each in characters.parse_ranges(characters.SEPARATORS) for character in each)
+        self.update((character, None) for each in characters.parse_ranges(characters.IGNORED) for character in each)
+        marked = (character for each in characters.parse_ranges(marks) for character in each)
+        self.update((character, f"{_MARK}{chr(character)}{_END}") for character in marked)
+
+    def _separate(self, character: int) -> str:
+        text = chr(character)
+        return f" {text}{_END}" if self._single.match(text) else text
+
+    def __missing__(self, character: int) -> str:
+        replacement = self._separate(character)
+        if character < _MOST_CACHED:
+            self[character] = replacement
+        return replacement
+
+
+@functools.cache
+def _replacements() -> dict[int, int]:
+    """Return the character that replaces a character: lower-case letters, and ASCII for its variants."""
+    return {
+        **characters.parse_replacements(characters.CAPITALS),
+        **characters.parse_replacements(characters.ASCII_VARIANTS),
+    }
+
+
+_RULES = (
+    UnicodeTokenization(
+        WORDS_AND_CHARACTERS,
+        single=characters.SYMBOLS + characters.LETTERS_WITHOUT_SPACES,
+        marks=characters.MARKS_WITHOUT_SPACES,
+    ),
+    UnicodeTokenization(UNICODE_WORDS, single=characters.SYMBOLS),
+    Tokenization(WORDS),
+)
+TOKENIZATIONS = {rule.name: rule for rule in _RULES}
+
+
+def find_tokenization(name: str) -> Tokenization:
+    """Return the rule with a name.
+
+    Raises:
+        InputError: If this version has no such rule.
+    """
+    if name not in TOKENIZATIONS:
+        raise InputError(
+            f"Texts cannot be divided by the rule {name!r}: expected one of {', '.join(TOKENIZATIONS)}."
+            f"{did_you_mean(name, TOKENIZATIONS)} A newer version may have written the files: update tpu-pipelines."
+        )
+    return TOKENIZATIONS[name]
 
 
 def build_vocabulary(counts: Counter[bytes], size: int) -> tuple[bytes, ...]:
@@ -80,11 +286,13 @@ class Tokenizer:
     def __init__(self, inputs: TextInput, vocabulary: Sequence[bytes]) -> None:
         self._given = inputs
         self.shape, self.dtype, self.noun = inputs.shape, inputs.dtype, inputs.noun
-        self._ids = {token: id_ for id_, token in enumerate(vocabulary, len(_RESERVED))}
+        rule = find_tokenization(inputs.tokenization)
+        self._split = rule.split
+        self._ids = _ids_of(rule, vocabulary)
 
     def encode(self, text: bytes) -> EncodedText:
         """Return the ids of a text in UTF-8, cut or padded at the side that `truncate` says."""
-        tokens = split_words(text)
+        tokens = self._split(text)
         wanted = self._given.num_tokens
         kept = tokens[:wanted] if self._given.truncate == END else tokens[-wanted:]
         numbers = [self._ids.get(token, UNKNOWN) for token in kept]
@@ -126,20 +334,24 @@ class Tokenizer:
         return np.stack([self.read(text) for text in texts])
 
 
-def tokenizer_ops(inputs: TextInput, vocabulary: Sequence[bytes]) -> tuple[Callable[[Any], Any], Any]:
+def _ids_of(rule: Tokenization, vocabulary: Sequence[bytes]) -> dict[bytes, int]:
+    """Return the IDs of the tokens of a vocabulary, in all their spellings."""
+    return {spelling: id_ for id_, token in enumerate(vocabulary, len(_RESERVED)) for spelling in rule.spellings(token)}
+
+
+def tokenizer_ops(inputs: TextInput, vocabulary: Sequence[bytes]) -> tuple[Callable[[Any], Any], list[Any]]:
     """Build the tokenizer from TensorFlow operations: a function from string[batch] to int32[batch, num_tokens].
 
-    Also returns its lookup table, a keras.layers.StringLookup. A module that saves the function must reference the
-    table.
+    Also returns its lookup tables. A module that saves the function must reference them.
     """
-    lookup = keras.layers.StringLookup(
-        vocabulary=[token.decode() for token in vocabulary], mask_token="", num_oov_indices=1, dtype="int64"
-    )
-    to_space = "[" + "".join(f"\\x{c:02x}" for c in range(128) if _TO_SPACE[c] == 32) + "]"
+    rule = find_tokenization(inputs.tokenization)
+    split, tables = rule.split_ops()
+    ids = {b"": PADDING, **_ids_of(rule, vocabulary)}
+    initializer = tf.lookup.KeyValueTensorInitializer(list(ids), tf.constant(list(ids.values()), tf.int32))
+    lookup = tf.lookup.StaticHashTable(initializer, UNKNOWN)
 
     def tokenize(texts: Any) -> Any:
-        plain = tf.strings.regex_replace(tf.strings.lower(texts), _BREAK, " ")
-        tokens = tf.strings.split(tf.strings.regex_replace(plain, to_space, " "))
+        tokens = split(texts)
         if inputs.truncate == END:
             kept = tokens[:, : inputs.num_tokens].to_tensor("", shape=(None, inputs.num_tokens))
         else:
@@ -147,9 +359,9 @@ def tokenizer_ops(inputs: TextInput, vocabulary: Sequence[bytes]) -> tuple[Calla
             missing = inputs.num_tokens - kept.row_lengths()
             padding = tf.RaggedTensor.from_row_lengths(tf.fill([tf.reduce_sum(missing)], ""), missing)
             kept = tf.concat([padding, kept], axis=1).to_tensor("", shape=(None, inputs.num_tokens))
-        return tf.cast(lookup(kept), tf.int32)
+        return lookup.lookup(kept)
 
-    return tokenize, lookup
+    return tokenize, [*tables, lookup]
 
 
 def vocabulary_bytes(vocabulary: Sequence[bytes]) -> bytes:

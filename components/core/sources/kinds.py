@@ -47,9 +47,12 @@ _ALL = (
 SOURCES = {split_source(source.form)[0]: source for source in _ALL}
 _FEWEST_UNIQUE = 10  # Examples; fewer with a label of their own may be a first try.
 _NOT_FOR = {
-    "images": ("vocabulary_size", "num_tokens", "truncate"),
+    "images": ("vocabulary_size", "num_tokens", "tokenization", "truncate"),
     "texts": ("image_size", "channels", "encoding", "jpeg_quality", "crop_margin"),
-    "a corpus": ("image_size", "channels", "encoding", "crop_margin", "class_names", "vocabulary_size", "truncate"),
+    "a corpus": (
+        *("image_size", "channels", "encoding", "crop_margin", "class_names", "vocabulary_size", "tokenization"),
+        "truncate",
+    ),
 }
 
 

@@ -16,7 +16,7 @@ from tpu_components.core.examples.interface import (
     REGRESSION,
     ImageRule,
 )
-from tpu_components.core.examples.text import END, START
+from tpu_components.core.examples.text import END, START, TOKENIZATIONS, WORDS_AND_CHARACTERS
 from tpu_components.core.work.beam.options import require_names
 
 _COLUMNS = ("path", "image", "text", "label", "split", "id", "weight")
@@ -84,6 +84,11 @@ class WriteParams:
         vocabulary_size: Number of token IDs for texts, including padding and unknown; the other IDs are for the most
             frequent words of the training split.
         num_tokens: Length in words that all texts are cut or padded to; in a corpus, the characters of a passage.
+        tokenization: Rule that divides texts into words. `words_and_characters`: Unicode's spaces and punctuation
+            separate words, and each letter of a script without spaces, such as Chinese or Thai, counts as a word.
+            `unicode_words`: the same, but such letters form words too, for texts whose words are already separated.
+            `words`: the rule of earlier versions, in which only ASCII characters separate words, and only ASCII
+            capitals become lower case.
         truncate: Side on which texts are cut and padded, `start` or `end`; `start` keeps the last words.
         context_tokens: Number of characters by which validation and test passages of a corpus overlap: a passage
             begins with the last characters of the one before. They are context and are scored only in the passage
@@ -126,6 +131,7 @@ class WriteParams:
     crop_margin: Share = 0.0
     vocabulary_size: Annotated[int, Range(3)] = 15_000
     num_tokens: Positive = 250
+    tokenization: Annotated[str, tuple(TOKENIZATIONS)] = WORDS_AND_CHARACTERS
     truncate: Annotated[str, (START, END)] = START
     context_tokens: int = 0
     class_names: tuple[str, ...] = ()

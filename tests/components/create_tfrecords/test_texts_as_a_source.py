@@ -2,6 +2,7 @@
 
 import csv
 import json
+import random
 
 import numpy as np
 import pytest
@@ -132,6 +133,66 @@ def test_another_rule_gives_another_fingerprint(folder, tmp_path, change):
     assert _write(f"text:{folder}", tmp_path / "two", **change).fingerprint != first.fingerprint
 
 
+def _table(path, texts):
+    """A table of texts of two classes, which are drawn to splits."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["text", "label"], *([text, f"class {i % 2}"] for i, text in enumerate(texts))])
+    return f"csv:{path}"
+
+
+def _reviews(separator):
+    """Reviews of four words and a number, with a separator between them."""
+    words = ["电影", "演员", "剧情", "音乐", "很好", "糟糕", "精彩", "无聊"]
+    return [separator.join([*random.Random(i).sample(words, 4), f"第{i}"]) for i in range(120)]
+
+
+_DRAWN = {"validation_fraction": 0.2, "test_fraction": 0.3, "num_tokens": 16, "vocabulary_size": 500}
+
+
+@pytest.mark.parametrize("separator", ["", "，", "\u3000", "\u00a0"])
+def test_words_of_the_test_split_are_known_whatever_separates_them(separator, tmp_path, capsys):
+    source = _table(tmp_path / "reviews.csv", _reviews(separator))
+    for rule, is_known in (("words_and_characters", True), ("words", False)):
+        manifest = _write(source, tmp_path / rule, tokenization=rule, **_DRAWN)
+        assert manifest.input.tokenization == rule
+        statistics = manifest.splits["test"].statistics
+        assert (statistics["num_unknown"] < 0.2 * statistics["num_tokens"]) == is_known
+        warning = (
+            "of the words in test are unknown, because the rule data.tokenization=words does not divide words such"
+        )
+        assert (warning in capsys.readouterr().err) != is_known
+
+
+@pytest.mark.parametrize("rule", ["words_and_characters", "unicode_words"])
+def test_no_rule_changes_the_split_of_an_example(rule, tmp_path):
+    texts = [*_reviews("，"), *_reviews("，")[:20], *(f"Café, número {i % 40}" for i in range(60))]
+    texts += [text.replace("，", "。") for text in _reviews("，")[20:40]]  # Copies only by the new rules.
+    source = _table(tmp_path / "reviews.csv", texts)
+    keys = {}
+    for name in ("words", rule):
+        manifest = _write(source, tmp_path / name, tokenization=name, **_DRAWN)
+        keys[name] = {split: sorted(_ids(tmp_path / name, manifest, split)) for split in manifest.splits}
+    assert keys["words"] == keys[rule]
+    assert min(map(len, keys[rule].values())) > 10
+
+
+@pytest.mark.parametrize(
+    ("texts", "change", "cause"),
+    [
+        ([f"unique{i}" for i in range(60)], {}, "most texts are a single word such as 'unique"),
+        ([f"one{i} two{i} three{i}" for i in range(60)], {}, "the training texts do not have them: check that"),
+        (
+            [f"one{i} two{i} a" for i in range(60)],
+            {"vocabulary_size": 4},
+            "only the 2 most frequent words of the train",
+        ),
+    ],
+)
+def test_the_cause_of_unknown_words_is_named(texts, change, cause, tmp_path, capsys):
+    _write(_table(tmp_path / "reviews.csv", texts), tmp_path / "out", **{**_DRAWN, **change})
+    assert f"of the words in test are unknown, because {cause}" in capsys.readouterr().err
+
+
 def test_csv_with_texts(tmp_path):
     with open(tmp_path / "reviews.csv", "w", newline="") as file:
         writer = csv.writer(file)
@@ -188,4 +249,5 @@ def test_manifest_names_the_fields_of_a_record(folder, tmp_path):
     _write(f"text:{folder}", tmp_path / "out")
     raw = json.loads((tmp_path / "out" / "dataset.json").read_text())
     assert raw["features"] == {"tokens": "bytes", "text": "bytes", "label": "int64", "key": "bytes"}
-    assert (raw["input"], raw["num_tokens"], raw["tokenization"], raw["truncate"]) == ("text", 4, "words", "start")
+    assert (raw["input"], raw["num_tokens"], raw["truncate"]) == ("text", 4, "start")
+    assert raw["tokenization"] == "words_and_characters"

@@ -114,6 +114,25 @@ def test_a_table_is_read_whole_for_rows_that_would_stop_a_run(tmp_path):
     assert errors_in(check_config(load_config("imdb_lstm", [*source, "data.max_bad_fraction=0.001"]), tmp_path)) == []
 
 
+def test_unknown_words_of_the_held_out_texts_are_a_hint(tmp_path):
+    rows = [f"电影{i}很好看，演员{i}{'精彩' if i % 2 else '糟糕'}。,{('neg', 'pos')[i % 2]}" for i in range(200)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    source = [f"data.source=csv:{tmp_path}/t.csv", "data.num_tokens=16"]
+
+    def hints(*more):
+        findings = check_config(load_config("imdb_lstm", [*source, *more]), tmp_path)
+        return [one.said for one in findings if "words in" in one.said and one.state == "hint"]
+
+    assert hints() == []
+    validation, test = hints("data.tokenization=words")
+    assert validation.startswith(
+        "100% of the words in validation are unknown, because the rule data.tokenization=words"
+    )
+    assert test.endswith(
+        "set data.tokenization=words_and_characters, for languages without spaces and for other than ASCII spaces"
+    )
+
+
 def test_keys_that_are_no_pair_are_a_mistake_of_deploy_alone(tmp_path):
     (private, public), (_, other) = (write_keys(tmp_path / name) for name in ("one", "other"))
     for key, mistakes in ((public, []), (other, ["deploy"])):

@@ -507,3 +507,25 @@ def test_made_shifts_of_reviews_are_found_in_500_of_them(capsys):
     tell(capsys, known, alarms)
     assert {name for name, figures in known.items() if not figures} == NOT_FOUND_OF_TEXTS
     assert alarms <= _NUM_RESAMPLES * 0.01
+
+
+@pytest.mark.parametrize(("word", "are_compared"), [("film", True), ("élan", False)])
+def test_words_that_different_rules_divided_are_compared_only_in_ascii(word, are_compared):
+    rows = np.array([(4, 0, 50)] * 300)
+
+    def sketch(rule):
+        figures = distributions(TEXT, rows)
+        return DataSketch(
+            *("", "", TEXT, "classification", 300, 0),
+            distributions=figures,
+            num_training=300,
+            common_words={word: 900, "": 300},
+            tokenization=rule,
+        )
+
+    def compared(new, old):
+        return {shift.figure for shift in find_shifts(sketch(new), sketch(old))} - {"set aside"}
+
+    figures = {"common words", "words", "word_length"}
+    assert compared("unicode_words", "unicode_words") == compared("words", "") == figures
+    assert compared("unicode_words", "") == (figures if are_compared else set())
