@@ -46,18 +46,22 @@ def convert_ids(records_dir: Path, files: Sequence[str]) -> Converted:
         InputError: If a file cannot be read, or none of its IDs is in the records.
     """
     by_split = [load_identities(records_dir, split) for split in SPLITS]
+    if all(ids is None for ids in by_split):
+        raise InputError(
+            f"Found no IDs of examples in {records_dir}: expected a folder that create_tfrecords wrote. Check the path."
+        )
     known = join_ids(*(ids for ids in by_split if ids is not None))
     converted = {}
     for file in files:
         with reading(file, "IDs of examples, as in examples.npy or trained_on.npy", "Correct the path."):
             ids = as_ids(read_arrays(file, storage.read_bytes(file))[""])
-        found = known[np.isin(known["scheme1"], ids["scheme1"]) & (known["scheme2"] != 0)]
-        if len(ids) and not len(found):
+        matched = known[np.isin(known["scheme1"], ids["scheme1"]) & (known["scheme2"] != 0)]
+        if len(ids) and not len(matched):
             raise InputError(
                 f"Cannot convert {file}: none of its {len(ids):,} IDs is in {records_dir}. Expected records of the "
                 "same data, written with the settings of that time. Write them again with these settings."
             )
-        converted[file] = join_ids(ids, found)
+        converted[file] = join_ids(ids, matched)
     for file, ids in converted.items():
         content = io.BytesIO()
         np.save(content, ids)
@@ -76,7 +80,7 @@ def main() -> int:
         "records", type=Path, help="Records of the same data, written with the settings of that time, all splits."
     )
     parser.add_argument("files", nargs="+", help="Files examples.npy or trained_on.npy, local or in a bucket.")
-    return command_line.run(parser, lambda given: (convert_ids(given.records, given.files), DONE))
+    return command_line.run(parser, lambda arguments: (convert_ids(arguments.records, arguments.files), DONE))
 
 
 if __name__ == "__main__":

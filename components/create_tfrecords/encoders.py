@@ -14,11 +14,12 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.measuring import MOST_COUNTED, MOST_MEASURED, is_measured, thin_out
 from tpu_components.core.examples.artifacts import TEXT_FEATURE
-from tpu_components.core.examples.example_ids import identify, identify_pixels, identify_text
+from tpu_components.core.examples.example_ids import identify, identify_bands, identify_pixels, identify_text
 from tpu_components.core.examples.images import (
     Picture,
     UnreadableImageError,
     check_encoded,
+    is_lossless,
     open_image,
     original_pixels,
     read_image,
@@ -120,12 +121,13 @@ class ImageEncoder:
         """
         if not isinstance(content, bytes):
             return identify_pixels(content, known)
-        pixels = None if picture.loaded is None else original_pixels(content, picture)
-        if pixels is None:
-            is_kept = self.input.encoding == ENCODED and bool(picture.jpeg) and not picture.was_turned
-            return stored if is_kept else identify(content)
-        is_kept = self.input.encoding == RAW and pixels is picture.pixels
-        return identify_pixels(pixels, stored if is_kept else None)
+        if picture.loaded is not None:
+            if picture.is_original and self.input.encoding == RAW and is_lossless(content, picture.loaded):
+                return identify_pixels(picture.pixels, stored)
+            if identity := identify_bands(original_pixels(content, picture)):
+                return identity
+        is_kept = self.input.encoding == ENCODED and picture.jpeg and not picture.was_turned
+        return stored if is_kept else identify(content)
 
 
 @dataclasses.dataclass(frozen=True)

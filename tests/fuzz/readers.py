@@ -25,11 +25,14 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.shifts import find_shifts
 from tpu_components.core.drift.sketches import DataSketch, sketch_answers
 from tpu_components.core.examples.artifacts import Manifest, load_history
-from tpu_components.core.examples.images import UnreadableImageError, check_encoded, read_image
-from tpu_components.core.examples.interface import IMAGE, ImageRule
+from tpu_components.core.examples.example_ids import ID_TYPE, identify_bands, identify_text, load_retired
+from tpu_components.core.examples.images import UnreadableImageError, check_encoded, original_pixels, read_image
+from tpu_components.core.examples.interface import IMAGE, ImageRule, TextInput, UnreadableError
 from tpu_components.core.examples.records import encode_example, frame_record
+from tpu_components.core.examples.text import TOKENIZATIONS, Tokenizer
 from tpu_components.core.files import typed_json
 from tpu_components.core.registry.folder import ModelRegistry
+from tpu_components.core.registry.held_out import HeldOutSet
 from tpu_components.core.registry.opening import Origin
 from tpu_components.core.registry.versions import Version
 from tpu_components.core.sources.kinds import list_examples, list_unlabelled
@@ -96,7 +99,10 @@ def _of_images(kind: str) -> Reader:
 
     def read(path: Path) -> None:
         content = path.read_bytes()
-        check_encoded(content, ImageRule(None, 0))
+        _, _, as_held = check_encoded(content, ImageRule(None, 0))
+        if as_held.loaded is not None:
+            identify_bands(original_pixels(content, as_held))
+        del as_held
         read_image(content, _RULE)
 
     def seeds(_: Path) -> Sequence[bytes]:
@@ -126,6 +132,7 @@ def _source(
     file: str,
     seeds: Callable[[Path], Sequence[bytes]],
     repair: Callable[[bytes], bytes] | None = None,
+    is_json: bool = False,
     **params: Any,
 ) -> Reader:
     def read(path: Path) -> None:
@@ -141,7 +148,7 @@ def _source(
                         read_image(content, given.image_rule)
         plan_dataset(given)
 
-    return Reader(file, seeds, read, repair)
+    return Reader(file, seeds, read, repair, is_json)
 
 
 def _npz(_: Path) -> Sequence[bytes]:
@@ -177,14 +184,30 @@ def _table(rows: Sequence[Sequence[Any]], delimiter: str = ",") -> bytes:
 
 def _texts(_: Path) -> Sequence[bytes]:
     rows = [(f"a text, of {i} words", _CLASSES[i % 2], ("train", "test")[i % 4 == 0]) for i in range(20)]
-    return [_table([("text", "label", "split"), *rows]), _table([("review", "sentiment", "x"), *rows], ";")]
+    usual, reviews = _table([("text", "label", "split"), *rows]), _table([("review", "sentiment", "x"), *rows], ";")
+    odd = "v1,v2,,\n" + "".join(f'{i % 2}.0,"a ""text"" of Zoe\u0308 {i}",,\n' for i in range(20))
+    return [
+        usual,
+        reviews,
+        b"sep=;\r\n" + reviews,
+        reviews.replace(b"\r\n", b"\r"),
+        usual.decode().encode("utf-16"),
+        odd.replace("v1", "label").replace("v2", "text").encode(),
+        usual.replace(b'"a text, of 3 words"', b'"a \\"text\\" of 3 words"'),
+    ]
+
+
+def _several_labels(_: Path) -> Sequence[bytes]:
+    cells = ["cat|dog", "dog", "", "cow", "Caf\u00e9|Cafe\u0301", "nan"]
+    return [_table([("text", "label"), *((f"text {i}", cells[i % 6]) for i in range(24))])]
 
 
 def _paths(folder: Path) -> Sequence[bytes]:
     for i in range(20):
         (folder / f"{i}.png").write_bytes(picture(i))
     rows = [(f"{i}.png", i / 2, 20 - i) for i in range(20)]
-    return [_table([("path", "x", "y"), *rows])]
+    odd = [((f"{i}.PNG", f".\\{i}.png", f"{i}")[i % 3], i / 2, i) for i in range(20)]
+    return [_table([("path", "x", "y"), *rows]), _table([("path", "x", "y"), *odd])]
 
 
 def _label_studio(_: Path) -> Sequence[bytes]:
@@ -199,6 +222,10 @@ def _label_studio(_: Path) -> Sequence[bytes]:
     ]
     least = [{"id": i, "annotation_id": i, "text": text, "kind": {"choices": [label]}} for i, text, label in texts]
     return [json.dumps(tasks).encode(), json.dumps(least).encode()]
+
+
+def _label_studio_lines(folder: Path) -> Sequence[bytes]:
+    return [b"\n".join(json.dumps(task).encode() for task in json.loads(file)) for file in _label_studio(folder)]
 
 
 def _cvat(folder: Path) -> Sequence[bytes]:
@@ -230,7 +257,8 @@ def _parquet(_: Path) -> Sequence[bytes]:
 def _tfrecords(_: Path) -> Sequence[bytes]:
     examples = [{"image": picture(i), "label": i % 2} for i in range(8)]
     named = [{"image": picture(i), "label": _CLASSES[i % 2].encode(), "floats": [0.5, 1.0]} for i in range(8)]
-    return [b"".join(frame_record(encode_example(each)) for each in some) for some in (examples, named)]
+    raw = [{"image_raw": bytes(range(i, 63 + i)), "height": 9, "width": 7, "label": i % 2} for i in range(8)]
+    return [b"".join(frame_record(encode_example(each)) for each in some) for some in (examples, named, raw)]
 
 
 def _tar(_: Path) -> Sequence[bytes]:
@@ -252,6 +280,49 @@ def _tar(_: Path) -> Sequence[bytes]:
 
 def _corpus(_: Path) -> Sequence[bytes]:
     return [b"to be or not to be, that is the question.\n" * 20, "über allen gipfeln ist ruh\n".encode() * 20]
+
+
+def _unicode(_: Path) -> Sequence[bytes]:
+    texts = (
+        "Caf\u00e9 Cafe\u0301 \u201cbon\u201d",
+        "\u5f88\u597d\u770b\uff0c film",
+        "\u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22\u3000\u00a0x",
+    )
+    return [text.encode() for text in texts]
+
+
+def _read_text(path: Path) -> None:
+    content = path.read_bytes()
+    for name in TOKENIZATIONS:
+        inputs_of_rule = TextInput(8, 100, "", name, "start")
+        with contextlib.suppress(UnreadableError):  # The writer sets it aside.
+            Tokenizer(inputs_of_rule, (b"film",)).encode_stored(content)
+            identify_text(content)
+
+
+def _ids(_: Path) -> Sequence[bytes]:
+    files = []
+    for array in (np.arange(9, dtype=np.uint64), np.array([(1, 2), (3, 0)], ID_TYPE)):
+        file = io.BytesIO()
+        np.save(file, array)
+        files.append(file.getvalue())
+    return files
+
+
+def _decision(folder: Path) -> Sequence[bytes]:
+    identities = np.array([(i, i + 1) for i in range(9)], ID_TYPE)
+    HeldOutSet.find(str(folder / "tests"), identities, "model").record("model", True, {"accuracy": 0.9}, {})
+    (file,) = (folder / "tests").glob("*/model.json")
+    content = file.read_bytes()
+    file.unlink()
+    return [content]
+
+
+def _read_decision(path: Path) -> None:
+    identities = np.array([(i, i + 1) for i in range(9)], ID_TYPE)
+    found = HeldOutSet.find(str(path.parents[1]), identities, "other")
+    found.error_rate(0.05, 52)
+    found.find_best("accuracy", 1)
 
 
 def _registry(folder: Path) -> Any:
@@ -422,12 +493,17 @@ READERS = {
     "npz": _source("npz:{}", "data.npz", _npz, repairs.archive, validation_fraction=0.0),
     "idx": _source("idx:{folder}", "train-images-idx3-ubyte", _idx, validation_fraction=0.0),
     "csv of texts": _source("csv:{}", "data.csv", _texts),
+    "csv of several labels": _source("csv:{}", "data.csv", _several_labels, task="multi_label", max_bad_fraction=0.9),
     "csv of paths": _source("csv:{}", "data.csv", _paths, task="regression", target_columns=("x", "y")),
-    "labelstudio": _source("labelstudio:{}", "tasks.json", _label_studio),
+    "labelstudio": _source("labelstudio:{}", "tasks.json", _label_studio, is_json=True),
+    "labelstudio in lines": _source("labelstudio:{}", "tasks.json", _label_studio_lines),
     "cvat": _source("cvat:{}", "annotations.xml", _cvat),
     "parquet": _source("parquet:{}", "data.parquet", _parquet),
     "tfrecords": _source("tfrecords:{}", "data.tfrecord", _tfrecords, repairs.tfrecords),
     "tar": _source("webdataset:{}", "data.tar", _tar, repairs.tar),
+    "text": Reader("text.txt", _unicode, _read_text),
+    "ids": Reader("examples.npy", _ids, lambda path: load_retired(str(path)), repairs.archive),
+    "decision": Reader("tests/set/model.json", _decision, _read_decision, is_json=True),
     "corpus": _source("corpus:{}", "data.txt", _corpus),
     **{kind: _of_images(kind) for kind in _IMAGE_OPTIONS},
     "http": Reader("request", http_requests.seeds, http_requests.ask, repairs.request),

@@ -64,6 +64,21 @@ def identify_pixels(pixels: np.ndarray, known: bytes | None = None) -> bytes:
     return identify(f"{pixels.dtype}{pixels.shape}".encode() + known)
 
 
+def identify_bands(bands: Iterable[np.ndarray]) -> bytes | None:
+    """Return the ID of an image, as `identify_pixels` does, by its bands of rows from top to bottom; None without any.
+
+    Args:
+        bands: uint8 or uint16 [rows, width, channels] each.
+    """
+    hasher, num_rows, last = hashlib.blake2b(digest_size=_HASH_BYTES), 0, None
+    for last in bands:
+        hasher.update(np.ascontiguousarray(last).data)
+        num_rows += len(last)
+    if last is None:
+        return None
+    return identify(f"{last.dtype}{(num_rows, *last.shape[1:])}".encode() + hasher.digest())
+
+
 def identify_text(content: bytes, known: bytes | None = None) -> bytes:
     r"""Return the ID of a text in UTF-8.
 

@@ -31,6 +31,8 @@ _TIFF_TYPES = {3: "H", 4: "I"}  # Of sides: SHORT and LONG.
 _MODES = {1: "L", 3: "RGB"}
 REDUCTIONS = (8, 4, 2)  # Scales that both libjpeg and TensorFlow support.
 _GREY_MODES = ("1", "L", "LA")
+_MOST_SIDE_PIXELS = 1 << 20  # Pillow needs memory for each row, however short.
+_CONVERTED_PIXELS = 1 << 22  # At a time, which bounds the memory for a large image.
 _LOSSLESS_FORMATS = ("PNG", "BMP", "GIF", "PPM")
 _LOSSLESS_IN_TIFF = ("raw", "packbits", "tiff_lzw", "tiff_deflate", "tiff_adobe_deflate", "group3", "group4")
 _MODES_OF_8_BITS = ("L", "P", "1", "LA")  # Pillow opens no file of 16 bits per channel in these.
@@ -337,8 +339,15 @@ def _pixels(image: Any) -> np.ndarray:
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-def original_pixels(content: bytes, picture: Picture) -> np.ndarray | None:
-    """Return the pixels of a lossless image file as they were saved; None for a lossy format.
+def _bands(image: Any) -> Iterator[Any]:
+    """Yield an image in bands of rows, from top to bottom; each is copied."""
+    rows = max(1, _CONVERTED_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        yield image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def original_pixels(content: bytes, picture: Picture) -> Iterator[np.ndarray]:
+    """Yield the pixels of a lossless image file as they were saved, some rows at a time; nothing for a lossy format.
 
     The result does not depend on the version of Pillow.
 
@@ -346,29 +355,36 @@ def original_pixels(content: bytes, picture: Picture) -> np.ndarray | None:
         content: The file.
         picture: The image that was read from it, with Pillow.
 
-    Returns:
-        uint8[height, width, channels]: 1 channel for grey, 3 for colour, and one more for transparency. Palettes are
-        converted to their colours, or to grey if they have no other. uint16[height, width, 1] for grey images of 16
-        bits.
+    Yields:
+        uint8[rows, width, channels]: 1 channel for grey, 3 for colour, and one more for transparency. Palettes are
+        converted to their colours, or to grey if they have no other. uint16[rows, width, 1] for grey images of 16 bits.
     """
     loaded = picture.loaded
-    if not _is_lossless(content, loaded):
-        return None
+    if not is_lossless(content, loaded):
+        return
     if picture.is_original:
-        return picture.pixels
+        yield picture.pixels
+        return
+    mode = _original_mode(loaded)
+    for band in _bands(loaded):
+        pixels = _pixels(band if mode == band.mode else band.convert(mode))
+        # In this machine's byte order. Pillow opens some files of 16 bits in a mode of 32 bits.
+        yield pixels.astype(np.uint16) if mode.startswith("I") else pixels
+
+
+def _original_mode(loaded: Any) -> str:
     if loaded.mode == "1":
-        loaded = loaded.convert("L")
-    elif loaded.mode == "P" and "transparency" in loaded.info:
-        loaded = loaded.convert("RGBA")
-    elif loaded.mode == "P":
-        colours = _pixels(loaded.convert("RGB"))
-        return colours[:, :, :1] if (colours == colours[:, :, :1]).all() else colours
-    pixels = _pixels(loaded)
-    # In this machine's byte order. Pillow opens some files of 16 bits in a mode of 32 bits.
-    return pixels.astype(np.uint16) if loaded.mode.startswith("I") else pixels
+        return "L"
+    if loaded.mode != "P":
+        return str(loaded.mode)
+    if "transparency" in loaded.info:
+        return "RGBA"
+    palette = np.array(loaded.getpalette("RGB")).reshape(-1, 3)
+    return "L" if (palette == palette[:, :1]).all() else "RGB"
 
 
-def _is_lossless(content: bytes, loaded: Any) -> bool:
+def is_lossless(content: bytes, loaded: Any) -> bool:
+    """Return whether Pillow's image of a file has exactly the pixels that were saved."""
     if loaded.format == "WEBP":  # https://developers.google.com/speed/webp/docs/riff_container
         return content[12:16] == b"VP8L"
     if loaded.format == "TIFF":
@@ -396,6 +412,8 @@ def jpeg_header(content: bytes, max_pixels: int) -> tuple[int, int, str]:
 
 
 def _check_size(height: int, width: int, max_pixels: int) -> None:
+    if max(height, width) > _MOST_SIDE_PIXELS:
+        raise UnreadableImageError(f"{height}×{width} pixels: expected at most {_MOST_SIDE_PIXELS:,} on each side")
     if height * width > max_pixels:
         raise UnreadableImageError(f"{height}×{width} pixels: expected at most {max_pixels:,} in all")
 

@@ -115,7 +115,7 @@ def list_known(root: str) -> list[StoredFile]:
     """Return the files of `list_files`; an empty list if the folder is missing or empty."""
     if store := store_of(root):
         return list(_in_bucket(root, store))
-    return list(_on_disk(root)) if Path(root).is_dir() else []
+    return list(_on_disk(root)) if os.path.isdir(root) else []  # `Path.is_dir` raises an OSError for a name too long.
 
 
 def _in_bucket(root: str, store: ObjectStore) -> Iterator[StoredFile]:
@@ -128,8 +128,8 @@ def _in_bucket(root: str, store: ObjectStore) -> Iterator[StoredFile]:
 
 
 def _on_disk(root: str) -> Iterator[StoredFile]:
-    if not Path(root).is_dir():
-        if (other := existing_form("", str(root))) is not None and Path(other).is_dir():
+    if not os.path.isdir(root):
+        if (other := existing_form("", str(root))) is not None and os.path.isdir(other):
             yield from _on_disk(other)
             return
         raise InputError(
@@ -322,7 +322,7 @@ def existing_form(root: str, name: str) -> str | None:
 
 def names_in(root: str) -> set[str]:
     """Return the names of the files in a folder, local or in a bucket; an empty set if the folder is missing."""
-    if not is_remote(root) and Path(root).is_dir():
+    if not is_remote(root) and os.path.isdir(root):
         with os.scandir(root) as entries:
             return {entry.name for entry in entries if entry.is_file() and not is_hidden(entry.name)}
     return {file.name for file in list_known(root) if "/" not in file.name}

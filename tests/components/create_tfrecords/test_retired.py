@@ -95,3 +95,6 @@ def test_the_command_converts_files_and_says_how_many(tmp_path, capsys, monkeypa
     (tmp_path / "trained_on.npy").write_text("no array")
     assert main() == 2
     assert "Cannot read" in capsys.readouterr().err
+    (tmp_path / "records" / "examples.npz").unlink()
+    assert main() == 2
+    assert f"Found no IDs of examples in {tmp_path}/records" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from tpu_components.core.examples.example_ids import (
     ID_TYPE,
     are_among,
     as_ids,
+    identify_bands,
     identify_pixels,
     identify_text,
     join_ids,
@@ -126,7 +127,7 @@ def test_16_bits_count_whole(tmp_path):
         buffer = io.BytesIO()
         Image.fromarray(np.full((4, 4), value, np.uint16)).save(buffer, "PNG")
         picture = read_image(buffer.getvalue(), ImageRule(None, 0))
-        pixels = original_pixels(buffer.getvalue(), picture)
+        (pixels,) = original_pixels(buffer.getvalue(), picture)
         assert (pixels.dtype, pixels.shape, pixels.max()) == (np.uint16, (4, 4, 1), value)
         ids.add(identify_pixels(pixels))
     assert len(ids) == 2
@@ -139,7 +140,21 @@ def test_palettes_and_one_bit_are_known_by_their_colours():
         buffer = io.BytesIO()
         image.save(buffer, "PNG")
         picture = read_image(buffer.getvalue(), ImageRule(None, 0))
-        assert np.array_equal(original_pixels(buffer.getvalue(), picture), np.asarray(as_held))
+        (pixels,) = original_pixels(buffer.getvalue(), picture)
+        assert np.array_equal(pixels, np.asarray(as_held))
+
+
+def test_a_large_image_is_identified_in_bands_as_it_is_whole():
+    """Of 16 million pixels, four at a time, which are too many to convert at once."""
+    pixels = np.random.default_rng(0).integers(0, 4, (4096, 4096), np.uint8)
+    image = Image.fromarray(pixels)
+    image.putpalette([0, 0, 0, 9, 8, 7, 1, 2, 3, 200, 100, 0])
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", compress_level=1)
+    picture = read_image(buffer.getvalue(), ImageRule((8, 8), 3))
+    bands = list(original_pixels(buffer.getvalue(), picture))
+    assert len(bands) == 4
+    assert identify_bands(bands) == identify_pixels(np.asarray(image.convert("RGB")))
 
 
 def test_a_text_has_one_id_in_every_source_form_and_setting(tmp_path):
