@@ -19,6 +19,7 @@ model/trained_on.npy     IDs of the training examples, each once, ID_TYPE[…]
 In files of earlier versions the IDs are uint64[…] of scheme 1.
 """
 
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -60,8 +61,7 @@ def identify_pixels(pixels: np.ndarray, known: bytes | None = None) -> bytes:
         pixels: uint8 or uint16 [height, width, channels].
         known: Result of `identify` for the pixels, if it is known.
     """
-    known = known or identify(np.ascontiguousarray(pixels))
-    return identify(f"{pixels.dtype}{pixels.shape}".encode() + known)
+    return _with_shape(known or identify(np.ascontiguousarray(pixels)), pixels.dtype.str, pixels.shape)
 
 
 def identify_bands(bands: Iterable[np.ndarray]) -> bytes | None:
@@ -76,7 +76,17 @@ def identify_bands(bands: Iterable[np.ndarray]) -> bytes | None:
         num_rows += len(last)
     if last is None:
         return None
-    return identify(f"{last.dtype}{(num_rows, *last.shape[1:])}".encode() + hasher.digest())
+    return _with_shape(hasher.digest(), last.dtype.str, (num_rows, *last.shape[1:]))
+
+
+def _with_shape(digest: bytes, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return a hash that also depends on the shape of the pixels. A second hash of both would take longer."""
+    return (int.from_bytes(digest) ^ _hash_shape(dtype, shape)).to_bytes(_HASH_BYTES)
+
+
+@functools.lru_cache(1 << 12)
+def _hash_shape(dtype: str, shape: tuple[int, ...]) -> int:
+    return int.from_bytes(identify(f"{dtype}{shape}".encode()))
 
 
 def identify_text(content: bytes, known: bytes | None = None) -> bytes:

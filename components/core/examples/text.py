@@ -42,6 +42,7 @@ _BREAK = "<br */?>|\ufeff"  # U+FEFF is the byte-order mark that some editors be
 _KEPT = b"0123456789abcdefghijklmnopqrstuvwxyz'"
 _TO_SPACE = bytes(c if c in _KEPT or c >= 128 else 32 for c in range(256))
 _BREAKS = re.compile(_BREAK.encode())
+_BYTE_ORDER_MARK = "\ufeff".encode()
 _IN_WORDS = re.compile(rb"[0-9A-Za-z'\x80-\xff]")
 _NON_ASCII = re.compile(rb"[\x80-\xff]+")
 _SHORT_BYTES = 32  # Short runs of non-ASCII characters, such as accented letters and Russian words, recur.
@@ -60,7 +61,11 @@ def split_words(text: bytes) -> list[bytes]:
         >>> split_words(b"It's GREAT!<br />10/10")
         [b"it's", b'great', b'10', b'10']
     """
-    return _BREAKS.sub(b" ", text.lower()).translate(_TO_SPACE).split()
+    lowered = text.lower()
+    plain = lowered.replace(b"<br />", b" ")
+    if b"<br" in plain or _BYTE_ORDER_MARK in plain:  # Rare; the pattern takes a third of the time.
+        plain = _BREAKS.sub(b" ", lowered)
+    return plain.translate(_TO_SPACE).split()
 
 
 class Tokenization:
