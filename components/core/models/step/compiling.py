@@ -326,8 +326,13 @@ def _own_loss(params: TrainParams, interface: Interface, brought: Brought) -> An
     return None if _name_of(own) == interface.task.loss else own
 
 
+def _task_loss(params: TrainParams, interface: Interface) -> Any:
+    """Return the task's own loss: a name of Keras, or a function."""
+    return "categorical_crossentropy" if params.softens_labels else interface.task.loss
+
+
 def _name_of(loss: Any) -> str:
-    return str(getattr(loss, "name", getattr(loss, "__name__", type(loss).__name__)))
+    return loss if isinstance(loss, str) else str(getattr(loss, "name", getattr(loss, "__name__", type(loss).__name__)))
 
 
 def _loss_name(params: TrainParams, interface: Interface, brought: Brought) -> str:
@@ -336,7 +341,7 @@ def _loss_name(params: TrainParams, interface: Interface, brought: Brought) -> s
         return _name_of(own)
     if params.loss != OF_THE_TASK:
         return params.loss
-    return "categorical_crossentropy" if params.softens_labels else interface.task.loss
+    return _name_of(_task_loss(params, interface))
 
 
 def _loss(params: TrainParams, interface: Interface, model: Any) -> Any:
@@ -345,7 +350,7 @@ def _loss(params: TrainParams, interface: Interface, model: Any) -> Any:
     name = _loss_name(params, interface, brought)
     own = _own_loss(params, interface, brought)
     if params.loss == OF_THE_TASK and own is None:
-        return name
+        return _task_loss(params, interface)
     if interface.task.name == LANGUAGE_MODEL:
         raise InputError(f"loss={name} is not for a language model, which learns the next character. Remove it.")
     each = own or _create("loss", name, params.loss_parameters, reduction="none")

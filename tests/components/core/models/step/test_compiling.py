@@ -105,6 +105,27 @@ def test_used_hyperparameters_are_those_of_the_optimizer_that_trains(optimizer, 
     assert used["loss"] == "sparse_categorical_crossentropy"
 
 
+@pytest.mark.parametrize(
+    ("task", "size", "activation", "changes", "loss"),
+    [
+        ("classification", 10, "softmax", {}, "sparse_categorical_crossentropy"),
+        ("classification", 10, "softmax", {"label_smoothing": 0.1}, "categorical_crossentropy"),
+        ("multi_label", 10, "sigmoid", {}, "binary_crossentropy"),
+        ("regression", 1, "linear", {}, "standardised_squared_error"),
+        ("regression", 1, "linear", {"loss": "huber"}, "huber"),
+    ],
+)
+def test_the_loss_of_every_task_has_a_name_that_json_can_hold(task, size, activation, changes, loss):
+    import keras
+
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    statistics = {"mean": (1.0,), "std": (2.0,)} if task == "regression" else {}
+    interface = Interface(ImageInput((8, 8, 1), "raw"), size, task, **statistics)
+    layers = [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(size, activation=activation)]
+    used = used_hyperparameters(keras.Sequential(layers), interface, TrainParams("m", **changes), steps_per_epoch=10)
+    assert json.loads(json.dumps(used["loss"])) == loss
+
+
 def test_a_model_that_computes_with_bytes_is_told_to_rescale(quick):
     import keras
 
