@@ -48,17 +48,22 @@ def text_of(value: Any) -> str | None:
 
     Raises:
         UnicodeDecodeError: If bytes are not UTF-8.
+        TypeError: If the value is a list or another structure, whose text is no name.
 
     Example:
         >>> [text_of(value) for value in (b"caf\xc3\xa9", 7, 7.0, float("nan"), None)]
         ['café', '7', '7', None, None]
     """
+    if isinstance(value, str):
+        return value
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, float):
         if math.isnan(value):
             return None
         return str(int(value)) if value.is_integer() else str(value)
+    if isinstance(value, dict | list | tuple):
+        raise TypeError(f"expected one value, received {value!r}")
     return None if value is None else str(value)
 
 

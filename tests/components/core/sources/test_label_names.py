@@ -432,3 +432,31 @@ def test_names_that_differ_by_what_cannot_be_seen_are_noted(kind, tmp_path):
     (note,) = (note for note in listing.notes if "differ only" in note)
     assert "cannot be seen" in note
     assert "'cat\\u200b'" in note
+
+
+@pytest.mark.parametrize(
+    ("labels", "task"),
+    [
+        ([{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}], "classification"),
+        ([{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}], "multi_label"),
+        ([[[1, 2]], [[3, 4]]], "classification"),
+        ([[[1, 2], [3]], [[3, 4]]], "multi_label"),
+    ],
+)
+def test_a_structure_is_no_label(labels, task, tmp_path):
+    with pytest.raises(InputError, match=r"t\.parquet\[0\]: expected a name or a number in 'label', received"):
+        list_examples(WriteParams(_parquet(tmp_path, labels * 3), task=task))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tfrecords"])
+def test_rows_of_0_and_1_for_each_class_are_no_lists_of_labels(kind, tmp_path):
+    labels = [[1, 0, 1], [0, 0, 1], [0, 0, 0], [1, 1, 0]]
+    with pytest.raises(InputError, match=r"received \[1, 0, 1\], which seems to be a 0 or 1 for each class\. Store"):
+        list_examples(WriteParams(_SOURCES[kind](tmp_path, labels), task="multi_label"))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tfrecords"])
+def test_lists_of_the_labels_0_and_1_are_labels(kind, tmp_path):
+    labels = [[0, 1], [1], [0], [1, 0]]
+    listing = list_examples(WriteParams(_SOURCES[kind](tmp_path, labels), task="multi_label"))
+    assert listing.labels.tolist() == [[1, 1], [0, 1], [1, 0], [1, 1]]
