@@ -21,6 +21,7 @@ from tpu_components.core.examples.interface import LANGUAGE_MODEL
 
 MISSING = frozenset(("", "nan", "NaN", "NAN", "Nan", "-nan", "-NaN", "<NA>", "NaT", "#N/A"))
 _UNLABELLED = "-1"
+_UNLABELLED_FORMS = frozenset((_UNLABELLED, "-1.0"))  # The second as pandas writes it once a cell was empty.
 _SHOWN = 5
 _OFTEN_MISSING = frozenset(("none", "na", "n/a", "null"))
 # They choose between looks of the character before them, such as text and emoji.
@@ -77,7 +78,10 @@ def missing_labels(class_names: Collection[str] = ()) -> frozenset[str]:
         >>> "nan" in missing_labels(), "-1" in missing_labels(), "-1" in missing_labels(["cat", "dog"])
         (True, False, True)
     """
-    return (MISSING | {_UNLABELLED}) - set(class_names) if class_names else MISSING
+    if not class_names:
+        return MISSING
+    unlabelled = _UNLABELLED_FORMS if _UNLABELLED not in class_names else frozenset()
+    return (MISSING | unlabelled) - set(class_names)
 
 
 def notes_on(class_names: Sequence[str]) -> list[str]:

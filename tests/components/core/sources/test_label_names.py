@@ -298,6 +298,14 @@ def test_a_class_with_the_name_of_nothing_stays_a_class_with_a_note(name, tmp_pa
     assert any(repr(name) in note and "leave the label empty" in note for note in listing.notes)
 
 
+def test_the_missing_number_of_a_column_of_floats_is_missing(tmp_path):
+    source = _csv(tmp_path, ["-1.0", "0.0", "1.0", "0.0"])
+    listing = list_examples(WriteParams(source, class_names=("0", "1"), max_bad_fraction=0.5))
+    assert (listing.labels.tolist(), len(listing.bad)) == ([0, 1, 0], 1)
+    listing = list_examples(WriteParams(source, class_names=("-1", "0", "1")))
+    assert (listing.labels.tolist(), len(listing.bad)) == ([0, 1, 2, 1], 0)
+
+
 def test_class_names_say_what_is_missing(tmp_path):
     source = _csv(tmp_path, ["0", "1", "-1", "nan"] * 5)
     assert any("'-1' is taken for a class" in note for note in list_examples(WriteParams(source)).notes)
