@@ -16,7 +16,15 @@ from tpu_components.core.examples.class_names import MISSING, missing_labels
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
 from tpu_components.core.files import storage
-from tpu_components.core.files.csv_files import DELIMITERS, find_column, is_number, open_csv, shortened, with_points
+from tpu_components.core.files.csv_files import (
+    DELIMITERS,
+    find_column,
+    has_decimal_comma,
+    is_number,
+    open_csv,
+    shortened,
+    with_points,
+)
 from tpu_components.core.sources.columns import Names, NumbersBuilder, PiecesBuilder, find_repeated
 from tpu_components.core.sources.fields import known_by, read_splits
 from tpu_components.core.sources.listing import Listing, Source, without_labels
@@ -213,10 +221,9 @@ def _with_whole_numbers(rows: _Rows) -> Sequence[str]:
     labels = rows.names("label")
     if not rows.table.has_decimal_commas:
         return labels
-    different = set(labels)
-    if not different.isdisjoint(rows.params.class_names) or not all(map(is_number, different)):
-        return labels
-    return with_points(labels)
+    # Names such as `0,5` in class_names stay as they are.
+    are_named = any(map(has_decimal_comma, rows.params.class_names))
+    return with_points(labels) if not are_named and all(map(is_number, set(labels))) else labels
 
 
 def _targets_of(params: WriteParams) -> tuple[str, ...]:
