@@ -360,6 +360,12 @@ def test_an_example_without_a_split_is_set_aside(tmp_path):
         ["['cat']", "['dog']"],
         ["{cat,dog}", "{dog}"],
         ["cat,dog", "dog"],
+        ["\u732b\u3001\u72ac", "\u72ac"],
+        ["\u732b\uff0c\u72ac", "\u72ac"],
+        ["\u732b\uff5c\u72ac", "\u72ac"],
+        ["\u0627\u060c \u0628", "\u0628"],
+        ["cat & dog", "dog&cow", "cat&cow", "dog"],
+        ["cat+dog", "dog", "cat", "cow+cat", "cow"],
     ],
 )
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -468,3 +474,26 @@ def test_lists_of_the_labels_0_and_1_are_labels(kind, tmp_path):
     labels = [[0, 1], [1], [0], [1, 0]]
     listing = list_examples(WriteParams(_SOURCES[kind](tmp_path, labels), task="multi_label"))
     assert listing.labels.tolist() == [[1, 1], [0, 1], [1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("task", ["classification", "multi_label"])
+@pytest.mark.parametrize("column", ["weight", "split"])
+def test_a_class_whose_examples_are_all_set_aside_is_no_class(column, task, tmp_path):
+    columns = {
+        "text": [f"text {i}" for i in range(12)],
+        "label": ["b", "c"] * 5 + ["a", "a"],
+        "weight": [1.0] * 10 + [None, None],
+        "split": ["train", "train", "test", "test", "validation"] * 2 + ["train", "train"],
+    }
+    columns["split"][-2:] = ["train"] * 2 if column == "weight" else [None] * 2
+    columns["weight"][-2:] = [None] * 2 if column == "weight" else [1.0] * 2
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    listing = list_examples(WriteParams(f"parquet:{tmp_path}", task=task, columns={"weight": "weight"}))
+    labels = listing.labels if task == "classification" else listing.labels.argmax(1)
+    assert (listing.class_names, labels.tolist(), len(listing.bad)) == (("b", "c"), [0, 1] * 5, 2)
+
+
+def test_a_class_of_class_names_without_examples_needs_no_warning(tmp_path):
+    source = _csv(tmp_path, ["a", "b"] * 20)
+    write_records(WriteParams(source, class_names=("a", "b", "c")), tmp_path / "records")
+    assert Manifest.load(tmp_path / "records").class_names == ("a", "b", "c")
