@@ -23,7 +23,14 @@ MISSING = frozenset(("", "nan", "NaN", "NAN", "Nan", "-nan", "-NaN", "<NA>", "Na
 _UNLABELLED = "-1"
 _UNLABELLED_FORMS = frozenset((_UNLABELLED, "-1.0"))  # The second as pandas writes it once a cell was empty.
 _SHOWN = 5
-_OFTEN_MISSING = frozenset(("none", "na", "n/a", "null"))
+# In lower case: words of programs and databases for nothing, and errors that Excel writes into cells.
+_OFTEN_MISSING = frozenset(
+    (
+        *("none", "na", "n/a", "null", "nil", "(null)", "<null>", "<none>", "<nan>", "\\n", "(blank)", "?", "--"),
+        *("#nv", "#n/d", "#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!", "#wert!", "#bezug!", "#valeur!"),
+    )
+)
+_QUOTES = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb"
 # They choose between looks of the character before them, such as text and emoji.
 _SELECTORS = re.compile("[\ufe00-\ufe0f]")
 _WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))\.0*")
@@ -98,6 +105,9 @@ def notes_on(class_names: Sequence[str]) -> list[str]:
         notes.append(
             f"{_listed(placeholders)} is taken for a class: if it stands for a missing label, leave the label empty"
         )
+    if controls := [name for name in class_names if any(map(_is_control, name))]:
+        shown = ", ".join(map(ascii, controls[:_SHOWN]))
+        notes.append(f"classes {shown} have control characters: check the encoding of the labels")
     numbers = [name for name in class_names if name.removeprefix("-").isdecimal()]
     negative = [name for name in numbers if name.startswith("-")]
     if negative == [_UNLABELLED] and "0" in numbers:
@@ -114,17 +124,39 @@ def _listed(names: Sequence[str]) -> str:
 
 def _note_on_alike(names: Sequence[str]) -> str:
     what, shown = "case or spaces", _listed(names)
-    if len({" ".join(name.casefold().split()) for name in names}) > 1:
-        what, shown = "case, spaces or characters that cannot be seen", ", ".join(map(ascii, names[:_SHOWN]))
+    if len({" ".join(name.lower().split()) for name in names}) > 1:
+        what = "case, spaces, quotation marks or the form of letters"
+        if len({_in_plain_letters(name) for name in names}) > 1:
+            what, shown = "case, spaces or characters that cannot be seen", ", ".join(map(ascii, names[:_SHOWN]))
     return f"classes {shown} differ only in {what}: if one is meant, write it one way"
 
 
+def _is_control(character: str) -> bool:
+    return character < " " or "\x7f" <= character < "\xa0"
+
+
+def _in_plain_letters(name: str) -> str:
+    """Return a name without case, repeated spaces and quotation marks around it, and with letters in their usual form.
+
+    Wide letters, ligatures and letters in circles have a usual form, and superscripts and fractions keep theirs.
+    """
+    name = name.strip(_QUOTES) or name
+    if not name.isascii():
+        name = "".join(map(_plain, name))
+    return " ".join(name.casefold().split())
+
+
+def _plain(character: str) -> str:
+    is_letter = unicodedata.category(character)[0] in "LZP" or unicodedata.decomposition(character).startswith("<wide>")
+    return unicodedata.normalize("NFKC", character) if is_letter else character
+
+
 def _visible(name: str) -> str:
-    """Return a name without case, repeated spaces, and characters that cannot be seen."""
+    """Return a name in plain letters, without characters that cannot be seen."""
     if not name.isascii() or not name.isprintable():
         visible = (character for character in name if unicodedata.category(character) not in ("Cf", "Cc"))
         name = _SELECTORS.sub("", "".join(visible))
-    return " ".join(name.casefold().split())
+    return _in_plain_letters(name)
 
 
 def advise_on_order(task: str, names: Sequence[str], others: Sequence[str]) -> str:

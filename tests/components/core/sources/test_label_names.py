@@ -497,3 +497,27 @@ def test_a_class_of_class_names_without_examples_needs_no_warning(tmp_path):
     source = _csv(tmp_path, ["a", "b"] * 20)
     write_records(WriteParams(source, class_names=("a", "b", "c")), tmp_path / "records")
     assert Manifest.load(tmp_path / "records").class_names == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("labels", "note"),
+    [
+        (("fish", "\ufb01sh"), "differ only in case, spaces, quotation marks or the form of letters"),
+        (("cat", "\uff43\uff41\uff54"), "differ only in case, spaces, quotation marks or the form of letters"),
+        (("\u30cd\u30b3", "\uff88\uff7a"), "differ only in case, spaces, quotation marks or the form of letters"),
+        (("cat", "\u201ccat\u201d"), "differ only in case, spaces, quotation marks or the form of letters"),
+        (("Cat", "cat"), "differ only in case or spaces"),
+        (("c\0a\0t\0", "d\0o\0g\0"), "have control characters"),
+        (("\\N", "cat"), "is taken for a class"),
+        (("#NV", "cat"), "is taken for a class"),
+    ],
+)
+def test_names_that_look_alike_or_stand_for_nothing_are_noted(labels, note, tmp_path):
+    listing = list_examples(WriteParams(_csv(tmp_path, labels * 4)))
+    assert len(listing.class_names) == 2
+    assert [note in each for each in listing.notes] == [True]
+
+
+@pytest.mark.parametrize("labels", [("m\u00b2", "m2"), ("'", '"'), ("+", "-"), ("\u2460", "1"), ("3", "\u00b3")])
+def test_names_that_only_resemble_each_other_are_not_noted(labels, tmp_path):
+    assert list_examples(WriteParams(_csv(tmp_path, labels * 4))).notes == ()
