@@ -16,8 +16,10 @@ from tpu_components.core.sources.listing import Listing, split_named, without_la
 from tpu_components.core.sources.pairs import NOT_SUPPORTED, is_picture
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import (
+    SEPARATOR,
     WEIGHTS,
     Targets,
+    find_joined,
     index_labels,
     parse_numbers,
     shown,
@@ -151,15 +153,34 @@ def read_labels(values: Sequence[Any], name: str, params: WriteParams, keys: Seq
                 f"Cannot use {keys[i]}: expected a name or a number in {name!r}, received {shortened(str(value))}. "
                 "Store the class itself, or name another field: data.columns={label: …}."
             ) from error
+    if params.task == MULTI_LABEL and not params.class_names:
+        _check_not_joined(labels, name)
     read = split_labels if params.task == MULTI_LABEL else index_labels
     targets = read(labels, params.class_names, keys)
     return targets._replace(unusable={**targets.unusable, **garbled})
 
 
+def _check_not_joined(labels: Sequence[Any], name: str) -> None:
+    """Check that lists with one text each, as TFRecords hold every text, do not join several labels in it."""
+    lists = [label for label in labels if isinstance(label, list)]
+    if not lists or any(len(each) > 1 for each in lists):
+        return
+    texts = {text for each in lists for text in each}
+    if joined := next((text for text in sorted(texts) if SEPARATOR in text), None) or find_joined(texts):
+        raise InputError(
+            f"Several labels of an example are several values of {name!r}. Received: {joined!r} as one value. Store a "
+            "list, or, if it is one label, name all of them in data.class_names."
+        )
+
+
 def _check_not_hot(values: Sequence[Any], name: str, keys: Sequence[str]) -> None:
     """Check that the lists of labels are not rows of 0 and 1, one for each class, which would name classes 0 and 1."""
     lists = [value for value in values if isinstance(value, list)]
-    if len(set(map(len, lists))) != 1 or not any(len(set(each)) < len(each) for each in lists):
+    if len(set(map(len, lists))) != 1:
+        return
+    # Labels do not repeat, and their order says nothing.
+    is_repeated = any(len(set(each)) < len(each) for each in lists)
+    if not is_repeated and (len(set(map(tuple, lists))) == 1 or len(set(map(frozenset, lists))) > 1):
         return
     if all(part in (0, 1, b"0", b"1", "0", "1") for each in lists for part in each):
         place = next(i for i, value in enumerate(values) if isinstance(value, list))
@@ -173,6 +194,7 @@ def _check_not_hot(values: Sequence[Any], name: str, keys: Sequence[str]) -> Non
 def _check_single(values: Sequence[Any], name: str, keys: Sequence[str]) -> None:
     several = next((i for i, value in enumerate(values) if isinstance(value, list) and len(value) > 1), None)
     if several is not None:
+        _check_not_hot(values, name, keys)
         raise InputError(
             f"Cannot use {keys[several]}: expected one {name!r}, received {values[several]!r}. Correct the source, or "
             "set data.task to multi_label if examples have several labels."

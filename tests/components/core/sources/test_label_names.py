@@ -3,6 +3,7 @@
 import html
 import json
 import random
+import re
 import tarfile
 import unicodedata
 from io import BytesIO
@@ -462,11 +463,27 @@ def test_a_structure_is_no_label(labels, task, tmp_path):
         list_examples(WriteParams(_parquet(tmp_path, labels * 3), task=task))
 
 
+@pytest.mark.parametrize(
+    ("labels", "task"),
+    [
+        ([[1, 0, 1], [0, 0, 1], [0, 0, 0], [1, 1, 0]], "multi_label"),
+        ([[1, 0], [0, 1]], "multi_label"),
+        ([[1, 0, 0], [0, 0, 1]], "classification"),
+    ],
+)
 @pytest.mark.parametrize("kind", ["parquet", "tfrecords"])
-def test_rows_of_0_and_1_for_each_class_are_no_lists_of_labels(kind, tmp_path):
-    labels = [[1, 0, 1], [0, 0, 1], [0, 0, 0], [1, 1, 0]]
-    with pytest.raises(InputError, match=r"received \[1, 0, 1\], which seems to be a 0 or 1 for each class\. Store"):
-        list_examples(WriteParams(_SOURCES[kind](tmp_path, labels), task="multi_label"))
+def test_rows_of_0_and_1_for_each_class_are_no_lists_of_labels(kind, labels, task, tmp_path):
+    with pytest.raises(InputError, match=r"received \[1, 0.*\], which seems to be a 0 or 1 for each class\. Store"):
+        list_examples(WriteParams(_SOURCES[kind](tmp_path, labels), task=task))
+
+
+@pytest.mark.parametrize("labels", [["cat dog", "dog", "cat"], ["cat|dog", "dog"], ["cat,dog", "dog"]])
+def test_several_labels_in_one_text_of_a_record_are_noticed(labels, tmp_path):
+    source = _tfrecords(tmp_path, labels * 3)
+    with pytest.raises(InputError, match=rf"Received: '{re.escape(labels[0])}' as one value\. Store a list"):
+        list_examples(WriteParams(source, task="multi_label"))
+    names = tuple(sorted(set(labels)))
+    assert list_examples(WriteParams(source, task="multi_label", class_names=names)).class_names == names
 
 
 @pytest.mark.parametrize("kind", ["parquet", "tfrecords"])
