@@ -223,7 +223,10 @@ def _with_whole_numbers(rows: _Rows) -> Sequence[str]:
         return labels
     # Names such as `0,5` in class_names stay as they are.
     are_named = any(map(has_decimal_comma, rows.params.class_names))
-    return with_points(labels) if not are_named and all(map(is_number, set(labels))) else labels
+    # Most labels are names, which the first one shows.
+    if are_named or not is_number(labels[0]) or not all(map(is_number, set(labels))):
+        return labels
+    return with_points(labels)
 
 
 def _targets_of(params: WriteParams) -> tuple[str, ...]:
