@@ -102,7 +102,7 @@ def say_shares(plan: DatasetPlan, manifest: Manifest) -> None:
         split = manifest.splits[name]
         got = f"{split.num_examples / total:.1%}"
         if manifest.task == CLASSIFICATION:
-            shares = np.divide(split.class_counts, all_counts)[all_counts > 0]
+            shares = np.array(split.class_counts)[all_counts > 0] / all_counts[all_counts > 0]
             got += f" ({shares.min():.1%} to {shares.max():.1%} of a class)"
         told.append(f"{name} {got}, wanted {wanted:.1%}")
     if told:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import datetime
 import difflib
 import functools
 import inspect
@@ -315,7 +316,10 @@ def _read(raw: Any, kind: Any, where: str, form: _Form) -> Any:
 def _plain(raw: Any, kind: type, where: str, form: _Form) -> Any:
     if type(raw) is int and abs(raw) > _LARGEST:
         raise InputError(f"{where} is beyond {_LARGEST}, the largest number of 64 bits")
-    value = float(raw) if kind is float and type(raw) is int else _of(raw, kind, where)
+    advice = ""
+    if kind is str and form.is_by_hand and isinstance(raw, bool | datetime.date):
+        advice = ": in YAML, write yes, no, on, off and dates in quotation marks"
+    value = float(raw) if kind is float and type(raw) is int else _of(raw, kind, where, advice)
     if kind is int and value < 0 and not form.is_by_hand:
         raise InputError(f"{where} is {value}, expected no negative number")
     if kind is float and not math.isfinite(value):

@@ -21,8 +21,16 @@ from tpu_components.core.examples.interface import LANGUAGE_MODEL
 
 MISSING = frozenset(("", "nan", "NaN", "NAN", "Nan", "-nan", "-NaN", "<NA>", "NaT", "#N/A"))
 _UNLABELLED = "-1"
+_UNLABELLED_FORMS = frozenset((_UNLABELLED, "-1.0"))  # The second as pandas writes it once a cell was empty.
 _SHOWN = 5
-_OFTEN_MISSING = frozenset(("none", "na", "n/a", "null"))
+# In lower case: words of programs and databases for nothing, and errors that Excel writes into cells.
+_OFTEN_MISSING = frozenset(
+    (
+        *("none", "na", "n/a", "null", "nil", "(null)", "<null>", "<none>", "<nan>", "\\n", "(blank)", "?", "--"),
+        *("#nv", "#n/d", "#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!", "#wert!", "#bezug!", "#valeur!"),
+    )
+)
+_QUOTES = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb"
 # They choose between looks of the character before them, such as text and emoji.
 _SELECTORS = re.compile("[\ufe00-\ufe0f]")
 _WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))\.0*")
@@ -48,17 +56,22 @@ def text_of(value: Any) -> str | None:
 
     Raises:
         UnicodeDecodeError: If bytes are not UTF-8.
+        TypeError: If the value is a list or another structure, whose text is no name.
 
     Example:
         >>> [text_of(value) for value in (b"caf\xc3\xa9", 7, 7.0, float("nan"), None)]
         ['café', '7', '7', None, None]
     """
+    if isinstance(value, str):
+        return value
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, float):
         if math.isnan(value):
             return None
         return str(int(value)) if value.is_integer() else str(value)
+    if isinstance(value, dict | list | tuple):
+        raise TypeError(f"expected one value, received {value!r}")
     return None if value is None else str(value)
 
 
@@ -72,7 +85,10 @@ def missing_labels(class_names: Collection[str] = ()) -> frozenset[str]:
         >>> "nan" in missing_labels(), "-1" in missing_labels(), "-1" in missing_labels(["cat", "dog"])
         (True, False, True)
     """
-    return (MISSING | {_UNLABELLED}) - set(class_names) if class_names else MISSING
+    if not class_names:
+        return MISSING
+    unlabelled = _UNLABELLED_FORMS if _UNLABELLED not in class_names else frozenset()
+    return (MISSING | unlabelled) - set(class_names)
 
 
 def notes_on(class_names: Sequence[str]) -> list[str]:
@@ -89,6 +105,9 @@ def notes_on(class_names: Sequence[str]) -> list[str]:
         notes.append(
             f"{_listed(placeholders)} is taken for a class: if it stands for a missing label, leave the label empty"
         )
+    if controls := [name for name in class_names if any(map(_is_control, name))]:
+        shown = ", ".join(map(ascii, controls[:_SHOWN]))
+        notes.append(f"classes {shown} have control characters: check the encoding of the labels")
     numbers = [name for name in class_names if name.removeprefix("-").isdecimal()]
     negative = [name for name in numbers if name.startswith("-")]
     if negative == [_UNLABELLED] and "0" in numbers:
@@ -105,17 +124,39 @@ def _listed(names: Sequence[str]) -> str:
 
 def _note_on_alike(names: Sequence[str]) -> str:
     what, shown = "case or spaces", _listed(names)
-    if len({" ".join(name.casefold().split()) for name in names}) > 1:
-        what, shown = "case, spaces or characters that cannot be seen", ", ".join(map(ascii, names[:_SHOWN]))
+    if len({" ".join(name.lower().split()) for name in names}) > 1:
+        what = "case, spaces, quotation marks or the form of letters"
+        if len({_in_plain_letters(name) for name in names}) > 1:
+            what, shown = "case, spaces or characters that cannot be seen", ", ".join(map(ascii, names[:_SHOWN]))
     return f"classes {shown} differ only in {what}: if one is meant, write it one way"
 
 
+def _is_control(character: str) -> bool:
+    return character < " " or "\x7f" <= character < "\xa0"
+
+
+def _in_plain_letters(name: str) -> str:
+    """Return a name without case, repeated spaces and quotation marks around it, and with letters in their usual form.
+
+    Wide letters, ligatures and letters in circles have a usual form, and superscripts and fractions keep theirs.
+    """
+    name = name.strip(_QUOTES) or name
+    if not name.isascii():
+        name = "".join(map(_plain, name))
+    return " ".join(name.casefold().split())
+
+
+def _plain(character: str) -> str:
+    is_letter = unicodedata.category(character)[0] in "LZP" or unicodedata.decomposition(character).startswith("<wide>")
+    return unicodedata.normalize("NFKC", character) if is_letter else character
+
+
 def _visible(name: str) -> str:
-    """Return a name without case, repeated spaces, and characters that cannot be seen."""
+    """Return a name in plain letters, without characters that cannot be seen."""
     if not name.isascii() or not name.isprintable():
         visible = (character for character in name if unicodedata.category(character) not in ("Cf", "Cc"))
         name = _SELECTORS.sub("", "".join(visible))
-    return " ".join(name.casefold().split())
+    return _in_plain_letters(name)
 
 
 def advise_on_order(task: str, names: Sequence[str], others: Sequence[str]) -> str:

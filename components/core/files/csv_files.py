@@ -21,6 +21,7 @@ ALIASES = {
     "label": ("label", "labels", "class", "category", "sentiment", "target"),
 }
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d+")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _MOST_CELL_CHARACTERS = 1 << 20  # Limits a quote that is never closed.
 _HEADER_BYTES = 1 << 16  # Searched for the delimiter.
 _SHOWN_CHARACTERS = 60
@@ -29,6 +30,14 @@ _QUOTED = re.compile(r'(?:^|(?<=[,;\t|\r\n]))"[^"]*(?:""[^"]*)*"')
 _NAMED_DELIMITER = re.compile(r'"?sep=([^\r\n])"?[,;\t|]*(?:\r\n|\r|\n)', re.IGNORECASE)
 _BACKSLASH = "\\"
 _ESCAPED = re.compile(rb'\\([\\"]?)')
+# First bytes of other files that are named .csv, what they are, and what to do.
+_OTHER_FILES = (
+    (b"\x1f\x8b", "a file compressed with gzip", "Decompress it with gunzip"),
+    (b"PK\x03\x04", "a ZIP file, such as .xlsx", "Save the sheet as the type CSV UTF-8 in Excel, or unpack it"),
+    (b"\xd0\xcf\x11\xe0", "an .xls file of Excel", "Save the sheet as the type CSV UTF-8 in Excel"),
+    (b"PAR1\x15", "a Parquet file", "Name it as parquet:FILE"),
+    (b"\x28\xb5\x2f\xfd", "a file compressed with zstd", "Decompress it with unzstd"),
+)
 # The longer marks come first, because a mark of UTF-16 begins one of UTF-32.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "UTF-32"),
@@ -130,6 +139,8 @@ class CsvFile:
         advice = "Correct the line."
         if any('\\"' in line for line in lines):
             advice = 'Inside a cell in quotation marks, write each quotation mark twice, not as \\".'
+        elif any(f'{self.delimiter} "' in line for line in lines):
+            advice = f"Remove the space between {self.delimiter!r} and the quotation mark that begins the cell."
         elif lines[-1].endswith("\r"):
             advice = "A carriage return ends the line: remove it, or write the cell that holds it in quotation marks."
         raise InputError(
@@ -161,7 +172,8 @@ def open_csv(location: str, content: bytes) -> CsvFile:
     r"""Open a CSV file as spreadsheet programs write it.
 
     - The encoding is UTF-8, or UTF-16 or UTF-32 with a byte order mark.
-    - The delimiter is the one that Excel's first line `sep=;` names, or the one of the header.
+    - The delimiter is the one that Excel's first line `sep=;` names, or the one of the header. If the header has a
+      comma and others, another one is taken only if it makes more rows well-formed.
     - Lines end with `\n`, `\r\n` or `\r`.
     - Quotation marks in a cell are doubled, or `\"` if only that makes each row a strict CSV row.
 
@@ -180,12 +192,16 @@ def open_csv(location: str, content: bytes) -> CsvFile:
     else:
         file = CsvFile(location, content, find_delimiter(head))
     candidates = [file]
+    if not match and file.delimiter == ",":
+        # A comma may also be part of a column's name, as in `size, cm;label`.
+        header = _header_of(head)
+        candidates += [dataclasses.replace(file, delimiter=other) for other in DELIMITERS if other in header]
     if content.count(b"\r") > content.count(b"\r\n"):
-        candidates.append(dataclasses.replace(file, newline=""))
+        candidates += [dataclasses.replace(candidate, newline="") for candidate in candidates]
     if b'\\"' in content:
         # Only a backslash before a quotation mark or another backslash is an escape, and not the one of C:\data.
         escaped = _ESCAPED.sub(lambda match: match[0] if match[1] else rb"\\", file.content)
-        candidates += [dataclasses.replace(file, content=escaped, escape=_BACKSLASH) for file in candidates]
+        candidates += [dataclasses.replace(each, content=escaped, escape=_BACKSLASH) for each in candidates]
     return file if len(candidates) == 1 else max(candidates, key=CsvFile.readable_characters)
 
 
@@ -193,13 +209,17 @@ def _as_utf8(location: str, content: bytes) -> bytes:
     """Return the content of a CSV file in UTF-8, without a byte order mark.
 
     Raises:
-        InputError: If the encoding is neither UTF-8 nor marked; names the encoding that seems to be used.
+        InputError: If the encoding is neither UTF-8 nor marked; names the encoding, or the kind of file, that seems to
+            be used.
     """
     for mark, encoding in _MARKS:
         if content.startswith(mark):
             expected = f"a CSV file in {encoding}, as its first bytes say"
             with reading(location, expected, "Save it as UTF-8.", UnicodeError):
                 return content.decode(encoding).encode()
+    for start, kind, advice in _OTHER_FILES:
+        if content.startswith(start):
+            raise InputError(f"Cannot read {location}: expected a CSV file in UTF-8, received {kind}. {advice}.")
     content = content.removeprefix(codecs.BOM_UTF8)
     nulls = [content[place : place + 200 : 2].count(0) for place in (0, 1)]
     if max(nulls) > len(content[:200]) // 4:
@@ -234,8 +254,13 @@ def find_delimiter(text: str) -> str:
         >>> find_delimiter("review;sentiment\n"), find_delimiter("a,b;c\n"), find_delimiter('"a, b";c\n')
         (';', ',', ';')
     """
-    header = re.split(r"[\r\n]", _QUOTED.sub("", text.lstrip("\r\n")), maxsplit=1)[0]
+    header = _header_of(text)
     return "," if "," in header else next((delimiter for delimiter in DELIMITERS if delimiter in header), ",")
+
+
+def _header_of(text: str) -> str:
+    """Return the first line that is not empty, without cells in quotation marks."""
+    return re.split(r"[\r\n]", _QUOTED.sub("", text.lstrip("\r\n")), maxsplit=1)[0]
 
 
 def has_decimal_comma(cell: str) -> bool:
@@ -246,6 +271,16 @@ def has_decimal_comma(cell: str) -> bool:
         [True, True, False, False]
     """
     return _DECIMAL_COMMA.fullmatch(cell) is not None
+
+
+def is_number(cell: str) -> bool:
+    """Return whether a cell is a number, with a decimal point or comma.
+
+    Example:
+        >>> [is_number(cell) for cell in ("1,0", "-1.250,5", "7", "1e3", "007a", "nan")]
+        [True, True, True, True, False, False]
+    """
+    return has_decimal_comma(cell) or _NUMBER.fullmatch(cell) is not None
 
 
 def with_points(cells: Sequence[str]) -> Sequence[str]:

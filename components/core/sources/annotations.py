@@ -40,12 +40,14 @@ class _Item:
         data: Values by column.
         choices: Labels by the name of the control that asked for them; None if nobody annotated it.
         others: Types of the other annotations, such as `rectanglelabels` or `box`.
+        is_disputed: Whether other annotators gave other labels.
     """
 
     name: str
     data: Mapping[str, str]
     choices: Mapping[str, Sequence[str]] | None
     others: tuple[str, ...] = ()
+    is_disputed: bool = False
 
 
 def _is_answer(value: Any) -> bool:
@@ -80,21 +82,14 @@ def _of_task(task: Any, name: str, controls: Collection[str]) -> _Item:
     if not isinstance(task, dict) or not isinstance(data := task.get("data", task), dict):
         raise ValueError(f"{name} without fields of data: {str(task)[:60]}")
     choices: dict[str, Sequence[str]] | None = None
-    others = dict[str, None]()
+    others, is_disputed = dict[str, None](), False
     if data is not task:
         done = [each for each in task.get("annotations") or () if isinstance(each, dict)]
-        annotation = next((each for each in done if not each.get("was_cancelled")), None)
-        if annotation is not None:
-            choices = {}
-            for result in annotation.get("result") or ():
-                if not isinstance(result, dict) or "from_name" not in result:
-                    continue
-                if result.get("type") not in _ANSWERS:
-                    others[str(result.get("type"))] = None
-                else:
-                    control = as_nfc(str(result["from_name"]))
-                    labels = [*choices.get(control, ()), *_labels_in(result.get("value"))]
-                    choices[control] = list(dict.fromkeys(labels))
+        answers = [_answers_in(each, others) for each in done if not each.get("was_cancelled")]
+        if answers:
+            choices = answers[0]
+            # The order of several choices says nothing.
+            is_disputed = len({frozenset((c, frozenset(labels)) for c, labels in each.items()) for each in answers}) > 1
     elif "annotation_id" in task:
         choices = {as_nfc(control): _labels_in(task[control]) for control in controls if control in task}
     columns = {
@@ -103,7 +98,22 @@ def _of_task(task: Any, name: str, controls: Collection[str]) -> _Item:
         if isinstance(value, str | int | float) and key not in controls
     }
     own_id = {} if task.get("id") is None else {"id": str(task["id"])}
-    return _Item(name, {**columns, **own_id}, choices, tuple(others))
+    return _Item(name, {**columns, **own_id}, choices, tuple(others), is_disputed)
+
+
+def _answers_in(annotation: Mapping[str, Any], others: dict[str, None]) -> dict[str, Sequence[str]]:
+    """Return the labels of an annotation by control; the types of its other results are added to `others`."""
+    choices: dict[str, Sequence[str]] = {}
+    for result in annotation.get("result") or ():
+        if not isinstance(result, dict) or "from_name" not in result:
+            continue
+        if result.get("type") not in _ANSWERS:
+            others[str(result.get("type"))] = None
+        else:
+            control = as_nfc(str(result["from_name"]))
+            labels = [*choices.get(control, ()), *_labels_in(result.get("value"))]
+            choices[control] = list(dict.fromkeys(labels))
+    return choices
 
 
 def _label_studio(content: bytes) -> list[_Item]:
@@ -135,7 +145,7 @@ def _cvat(content: bytes) -> list[_Item]:
     items = []
     for image in root.iterfind("image"):
         name = image.attrib["name"]
-        tags = [tag.attrib["label"] for tag in image.iterfind("tag")]
+        tags = list(dict.fromkeys(tag.attrib["label"] for tag in image.iterfind("tag")))  # Two people may set one.
         others = dict.fromkeys(shape.tag for shape in image if shape.tag != "tag")
         items.append(
             _Item(f"image {name}", {"path": f"images/{name}"}, {"label": tags} if tags else None, tuple(others))
@@ -191,7 +201,8 @@ def _list(
     read: Callable[[bytes], list[_Item]], what: str, location: str, params: WriteParams, labelled: bool
 ) -> Listing:
     """List an export; if labels are needed, items that nobody annotated are left out."""
-    errors = (ValueError, KeyError, TypeError, AttributeError, ElementTree.ParseError)
+    # LookupError: an encoding that Python does not know.
+    errors = (ValueError, LookupError, TypeError, AttributeError, ElementTree.ParseError)
     content = storage.read_bytes(location)
     with reading(location, what, "Export it again.", *errors):
         items = read(content)
@@ -209,6 +220,9 @@ def _list(
     if left_out := len(items) - len(used):
         note = f"left out {left_out:,} of {len(items):,} that nobody annotated"
         listing = dataclasses.replace(listing, notes=(note, *listing.notes))
+    if labelled and (disputed := [item.name for item in used if item.is_disputed]):
+        note = f"annotators disagree on {len(disputed):,} tasks, such as {disputed[0]}: the first annotation counts"
+        listing = dataclasses.replace(listing, notes=(*listing.notes, note))
     return listing
 
 

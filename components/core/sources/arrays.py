@@ -107,7 +107,7 @@ def _images_of(split: str) -> str:
 
 def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> Targets:
     for split, (images, labels) in arrays.items():
-        if labels.size != len(images) or labels.dtype.kind not in "iufSU":
+        if labels.size != len(images) or labels.dtype.kind not in "biufSU":
             advice = "Correct them."
             if labels.ndim == 2 and len(labels) == len(images):
                 advice = "Of one column per class save labels.argmax(1), or set data.task to multi_label."
@@ -125,8 +125,9 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> T
             f"{error}. Correct the labels."
         ) from error
     named = {text if text is None else class_name(text) for text in texts} - {None, *missing_labels(params.class_names)}
-    if values.dtype.kind in "iuf" and params.class_names and not named <= set(params.class_names):
-        numbers = np.array([_UNLABELLED if text is None else float(text) for text in texts])[places]
+    if values.dtype.kind in "biuf" and params.class_names and not named <= set(params.class_names):
+        numbers = values.astype(np.float64)
+        numbers[np.isnan(numbers)] = _UNLABELLED
         return _named(numbers, params.class_names, keys)
     labels, classes, unusable = index_labels(texts, params.class_names, [keys[i] for i in _firsts(places)])
     reasons = {**unusable, **garbled}

@@ -16,7 +16,15 @@ from tpu_components.core.examples.class_names import MISSING, missing_labels
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
 from tpu_components.core.files import storage
-from tpu_components.core.files.csv_files import DELIMITERS, find_column, open_csv, shortened, with_points
+from tpu_components.core.files.csv_files import (
+    DELIMITERS,
+    find_column,
+    has_decimal_comma,
+    is_number,
+    open_csv,
+    shortened,
+    with_points,
+)
 from tpu_components.core.sources.columns import Names, NumbersBuilder, PiecesBuilder, find_repeated
 from tpu_components.core.sources.fields import known_by, read_splits
 from tpu_components.core.sources.listing import Listing, Source, without_labels
@@ -169,7 +177,7 @@ def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
     elif params.task == MULTI_LABEL:
         labels, classes, _ = split_labels(rows.cells["label"], params.class_names, keys)
     else:
-        labels, classes, _ = index_labels(rows.names("label"), params.class_names, keys)
+        labels, classes, _ = index_labels(_with_whole_numbers(rows), params.class_names, keys)
     order = _order_of(keys)
     texts = rows.names("text").take(order).encoded if kind == TEXT else None
     hashes = None if texts is None else identify_each(texts)
@@ -206,6 +214,19 @@ def read_others(location: str, params: WriteParams, most: int) -> dict[str, list
     places = {name: table.columns.index(name) for name in table.columns if name and name not in used}
     rows = [cells for _, cells in itertools.islice(table.each_row(), most)]
     return {name: [cells[place].strip() for cells in rows] for name, place in places.items()}
+
+
+def _with_whole_numbers(rows: _Rows) -> Sequence[str]:
+    """Return the labels; numbers with a decimal comma are written with a point, if all labels are numbers."""
+    labels = rows.names("label")
+    if not rows.table.has_decimal_commas:
+        return labels
+    # Names such as `0,5` in class_names stay as they are.
+    are_named = any(map(has_decimal_comma, rows.params.class_names))
+    # Most labels are names, which the first one shows.
+    if are_named or not is_number(labels[0]) or not all(map(is_number, set(labels))):
+        return labels
+    return with_points(labels)
 
 
 def _targets_of(params: WriteParams) -> tuple[str, ...]:

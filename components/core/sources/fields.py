@@ -10,14 +10,16 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN
 from tpu_components.core.examples.class_names import MISSING, text_of
 from tpu_components.core.examples.interface import IMAGE, MULTI_LABEL, REGRESSION, TEXT
-from tpu_components.core.files.csv_files import ALIASES
+from tpu_components.core.files.csv_files import ALIASES, shortened
 from tpu_components.core.sources.columns import Names
 from tpu_components.core.sources.listing import Listing, split_named, without_labels
 from tpu_components.core.sources.pairs import NOT_SUPPORTED, is_picture
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import (
+    SEPARATOR,
     WEIGHTS,
     Targets,
+    find_joined,
     index_labels,
     parse_numbers,
     shown,
@@ -117,8 +119,8 @@ def read_targets(values: Mapping[str, Sequence[Any]], chosen: Chosen, keys: Sequ
     Examples without a target, or with a label that is not UTF-8, are among the unusable ones.
 
     Raises:
-        InputError: If a value holds several labels although the task has one, if a label is not among the classes, or
-            if a target of a regression is not a finite number.
+        InputError: If a value holds several labels although the task has one, if a label is a structure or not among
+            the classes, or if a target of a regression is not a finite number.
     """
     if not chosen.targets:
         return Targets(*without_labels(len(keys)), {})
@@ -132,7 +134,9 @@ def read_targets(values: Mapping[str, Sequence[Any]], chosen: Chosen, keys: Sequ
 
 def read_labels(values: Sequence[Any], name: str, params: WriteParams, keys: Sequence[str]) -> Targets:
     """Return the targets of a classification or of multi-label data, from the values of the field `name`."""
-    if params.task != MULTI_LABEL:
+    if params.task == MULTI_LABEL:
+        _check_not_hot(values, name, keys)
+    else:
         _check_single(values, name, keys)
     labels, garbled = list[Any](), dict[int, str]()
     for i, value in enumerate(values):
@@ -144,14 +148,53 @@ def read_labels(values: Sequence[Any], name: str, params: WriteParams, keys: Seq
         except UnicodeDecodeError:
             labels.append(None)
             garbled[i] = f"its label is not UTF-8: {_only(value)!r}"
+        except TypeError as error:
+            raise InputError(
+                f"Cannot use {keys[i]}: expected a name or a number in {name!r}, received {shortened(str(value))}. "
+                "Store the class itself, or name another field: data.columns={label: …}."
+            ) from error
+    if params.task == MULTI_LABEL and not params.class_names:
+        _check_not_joined(labels, name)
     read = split_labels if params.task == MULTI_LABEL else index_labels
     targets = read(labels, params.class_names, keys)
     return targets._replace(unusable={**targets.unusable, **garbled})
 
 
+def _check_not_joined(labels: Sequence[Any], name: str) -> None:
+    """Check that lists with one text each, as TFRecords hold every text, do not join several labels in it."""
+    lists = [label for label in labels if isinstance(label, list)]
+    if not lists or any(len(each) > 1 for each in lists):
+        return
+    texts = {text for each in lists for text in each}
+    if joined := next((text for text in sorted(texts) if SEPARATOR in text), None) or find_joined(texts):
+        raise InputError(
+            f"Several labels of an example are several values of {name!r}. Received: {joined!r} as one value. Store a "
+            "list, or, if it is one label, name all of them in data.class_names."
+        )
+
+
+def _check_not_hot(values: Sequence[Any], name: str, keys: Sequence[str]) -> None:
+    """Check that the lists of labels are not rows of 0 and 1, one for each class, which would name classes 0 and 1."""
+    lists = [value for value in values if isinstance(value, list)]
+    if len(set(map(len, lists))) != 1:
+        return
+    # Labels do not repeat, and their order says nothing.
+    is_repeated = any(len(set(each)) < len(each) for each in lists)
+    if not is_repeated and (len(set(map(tuple, lists))) == 1 or len(set(map(frozenset, lists))) > 1):
+        return
+    if all(part in (0, 1, b"0", b"1", "0", "1") for each in lists for part in each):
+        place = next(i for i, value in enumerate(values) if isinstance(value, list))
+        raise InputError(
+            f"Cannot use {keys[place]}: expected the labels of the example in {name!r}, received "
+            f"{shortened(str(values[place]))}, which seems to be a 0 or 1 for each class. Store the numbers or names "
+            "of the classes that apply, such as [0, 2] for [1, 0, 1]."
+        )
+
+
 def _check_single(values: Sequence[Any], name: str, keys: Sequence[str]) -> None:
     several = next((i for i, value in enumerate(values) if isinstance(value, list) and len(value) > 1), None)
     if several is not None:
+        _check_not_hot(values, name, keys)
         raise InputError(
             f"Cannot use {keys[several]}: expected one {name!r}, received {values[several]!r}. Correct the source, or "
             "set data.task to multi_label if examples have several labels."

@@ -98,6 +98,8 @@ def list_examples(params: WriteParams) -> Listing:
     _check_kind(listing, params)
     if listing.corpus is not None:
         return listing
+    if listing.bad and params.task != REGRESSION and not params.class_names:
+        listing = _without_empty_classes(listing)
     if params.task != REGRESSION:
         _check_labels(listing, source, params)
         listing = dataclasses.replace(listing, notes=(*listing.notes, *notes_on(listing.class_names)))
@@ -132,6 +134,16 @@ def list_unlabelled(params: WriteParams) -> Listing:
     """
     source, location = find_source(params.source)
     return source.read(location, params, False)
+
+
+def _without_empty_classes(listing: Listing) -> Listing:
+    """Return the listing without classes of which all examples were set aside, for example for their weights."""
+    labels = listing.labels
+    used = np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(axis=0))
+    if len(used) == len(listing.class_names):
+        return listing
+    kept = np.searchsorted(used, labels).astype(labels.dtype) if labels.ndim == 1 else labels[:, used]
+    return dataclasses.replace(listing, labels=kept, class_names=tuple(listing.class_names[i] for i in used.tolist()))
 
 
 def _check_labels(listing: Listing, source: Source, params: WriteParams) -> None:

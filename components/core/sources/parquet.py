@@ -85,12 +85,20 @@ def _values_of(file: Container, column: str) -> Iterator[Any]:
         # Arrow's buffers double as they grow, so that a batch takes up to twice its size.
         num_rows = min(max(SMALL_BYTES // (2 * largest), 1), _MOST_ROWS_AT_ONCE)
         for batch in table.iter_batches(num_rows, columns=[column]):
-            count, unpacked = count + len(batch), unpacked + batch.nbytes
+            values = _decoded(batch.column(0))
+            count, unpacked = count + len(values), unpacked + values.nbytes
             require_plausible(file.path, file.num_bytes, unpacked)
-            yield from (value.as_py() for value in batch.column(0))
-            del batch  # Frees it before the next one is read.
+            yield from (value.as_py() for value in values)
+            del batch, values  # Frees them before the next ones are read.
         if count != table.metadata.num_rows:
             raise ValueError(f"{count:,} rows where its end says {table.metadata.num_rows:,}")
+
+
+def _decoded(values: Any) -> Any:
+    """Return the values of a categorical column as they are, without the list of all categories in every batch."""
+    import pyarrow.types as types
+
+    return values.dictionary_decode() if types.is_dictionary(values.type) else values
 
 
 def _groups_of(table: Any, column: str) -> Iterator[tuple[int, int, bool]]:
@@ -235,8 +243,10 @@ def _list_tables(
     chosen = choose_fields([*map(as_nfc, schema.names)], params, files[0].path, labelled)
     column, is_text = chosen.names[chosen.content], chosen.content == "text"
     kind = schema.field(by_nfc(schema.names)[column]).type
-    fits = (types.is_string, types.is_large_string) if is_text else (types.is_binary, types.is_large_binary, _has_bytes)
-    if not any(fit(kind) for fit in fits):
+    of_texts = (types.is_string, types.is_large_string, types.is_string_view)
+    of_images = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary, _has_bytes)
+    value_kind = kind.value_type if types.is_dictionary(kind) else kind  # Texts of pandas may be categorical.
+    if not any(fit(value_kind) for fit in (of_texts if is_text else of_images)):
         raise InputError(
             f"Cannot use the column {column!r} of {files[0].path}: expected {'strings' if is_text else 'the bytes of '}"
             f"{'' if is_text else 'image files'}, received {kind}. Name another one in data.columns."

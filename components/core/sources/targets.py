@@ -16,7 +16,9 @@ from tpu_components.core.examples.artifacts import TargetStatistics
 from tpu_components.core.examples.class_names import MISSING, class_name, missing_labels
 
 SEPARATOR = "|"  # Between the labels in a CSV cell.
-_SEPARATORS_IN_NAMES = (r"\s+", r"\s*/\s*")
+_SEPARATORS_IN_NAMES = (r"\s+", r"\s*/\s*", r"\s*[&+]\s*")
+# Commas and semicolons, also of Chinese, Japanese and Arabic, and the wide form of `|`.
+_SEPARATORS_ALWAYS = re.compile("[,;\uff0c\uff1b\u3001\u060c\u061b\uff5c]")
 _BRACKETS = ("[]", "{}", "()")  # Around a list, as Python, JSON and PostgreSQL write it.
 _NO_CLASS = -1
 _FRACTION = re.compile(r"[+-]?[0-9]*\.[0-9]+(?:[eE][+-]?[0-9]+)?")
@@ -121,9 +123,9 @@ def _names_in(cell: str | tuple[str, ...] | None, missing: Container[str]) -> li
 def find_joined(cells: Iterable[str]) -> str | None:
     """Return a cell that seems to hold several labels without `|` between them; None if there is none.
 
-    A comma or semicolon separates labels, and brackets around a cell enclose a list. A space or slash may be part of a
-    name, as in `polar bear`. It separates labels if the cells have fewer different parts than there are different
-    cells, or if each part of the cells with a separator occurs in another cell too.
+    A comma or semicolon separates labels, and brackets around a cell enclose a list. A space, slash, `&` or `+` may be
+    part of a name, as in `polar bear`. It separates labels if the cells have fewer different parts than there are
+    different cells, or if each part of the cells with a separator occurs in another cell too.
 
     Example:
         >>> find_joined(["cat dog", "dog", "cat"]), find_joined(["polar bear", "black cat", "cat"])
@@ -133,7 +135,7 @@ def find_joined(cells: Iterable[str]) -> str | None:
     """
     different = sorted({cell.strip() for cell in cells} - {""})
     for cell in different:
-        if re.search("[,;]", cell) or (cell[0] + cell[-1] in _BRACKETS and len(cell) > 1):
+        if _SEPARATORS_ALWAYS.search(cell) or (cell[0] + cell[-1] in _BRACKETS and len(cell) > 1):
             return cell
     for separator in _SEPARATORS_IN_NAMES:
         parts = [{part for part in re.split(separator, cell) if part} for cell in different]
@@ -145,13 +147,13 @@ def find_joined(cells: Iterable[str]) -> str | None:
 
 
 def check_hot(array: np.ndarray, num_examples: int, source: str) -> np.ndarray:
-    """Check an array of booleans or of 0 and 1; returns uint8[num_examples, num_classes].
+    """Check an array of booleans or of 0 and 1 (whole numbers or floats); returns uint8[num_examples, num_classes].
 
     Raises:
         InputError: If the array has other values or another shape.
     """
-    fits = array.ndim == 2 and len(array) == num_examples and array.shape[1] and array.dtype.kind in "biu"
-    if not fits or array.min(initial=0) < 0 or array.max(initial=0) > 1:
+    fits = array.ndim == 2 and len(array) == num_examples and array.shape[1] and array.dtype.kind in "biuf"
+    if not fits or not np.isin(array, (0, 1)).all():
         raise InputError(
             f"Labels do not fit in {source}: expected uint8 or bool [{num_examples}, classes] of 0 and 1, one column "
             f"per class, received {array.dtype}{list(array.shape)}"

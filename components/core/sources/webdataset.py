@@ -4,11 +4,12 @@ https://github.com/webdataset/webdataset: files of one example follow each other
 """
 
 import codecs
+import contextlib
 import dataclasses
 import functools
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,13 @@ import numpy as np
 from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.base.names import as_nfc
 from tpu_components.core.examples.images import has_image_suffix
+from tpu_components.core.examples.interface import IMAGE
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.csv_files import find_column
 from tpu_components.core.sources.containers import Container, list_containers, splits_of, stored_files, version_of
 from tpu_components.core.sources.fields import read_labels, read_weights
 from tpu_components.core.sources.listing import Listing, Source, without_labels
-from tpu_components.core.sources.pairs import NOT_SUPPORTED, find_masks
+from tpu_components.core.sources.pairs import NOT_SUPPORTED, check_class_folders, find_masks
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import Span, Spans
 from tpu_components.core.sources.targets import Targets, shown
@@ -56,7 +58,7 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
     archives = list_containers(location, (".tar",))
     read = functools.partial(_read_archive, params=params)
     by_archive = list(in_threads(lambda archive: list(read(archive)), archives[0].path, archives))
-    masks = set(find_masks([example.name for examples in by_archive for example in examples]))
+    masks = _find_masks([example for examples in by_archive for example in examples], labelled)
     by_archive = [[example for example in examples if example.name not in masks] for examples in by_archive]
     notes = [f"left out {len(masks):,} masks, such as {min(masks)!r}. {NOT_SUPPORTED}"] if masks else []
     examples = [example for examples in by_archive for example in examples]
@@ -77,12 +79,14 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
         labels = [example.label for example in examples]
         if all(label is None for label in labels):
             labels = [_folder_of(example) for example in examples]
+            if not params.class_names:
+                _check_folders(examples, location)
         targets = read_labels(labels, "label", params, keys)
         reasons.append(targets.unusable)
     if len(targets.unusable) == len(keys):
         raise InputError(
-            f"Images without a label in {location}: {shown(keys)}. Expected NAME.cls or NAME.json beside NAME.jpg, or "
-            "a folder for each class."
+            f"Images without a label in {location}: {shown(keys)} ({targets.unusable[0]}). Expected NAME.cls or "
+            "NAME.json beside NAME.jpg, or a folder for each class."
         )
     kept = [] if labelled else [n for n in ("id", *params.slice_columns) if any(n in each.kept for each in examples)]
     weights, name = None, params.columns.get("weight")
@@ -107,6 +111,54 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
         notes=tuple(notes),
     )
     return listing.without(*reasons)
+
+
+def _find_masks(examples: Sequence[_Example], labelled: bool) -> set[str]:
+    """Return the names of images that are masks of others.
+
+    An image with a label file of its own is an example, such as `1_mask.jpg` of people with and without masks, and
+    without labels it needs a prediction.
+    """
+    masks = set(find_masks([example.name for example in examples]))
+    if not masks:
+        return masks
+    sizes = Counter(_stem_of(example.name) for example in examples)
+    return {
+        example.name
+        for example in examples
+        if example.name in masks and (sizes[_stem_of(example.name)] > 1 or (labelled and example.label is None))
+    }
+
+
+def _stem_of(name: str) -> str:
+    """Return the name that all files of an example share, up to the first dot."""
+    folder, slash, file = name.rpartition("/")
+    return f"{folder}{slash}{file.partition('.')[0]}"
+
+
+def _check_folders(examples: Sequence[_Example], location: str) -> None:
+    """Check that the folders in the archives are classes, and not pictures and their masks or annotations.
+
+    Raises:
+        InputError: If they are not.
+    """
+    # Classes may be at different depths, so each comes first.
+    spans: dict[str, dict[str, Span]] = {}
+    for example in examples:
+        above, _, file = example.name.rpartition("/")
+        parents, _, folder = above.rpartition("/")
+        path = "/".join(part for part in (folder, parents, file) if part)
+        spans.setdefault(folder, {})[path] = example.span
+    spans.pop("", None)
+    if len(spans) > 1:
+        check_class_folders(
+            sorted(spans),
+            lambda folder: sorted(spans[folder]),
+            0,
+            IMAGE,
+            location,
+            lambda path: spans[path.partition("/")[0]][path].read(),
+        )
 
 
 def _folder_of(example: _Example) -> str | None:
@@ -175,6 +227,9 @@ class _Group:
 
     def _read_label(self, suffix: str, content: bytes) -> Any:
         if suffix != "json":
+            if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # As PowerShell writes it.
+                with contextlib.suppress(UnicodeDecodeError):
+                    return content.decode("utf-16").strip()
             # As bytes: a label that is not UTF-8 is set aside with its image.
             return content.removeprefix(codecs.BOM_UTF8).strip()
         with reading(f"{self.stem}.{suffix} in {self._path}", "the image's label", "Correct it."):

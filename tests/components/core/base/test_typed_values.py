@@ -1,6 +1,7 @@
 """What a person, a flag or KFP wrote is read as the types that dataclasses name, and refused in words."""
 
 import dataclasses
+import datetime
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -64,7 +65,9 @@ def test_numbers_and_lists_are_read_as_people_and_kfp_write_them(raw, kind, expe
         (2**64, int, "it is beyond"),
         ("nan", float, "it is nan, expected a finite number"),
         ("yes", bool, "it is 'yes', expected true or false"),
-        (None, str, "it is None, expected a text"),
+        (None, str, "it is None, expected a text$"),
+        (False, str, "it is False, expected a text: in YAML, write yes, no, on, off and dates in quotation marks"),
+        (datetime.date(2026, 1, 2), str, r"it is datetime\.date\(2026, 1, 2\), expected a text: in YAML, write"),
         ({"rat": 1}, _Params, r"Unknown key 'rat' in it: expected one of rate, .* Did you mean 'rate'\?"),
         ({"parts": [{}]}, _Params, r"parts\[0\] lacks the field 'epochs'"),
         (

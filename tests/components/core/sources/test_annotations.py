@@ -262,3 +262,32 @@ def test_messages_name_the_task_or_the_image(tmp_path):
     (tmp_path / "annotations.xml").write_text(_XML.format("").replace("a.png", "../../a.png"))
     with pytest.raises(InputError, match=r"Image \.\./\.\./a\.png of .*annotations\.xml: Refused the path"):
         list_examples(WriteParams(f"cvat:{tmp_path / 'annotations.xml'}"))
+
+
+def test_tasks_on_which_annotators_disagree_are_noted(tmp_path):
+    tasks = [_task(number, {"text": f"text {number}"}, "ab"[number % 2]) for number in range(4)]
+    tasks[1]["annotations"] += _task(1, {}, "a")["annotations"]
+    tasks[2]["annotations"] += _task(2, {}, "a")["annotations"]
+    listing = _listed(tmp_path / "export.json", tasks)
+    assert listing.labels.tolist() == [0, 1, 0, 1]
+    assert listing.notes == ("annotators disagree on 1 tasks, such as task 1: the first annotation counts",)
+
+
+def _cvat_file(folder, head='<?xml version="1.0" encoding="utf-8"?>', repeats=1):
+    _pictures(folder, *(f"images/{number}.png" for number in range(4)))
+    images = (f'<image name="{number}.png">{_tag(number) * repeats}</image>' for number in range(4))
+    (folder / "annotations.xml").write_text(f"{head}<annotations>{''.join(images)}</annotations>")
+    return WriteParams(f"cvat:{folder / 'annotations.xml'}")
+
+
+def _tag(number):
+    return f'<tag label="{"ab"[number % 2]}" source="manual"/>'
+
+
+def test_a_tag_of_cvat_that_is_set_twice_is_one_label(tmp_path):
+    assert list_examples(_cvat_file(tmp_path, repeats=2)).labels.tolist() == [0, 1, 0, 1]
+
+
+def test_an_unknown_encoding_of_cvats_file_is_an_error_of_the_file(tmp_path):
+    with pytest.raises(InputError, match=r"Cannot read .*unknown encoding: other.*Export it again"):
+        list_examples(_cvat_file(tmp_path, '<?xml version="1.0" encoding="other"?>'))

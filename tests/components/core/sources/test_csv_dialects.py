@@ -1,5 +1,7 @@
 """CSV files as spreadsheets, databases and old programs write them: their rows are read, or the cause is named."""
 
+import gzip
+
 import pytest
 
 from tpu_components.core.base.errors import InputError
@@ -45,6 +47,10 @@ def _read(folder, content, **params):
         ),
         pytest.param("\n\r\n" + _table("text", "label"), id="empty lines before the header"),
         pytest.param(_table(" text ", "label\u00a0"), id="spaces around names"),
+        pytest.param(
+            _table("text", "size, cm", "label", delimiter="\t", rows=[(text, "1", label) for text, label in _ROWS]),
+            id="tabs, and a comma in a name",
+        ),
         pytest.param("sep=;\n" + _table("text", "label", delimiter=";"), id="sep=;"),
         pytest.param('"sep=,"\r\n' + _table("text", "label", end="\r\n"), id="sep=, in quotation marks"),
         pytest.param("SEP=^;;\n" + _table("text", "label", delimiter="^"), id="SEP=^ with delimiters after it"),
@@ -141,3 +147,41 @@ def test_an_empty_file_has_no_columns_and_no_rows():
     for content in (b"", b"\n\n", b"\xef\xbb\xbf", b"sep=;\n"):
         file = open_csv("empty.csv", content)
         assert (file.columns, file.has_rows, list(file.rows())) == ([], False, [])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(_table("text", "label").encode()), r"received a file compressed with gzip\. Decompress it"),
+        (b"PK\x03\x04\x14\x00\x83", r"received a ZIP file, such as \.xlsx\. Save the sheet as the type CSV UTF-8"),
+        (b"PAR1\x15\x04\x15\x83", r"received a Parquet file\. Name it as parquet:FILE"),
+    ],
+)
+def test_other_files_with_the_name_of_a_csv_file_are_named(tmp_path, content, message):
+    with pytest.raises(InputError, match=message):
+        _listed(tmp_path, content)
+
+
+def test_a_space_before_a_quotation_mark_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"line 2 .*Remove the space between ',' and the quotation mark"):
+        _listed(tmp_path, 'label, text\ncat, "one, two"\n')
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_labels_with_decimal_commas_are_numbers(tmp_path, delimiter):
+    whole = [(text, str(i % 2) if i < 2 else f"{i % 2},0") for i, text in enumerate(_TEXTS)]
+    content = _table("text", "label", rows=whole, delimiter=delimiter)
+    assert {label for _, label in _read(tmp_path, content)} == {"0", "1"}
+    assert _listed(tmp_path, content, class_names=("1", "0")).class_names == ("1", "0")
+    fractions = _table("text", "label", rows=[(text, f"{i},5") for i, text in enumerate(_TEXTS)], delimiter=delimiter)
+    with pytest.raises(InputError, match=r"Labels are numbers with a fraction: '0\.5'.*set data\.task to regression"):
+        _listed(tmp_path, fractions)
+    assert _listed(tmp_path, fractions, task="regression").labels[1, 0] == 1.5
+
+
+def test_labels_with_commas_that_are_named_or_no_numbers_stay_as_they_are(tmp_path):
+    rows = [(text, "1,0" if i % 2 else "0,1") for i, text in enumerate(_TEXTS)]
+    listing = _listed(tmp_path, _table("text", "label", rows=rows, delimiter=";"), class_names=("1,0", "0,1"))
+    assert listing.class_names == ("1,0", "0,1")
+    rows[0] = (_TEXTS[0], "a,b")
+    assert _listed(tmp_path, _table("text", "label", rows=rows, delimiter=";")).class_names == ("0,1", "1,0", "a,b")

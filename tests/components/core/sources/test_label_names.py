@@ -3,6 +3,7 @@
 import html
 import json
 import random
+import re
 import tarfile
 import unicodedata
 from io import BytesIO
@@ -298,6 +299,14 @@ def test_a_class_with_the_name_of_nothing_stays_a_class_with_a_note(name, tmp_pa
     assert any(repr(name) in note and "leave the label empty" in note for note in listing.notes)
 
 
+def test_the_missing_number_of_a_column_of_floats_is_missing(tmp_path):
+    source = _csv(tmp_path, ["-1.0", "0.0", "1.0", "0.0"])
+    listing = list_examples(WriteParams(source, class_names=("0", "1"), max_bad_fraction=0.5))
+    assert (listing.labels.tolist(), len(listing.bad)) == ([0, 1, 0], 1)
+    listing = list_examples(WriteParams(source, class_names=("-1", "0", "1")))
+    assert (listing.labels.tolist(), len(listing.bad)) == ([0, 1, 2, 1], 0)
+
+
 def test_class_names_say_what_is_missing(tmp_path):
     source = _csv(tmp_path, ["0", "1", "-1", "nan"] * 5)
     assert any("'-1' is taken for a class" in note for note in list_examples(WriteParams(source)).notes)
@@ -352,6 +361,12 @@ def test_an_example_without_a_split_is_set_aside(tmp_path):
         ["['cat']", "['dog']"],
         ["{cat,dog}", "{dog}"],
         ["cat,dog", "dog"],
+        ["\u732b\u3001\u72ac", "\u72ac"],
+        ["\u732b\uff0c\u72ac", "\u72ac"],
+        ["\u732b\uff5c\u72ac", "\u72ac"],
+        ["\u0627\u060c \u0628", "\u0628"],
+        ["cat & dog", "dog&cow", "cat&cow", "dog"],
+        ["cat+dog", "dog", "cat", "cow+cat", "cow"],
     ],
 )
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -432,3 +447,94 @@ def test_names_that_differ_by_what_cannot_be_seen_are_noted(kind, tmp_path):
     (note,) = (note for note in listing.notes if "differ only" in note)
     assert "cannot be seen" in note
     assert "'cat\\u200b'" in note
+
+
+@pytest.mark.parametrize(
+    ("labels", "task"),
+    [
+        ([{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}], "classification"),
+        ([{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}], "multi_label"),
+        ([[[1, 2]], [[3, 4]]], "classification"),
+        ([[[1, 2], [3]], [[3, 4]]], "multi_label"),
+    ],
+)
+def test_a_structure_is_no_label(labels, task, tmp_path):
+    with pytest.raises(InputError, match=r"t\.parquet\[0\]: expected a name or a number in 'label', received"):
+        list_examples(WriteParams(_parquet(tmp_path, labels * 3), task=task))
+
+
+@pytest.mark.parametrize(
+    ("labels", "task"),
+    [
+        ([[1, 0, 1], [0, 0, 1], [0, 0, 0], [1, 1, 0]], "multi_label"),
+        ([[1, 0], [0, 1]], "multi_label"),
+        ([[1, 0, 0], [0, 0, 1]], "classification"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["parquet", "tfrecords"])
+def test_rows_of_0_and_1_for_each_class_are_no_lists_of_labels(kind, labels, task, tmp_path):
+    with pytest.raises(InputError, match=r"received \[1, 0.*\], which seems to be a 0 or 1 for each class\. Store"):
+        list_examples(WriteParams(_SOURCES[kind](tmp_path, labels), task=task))
+
+
+@pytest.mark.parametrize("labels", [["cat dog", "dog", "cat"], ["cat|dog", "dog"], ["cat,dog", "dog"]])
+def test_several_labels_in_one_text_of_a_record_are_noticed(labels, tmp_path):
+    source = _tfrecords(tmp_path, labels * 3)
+    with pytest.raises(InputError, match=rf"Received: '{re.escape(labels[0])}' as one value\. Store a list"):
+        list_examples(WriteParams(source, task="multi_label"))
+    names = tuple(sorted(set(labels)))
+    assert list_examples(WriteParams(source, task="multi_label", class_names=names)).class_names == names
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tfrecords"])
+def test_lists_of_the_labels_0_and_1_are_labels(kind, tmp_path):
+    labels = [[0, 1], [1], [0], [1, 0]]
+    listing = list_examples(WriteParams(_SOURCES[kind](tmp_path, labels), task="multi_label"))
+    assert listing.labels.tolist() == [[1, 1], [0, 1], [1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("task", ["classification", "multi_label"])
+@pytest.mark.parametrize("column", ["weight", "split"])
+def test_a_class_whose_examples_are_all_set_aside_is_no_class(column, task, tmp_path):
+    columns = {
+        "text": [f"text {i}" for i in range(12)],
+        "label": ["b", "c"] * 5 + ["a", "a"],
+        "weight": [1.0] * 10 + [None, None],
+        "split": ["train", "train", "test", "test", "validation"] * 2 + ["train", "train"],
+    }
+    columns["split"][-2:] = ["train"] * 2 if column == "weight" else [None] * 2
+    columns["weight"][-2:] = [None] * 2 if column == "weight" else [1.0] * 2
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    listing = list_examples(WriteParams(f"parquet:{tmp_path}", task=task, columns={"weight": "weight"}))
+    labels = listing.labels if task == "classification" else listing.labels.argmax(1)
+    assert (listing.class_names, labels.tolist(), len(listing.bad)) == (("b", "c"), [0, 1] * 5, 2)
+
+
+def test_a_class_of_class_names_without_examples_needs_no_warning(tmp_path):
+    source = _csv(tmp_path, ["a", "b"] * 20)
+    write_records(WriteParams(source, class_names=("a", "b", "c")), tmp_path / "records")
+    assert Manifest.load(tmp_path / "records").class_names == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("labels", "note"),
+    [
+        (("fish", "\ufb01sh"), "differ only in case, spaces, quotation marks or the form of letters"),
+        (("cat", "\uff43\uff41\uff54"), "differ only in case, spaces, quotation marks or the form of letters"),
+        (("\u30cd\u30b3", "\uff88\uff7a"), "differ only in case, spaces, quotation marks or the form of letters"),
+        (("cat", "\u201ccat\u201d"), "differ only in case, spaces, quotation marks or the form of letters"),
+        (("Cat", "cat"), "differ only in case or spaces"),
+        (("c\0a\0t\0", "d\0o\0g\0"), "have control characters"),
+        (("\\N", "cat"), "is taken for a class"),
+        (("#NV", "cat"), "is taken for a class"),
+    ],
+)
+def test_names_that_look_alike_or_stand_for_nothing_are_noted(labels, note, tmp_path):
+    listing = list_examples(WriteParams(_csv(tmp_path, labels * 4)))
+    assert len(listing.class_names) == 2
+    assert [note in each for each in listing.notes] == [True]
+
+
+@pytest.mark.parametrize("labels", [("m\u00b2", "m2"), ("'", '"'), ("+", "-"), ("\u2460", "1"), ("3", "\u00b3")])
+def test_names_that_only_resemble_each_other_are_not_noted(labels, tmp_path):
+    assert list_examples(WriteParams(_csv(tmp_path, labels * 4))).notes == ()

@@ -193,3 +193,57 @@ def test_boxes_of_annotation_tools_are_no_labels(tmp_path):
     (tmp_path / "annotations.xml").write_text(f"<annotations>{image}</annotations>")
     with pytest.raises(InputError, match=rf"only annotations of the types 'box', 'polygon'\. {_NOT_SUPPORTED}"):
         list_examples(WriteParams(f"cvat:{tmp_path / 'annotations.xml'}"))
+
+
+def _archive(path, **files):
+    """Write 6 files of each kind, as `_write` does, to an archive."""
+    with tarfile.open(path, "w") as archive:
+        for number in range(6):
+            for name, content in files.items():
+                member = tarfile.TarInfo(name.format(number))
+                written = _png(content(number)) if callable(content) else content.encode()
+                member.size = len(written)
+                archive.addfile(member, io.BytesIO(written))
+    return f"webdataset:{path}"
+
+
+@pytest.mark.parametrize(
+    ("pictures", "masks"),
+    [
+        ("images/{}.png", "masks/{}.png"),
+        ("image/{}.jpg", "label/{}.png"),
+        ("data/images/{}.png", "data/masks/{}.png"),
+        ("a/{}.png", "b/{}.png"),
+    ],
+)
+def test_folders_of_masks_in_an_archive_are_not_classes(tmp_path, pictures, masks):
+    source = _archive(tmp_path / "all.tar", **{pictures: _picture, masks: _mask})
+    with pytest.raises(InputError, match=rf"is not a class: it has masks.*{_NOT_SUPPORTED}.*data\.class_names"):
+        list_examples(WriteParams(source))
+    folders = sorted(name.split("/")[-2] for name in (pictures, masks))
+    assert list_examples(WriteParams(source, class_names=tuple(folders))).class_names == tuple(folders)
+
+
+@pytest.mark.parametrize("folders", [("mask", "no_mask"), ("with_mask", "without_mask"), ("label_0", "label_1")])
+def test_folders_of_an_archive_that_are_numbered_alike_are_classes(tmp_path, folders):
+    files = {f"{folder}/{{}}.png": lambda number, add=add: _picture(number + add) for add, folder in enumerate(folders)}
+    assert list_examples(WriteParams(_archive(tmp_path / "all.tar", **files))).class_names == folders
+
+
+def test_an_image_of_an_archive_with_a_label_of_its_own_is_no_mask(tmp_path):
+    files = {"{}.jpg": _picture, "{}.cls": "bare", "{}_mask.jpg": _picture, "{}_mask.cls": "masked"}
+    listing = list_examples(WriteParams(_archive(tmp_path / "all.tar", **files)))
+    assert (len(listing.keys), listing.class_names, listing.notes) == (12, ("bare", "masked"), ())
+    del files["{}.cls"], files["{}_mask.cls"]
+    assert len(list_unlabelled(WriteParams(_archive(tmp_path / "new.tar", **files))).keys) == 12
+
+
+def test_a_label_file_in_utf_16_is_read(tmp_path):
+    with tarfile.open(tmp_path / "all.tar", "w") as archive:
+        for number in range(4):
+            label = f"caf\u00e9 {number % 2}\r\n".encode("utf-16")
+            for suffix, content in (("png", _png(_picture(number))), ("cls", label)):
+                member = tarfile.TarInfo(f"{number}.{suffix}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    assert list_examples(WriteParams(f"webdataset:{tmp_path}")).class_names == ("caf\u00e9 0", "caf\u00e9 1")

@@ -10,6 +10,7 @@ from PIL import Image
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.sources.kinds import list_examples
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.planning import plan_dataset
 from tpu_components.create_tfrecords.preparing import prepare
@@ -69,3 +70,29 @@ def test_rows_without_bytes_are_set_aside_if_they_are_few(tmp_path):
         "a.parquet[30]": "no bytes",
     }
     assert sum(split.num_examples for split in manifest.splits.values()) == 58
+
+
+_CATEGORIES = pa.dictionary(pa.int32(), pa.string())
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), _CATEGORIES])
+def test_texts_may_have_any_type_of_strings(tmp_path, kind):
+    texts = [f"text number {i % 20}" for i in range(40)]
+    table = pa.table({"text": pa.array(texts).cast(kind), "label": pa.array(["a", "b"] * 20).cast(kind)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    listing = list_examples(WriteParams(f"parquet:{tmp_path}"))
+    assert ([text.decode() for text in listing.texts], listing.class_names) == (texts, ("a", "b"))
+
+
+@pytest.mark.parametrize("kind", [pa.binary_view(), pa.large_binary()])
+def test_images_may_have_any_type_of_bytes(tmp_path, kind):
+    params = _write(tmp_path / "a.parquet", pa.array([_png(i) for i in range(6)], kind))
+    assert write_records(params, tmp_path / "records").num_examples == 6
+
+
+def test_a_categorical_column_of_many_categories_is_not_taken_for_a_bomb(tmp_path):
+    count = 60_000
+    ids = pa.array([f"{i:064d}" for i in range(count)]).dictionary_encode()
+    table = pa.table({"text": [f"text {i % 100}" for i in range(count)], "label": ["a", "b"] * (count // 2), "id": ids})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert len(list_examples(WriteParams(f"parquet:{tmp_path}")).keys) == count
