@@ -551,7 +551,13 @@ def _load(image: Any, rule: ImageRule) -> _Loaded:
         if rule.upright and not is_tiff:
             orientation = _orientation_of(image)
         if image.mode.startswith("I;16") or (image.mode == "I" and has_16_bits):  # convert() would clip at 255.
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            values = np.asarray(image)
+            if values.min() < 0:  # As in CT scans. They would become bright.
+                raise UnreadableImageError(
+                    f"16-bit values from {values.min():,} to {values.max():,}: expected none below 0; add one offset "
+                    "to all images, and save them without a sign"
+                )
+            image = Image.fromarray((values >> 8).astype(np.uint8))
         if image.mode in ("I", "F"):
             raise UnreadableImageError(f"32 bits per pixel (mode {image.mode}): expected 8 or 16")
         mode = _MODES[rule.channels or (1 if image.mode in _GREY_MODES else 3)]
