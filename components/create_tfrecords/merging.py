@@ -125,6 +125,12 @@ class Merger:
         """The stored examples in storage order: int[kept], indices into the listing."""
         return self._columns["examples"].rows()
 
+    @property
+    def totals(self) -> dict[str, int]:
+        """Counts of all stored examples together, by their names in `measuring.COUNTS`."""
+        totals = self._columns["counts"].rows().sum(axis=0, dtype=np.int64).tolist()
+        return dict(zip(COUNTS[self._plan.listing.kind], totals, strict=True))
+
     def by_split(self, column: str) -> dict[str, np.ndarray]:
         """Return a column of the metadata by split name, in storage order; {} if the examples lack the column.
 
