@@ -122,3 +122,21 @@ def test_the_command_converts_files_and_says_how_many(tmp_path, capsys, monkeypa
     (tmp_path / "records" / "examples.npz").unlink()
     assert main() == 2
     assert f"Found no IDs of examples in {tmp_path}/records" in capsys.readouterr().err
+
+
+def test_records_of_an_earlier_version_convert_nothing_and_converted_files_stay(tmp_path):
+    before, file = _write(tmp_path, 200), tmp_path / "examples.npy"
+    ids = _ids(before["test"])
+    other = ids.copy()
+    other["scheme1"] += 1  # Converted by records with other settings.
+    np.save(file, other)
+    assert convert_ids(tmp_path / "records", [str(file)]).num_converted == len(other)
+    assert np.array_equal(np.load(file), other)
+    np.save(file, ids["scheme1"])
+    saved = dict(np.load(tmp_path / "records" / "examples.npz"))
+    earlier = {name: each["scheme1"] if each.dtype == ID_TYPE else each for name, each in saved.items()}
+    np.savez(tmp_path / "records" / "examples.npz", **earlier)
+    with pytest.raises(
+        InputError, match=r"an earlier version wrote these records.* with this version and the settings"
+    ):
+        convert_ids(tmp_path / "records", [str(file)])
