@@ -51,12 +51,17 @@ def convert_ids(records_dir: Path, files: Sequence[str]) -> Converted:
             f"Found no IDs of examples in {records_dir}: expected a folder that create_tfrecords wrote. Check the path."
         )
     known = join_ids(*(ids for ids in by_split if ids is not None))
+    if not known["scheme2"].any():
+        raise InputError(
+            f"Cannot convert files by {records_dir}: an earlier version wrote these records, with IDs of scheme 1 "
+            "only. Write the records again with this version and the settings of that time, into another folder."
+        )
     converted = {}
     for file in files:
         with reading(file, "IDs of examples, as in examples.npy or trained_on.npy", "Correct the path."):
             ids = as_ids(read_arrays(file, storage.read_bytes(file))[""])
         matched = known[np.isin(known["scheme1"], ids["scheme1"]) & (known["scheme2"] != 0)]
-        if len(ids) and not len(matched):
+        if (ids["scheme2"] == 0).any() and not len(matched):
             raise InputError(
                 f"Cannot convert {file}: none of its {len(ids):,} IDs is in {records_dir}. Expected records of the "
                 "same data, written with the settings of that time. Write them again with these settings."

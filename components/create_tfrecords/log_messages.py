@@ -70,6 +70,12 @@ def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarr
         progress.say(STEP, f"{summary['contradictory']:,} sets of copies have several labels, the first: {shown}")
 
 
+def say_losses(counts: Mapping[str, int], num_images: int) -> None:
+    """Log how many images lost content when they were converted; see `describe_losses`."""
+    for message in describe_losses(counts, num_images):
+        progress.say(STEP, message)
+
+
 def say_content(manifest: Manifest) -> None:
     """Log the number of examples, in all, by class and by split."""
     splits = manifest.splits
@@ -85,8 +91,6 @@ def say_content(manifest: Manifest) -> None:
         progress.say(
             STEP, f"{turned:,} photos turned as their EXIF says; data.apply_rotation=false leaves them as they lie"
         )
-    for message in describe_losses(statistics, num_examples):
-        progress.say(STEP, message)
     progress.say(STEP, f"{line}: " + ", ".join(f"{name} {split.num_examples:,}" for name, split in splits.items()))
 
 

@@ -125,6 +125,12 @@ class Merger:
         """The stored examples in storage order: int[kept], indices into the listing."""
         return self._columns["examples"].rows()
 
+    @property
+    def totals(self) -> dict[str, int]:
+        """Counts of all stored examples together, by their names in `measuring.COUNTS`."""
+        totals = self._columns["counts"].rows().sum(axis=0, dtype=np.int64).tolist()
+        return dict(zip(COUNTS[self._plan.listing.kind], totals, strict=True))
+
     def by_split(self, column: str) -> dict[str, np.ndarray]:
         """Return a column of the metadata by split name, in storage order; {} if the examples lack the column.
 
@@ -172,8 +178,7 @@ class Merger:
         result, identities = splits.copy(), self._columns["identities"].rows()
         for place, ids in retired.items():
             is_retired = are_among(identities, ids)
-            if not is_retired.any():
-                _check_scheme(place, ids)
+            _check_scheme(place, ids, int(are_among(ids, identities).sum()))
             result[self.examples[is_retired]] = LEFT_OUT
         reason = "of the test sets in data.retired_tests. Wait for new examples, or raise data.test_fraction."
         require_examples(splits, result, reason)
@@ -243,24 +248,40 @@ class Merger:
         return {"num_also_in_train": int(np.isin(by_split[split], trained).sum())}
 
 
-def _check_scheme(place: str, retired: np.ndarray) -> None:
-    """Warn of a retired test set of which no example is in the data.
+def _check_scheme(place: str, retired: np.ndarray, num_known: int) -> None:
+    """Warn of a retired test set of which no example is in the data, or only some by IDs of scheme 1.
+
+    Args:
+        place: File of the retired test set.
+        retired: IDs of its examples, ID_TYPE[…].
+        num_known: Number of these examples that are in the data.
 
     Raises:
-        InputError: If its IDs are of scheme 1, which other settings of the records would have changed.
+        InputError: If its IDs are of scheme 1, which other settings of the records would have changed, and no example
+            is in the data.
     """
-    if len(retired) and not retired["scheme2"].any():
+    is_old, num_missing = len(retired) and not retired["scheme2"].any(), len(retired) - num_known
+    cause = (
+        "by an earlier version, which other settings of the records (image_size, channels, encoding, crop_margin, "
+        "apply_rotation) change. Write the records once with the settings of that time and without data.retired_tests, "
+        f"and convert the file: python -m tpu_components.create_tfrecords.convert_ids RECORDS {place}"
+    )
+    if is_old and not num_known:
         raise InputError(
             f"Cannot leave out the retired test set {place}: none of its {len(retired):,} examples is in this data "
-            "set. Expected IDs of scheme 2; received those of scheme 1, by an earlier version, which other settings of "
-            "the records (image_size, channels, encoding, crop_margin, apply_rotation) change. Write the records once "
-            "with the settings of that time and without data.retired_tests, and convert the file: python -m "
-            f"tpu_components.create_tfrecords.convert_ids RECORDS {place}. If its examples were deleted, remove it "
-            "from data.retired_tests."
+            f"set. Expected IDs of scheme 2; received those of scheme 1, {cause}. If its examples were deleted, remove "
+            "it from data.retired_tests."
         )
-    progress.say(
-        STEP, f"warning: no example of this data set is in the retired test set {place}; check data.retired_tests"
-    )
+    if is_old and num_missing:
+        progress.say(
+            STEP,
+            f"warning: {num_missing:,} of the {len(retired):,} examples of the retired test set {place} are not in "
+            f"this data set, or are not recognized, and may be in a split again. Its IDs are of scheme 1, {cause}",
+        )
+    elif not num_known:
+        progress.say(
+            STEP, f"warning: no example of this data set is in the retired test set {place}; check data.retired_tests"
+        )
 
 
 def _count(task: str, labels: np.ndarray, num_classes: int) -> tuple[int, ...]:

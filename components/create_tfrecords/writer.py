@@ -33,6 +33,7 @@ from tpu_components.create_tfrecords.log_messages import (
     say_content,
     say_copies,
     say_corpus,
+    say_losses,
     say_shares,
     say_statistics,
 )
@@ -132,6 +133,8 @@ def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
             merger.add(task, part)
             bar.update(len(task.examples))
     if listing.corpus is None:
+        # Pictures that have lost their content are copies of each other, which may be an error next.
+        say_losses(merger.totals, len(merger.examples))
         copies = merger.find_copies(survey.words if survey else None)
         kept = copies.without_leaks() if params.join_copies else copies.splits
         if params.retired_tests:

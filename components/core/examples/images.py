@@ -34,7 +34,11 @@ _GREY_MODES = ("1", "L", "LA")
 _MOST_SIDE_PIXELS = 1 << 20  # Pillow needs memory for each row, however short.
 _CONVERTED_PIXELS = 1 << 22  # At a time, which bounds the memory for a large image.
 _LOSSLESS_FORMATS = ("PNG", "BMP", "GIF", "PPM")
-_LOSSLESS_IN_TIFF = ("raw", "packbits", "tiff_lzw", "tiff_deflate", "tiff_adobe_deflate", "group3", "group4")
+_LOSSLESS_IN_TIFF = (
+    *("raw", "packbits", "tiff_lzw", "tiff_deflate", "tiff_adobe_deflate", "lzma", "zstd"),
+    *("group3", "group4", "tiff_ccitt"),
+)
+_WEBP_CHUNKS = 12  # Length of a WebP file's header.
 _MODES_OF_8_BITS = ("L", "P", "1", "LA")  # Pillow opens no file of 16 bits per channel in these.
 _MAX_16_BIT_PPM = 65535
 _FEW_LEVELS = 64  # Of 256: what is left of a picture whose values use 14 of 16 bits, or fewer.
@@ -385,13 +389,27 @@ def _original_mode(loaded: Any) -> str:
 
 def is_lossless(content: bytes, loaded: Any) -> bool:
     """Return whether Pillow's image of a file has exactly the pixels that were saved."""
-    if loaded.format == "WEBP":  # https://developers.google.com/speed/webp/docs/riff_container
-        return content[12:16] == b"VP8L"
+    if loaded.format == "WEBP":
+        return _is_lossless_webp(content)
     if loaded.format == "TIFF":
         # Pillow rotates a TIFF file while loading it, but old versions do not.
         is_upright = loaded.getexif().get(_EXIF_ORIENTATION, 1) == 1
         return is_upright and loaded.info.get("compression") in _LOSSLESS_IN_TIFF
     return loaded.format in _LOSSLESS_FORMATS
+
+
+def _is_lossless_webp(content: bytes) -> bool:
+    """Return whether the pixels of a WebP file are lossless, by the first chunk that has pixels; False for animations.
+
+    A colour profile or EXIF metadata may precede that chunk (https://developers.google.com/speed/webp/docs/riff_container).
+    """
+    at = _WEBP_CHUNKS
+    while at + 8 <= len(content):
+        kind, (length,) = content[at : at + 4], struct.unpack_from("<I", content, at + 4)
+        if kind in (b"VP8L", b"VP8 ", b"ANIM"):
+            return kind == b"VP8L"
+        at += 8 + length + length % 2
+    return False
 
 
 def jpeg_header(content: bytes, max_pixels: int) -> tuple[int, int, str]:
@@ -533,7 +551,13 @@ def _load(image: Any, rule: ImageRule) -> _Loaded:
         if rule.upright and not is_tiff:
             orientation = _orientation_of(image)
         if image.mode.startswith("I;16") or (image.mode == "I" and has_16_bits):  # convert() would clip at 255.
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            values = np.asarray(image)
+            if values.min() < 0:  # As in CT scans. They would become bright.
+                raise UnreadableImageError(
+                    f"16-bit values from {values.min():,} to {values.max():,}: expected none below 0; add one offset "
+                    "to all images, and save them without a sign"
+                )
+            image = Image.fromarray((values >> 8).astype(np.uint8))
         if image.mode in ("I", "F"):
             raise UnreadableImageError(f"32 bits per pixel (mode {image.mode}): expected 8 or 16")
         mode = _MODES[rule.channels or (1 if image.mode in _GREY_MODES else 3)]

@@ -162,6 +162,7 @@ def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Ite
             f"Cannot list {directory!r}: it links back to a folder that holds it, so every file would be found again "
             "and again. Remove that link."
         )
+    is_mounted = _is_mounted(directory)
     with os.scandir(directory) as scanned:
         entries = [entry for entry in scanned if not is_hidden(entry.name)]
     for entry in sorted(entries, key=lambda entry: f"{entry.name}/" if entry.is_dir() else entry.name):
@@ -170,7 +171,7 @@ def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Ite
             yield from _walk(entry.path, f"{name}/", above | {identity})
             continue
         try:
-            yield _stored(name, entry.stat())
+            yield _stored(name, entry.stat(), is_mounted)
         except FileNotFoundError:  # A broken link is an error only for a reader of the file.
             yield StoredFile(name, 0, MISSING)
 
@@ -557,10 +558,11 @@ def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
     A file whose name has another Unicode form is found, and has the name that exists; see `existing_form`.
     """
     listed = {file.name: file for file in list_files(root)} if is_remote(root) else None
+    is_mounted = _is_mounted(root)
 
     def find(name: str) -> StoredFile | None:
         try:
-            return _stored(name, os.stat(f"{root}/{name}")) if listed is None else listed[name]
+            return _stored(name, os.stat(f"{root}/{name}"), is_mounted) if listed is None else listed[name]
         except (OSError, ValueError, KeyError):
             return None
 
@@ -572,10 +574,17 @@ def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
         yield file or StoredFile(name, 0, MISSING)
 
 
-def _stored(name: str, status: os.stat_result) -> StoredFile:
+def _is_mounted(directory: str) -> bool:
+    """Return whether a folder is below the place where Vertex AI mounts all buckets."""
+    return f"{directory}/".startswith(f"{BUCKETS_MOUNT}/")
+
+
+def _stored(name: str, status: os.stat_result, is_mounted: bool) -> StoredFile:
     # Different files may have equal sizes and modification times, as in a reproducible archive; change time and inode
-    # cannot be set.
-    return StoredFile(name, status.st_size, f"{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}")
+    # cannot be set. In a mounted bucket, an unchanged file may have another inode at each look-up, and in each process
+    # (https://github.com/GoogleCloudPlatform/gcsfuse/blob/master/docs/semantics.md, inodes).
+    inode = 0 if is_mounted else status.st_ino
+    return StoredFile(name, status.st_size, f"{status.st_mtime_ns}-{status.st_ctime_ns}-{inode}")
 
 
 def require_free_bytes(path: Path, num_bytes: int) -> None:

@@ -66,6 +66,8 @@ class HeldOutSet:
         before: Earlier decisions on all test sets, the oldest first. If the model was judged on this test set before,
             only the decisions before that one.
         same: Earlier decision on the model on this test set; None if there is none.
+        names: Names of all test sets that have at least half of the current examples: `name`, and others if the file of
+            an earlier version was converted after it had been counted as another test set.
         files: Names of all files in `place` when they were read.
     """
 
@@ -74,6 +76,7 @@ class HeldOutSet:
     examples: np.ndarray
     before: tuple[PastDecision, ...]
     same: PastDecision | None
+    names: frozenset[str]
     files: frozenset[str]
 
     @classmethod
@@ -112,16 +115,17 @@ class HeldOutSet:
                 _say_old_ids(storage.join(place, f"{old[0]}/{EXAMPLES_FILE}"), len(old))
             newest = np.where(identities["scheme2"] != 0, identities["scheme2"], identities["scheme1"])
             name = digest_of(np.sort(newest).tolist())[:16]
+        names = frozenset({name, *(each for each, share in shares.items() if share >= _SAME_SHARE)})
         examples = join_ids(identities, *([sets[name]] if name in sets else []))
         entries.sort(key=lambda entry: (entry.at, entry.model))
-        same = next((entry for entry in entries if (entry.model, entry.test_set) == (model, name)), None)
+        same = next((entry for entry in entries if entry.model == model and entry.test_set in names), None)
         before = entries[: entries.index(same)] if same else entries
-        return cls(place, name, examples, tuple(before), same, frozenset(file.name for file in files))
+        return cls(place, name, examples, tuple(before), same, names, frozenset(file.name for file in files))
 
     @property
     def decisions(self) -> list[PastDecision]:
         """Earlier decisions on this test set."""
-        return [entry for entry in self.before if entry.test_set == self.name]
+        return [entry for entry in self.before if entry.test_set in self.names]
 
     @property
     def examples_uri(self) -> str:
@@ -172,17 +176,20 @@ class HeldOutSet:
         """
         if self.same and (self.same.promoted or not promoted):
             return True
-        uri = storage.join(self.place, f"{self.name}/{model[:32]}.json")
+        test_set = self.same.test_set if self.same else self.name
+        uri = storage.join(self.place, f"{test_set}/{model[:32]}.json")
         try:
             with self._lock():
                 new = {file.name for file in storage.list_known(self.place)} - self.files
-                if not self.same and any(file.startswith(f"{self.name}/") and file.endswith(".json") for file in new):
+                if not self.same and any(
+                    file.partition("/")[0] in self.names and file.endswith(".json") for file in new
+                ):
                     return False
                 content = io.BytesIO()
                 np.save(content, self.examples)
                 storage.write_file(self.examples_uri, content.getvalue())
                 at = self.same.at if self.same else self._next_time()
-                decision = PastDecision(at, promoted, metrics, rivals, self.name, model)
+                decision = PastDecision(at, promoted, metrics, rivals, test_set, model)
                 storage.write_file(uri, json.dumps(dataclasses.asdict(decision), indent=2).encode())
         except (OSError, InputError, PlatformError) as error:
             kind = PlatformError if isinstance(error, PlatformError) else InputError

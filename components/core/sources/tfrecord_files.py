@@ -115,8 +115,14 @@ def _is_raw(first: Mapping[str, list[Any]], name: str, path: str) -> bool:
     elif len(values) == 1 and not _is_image(content := values[0]):
         if _raw_header(first, content):
             return True
+        height, width, _ = _raw_size(first)
+        num_pixels = height * width
         if content[:1] == b"\x08" and content[2:3] == b"\x12":  # dtype and tensor_shape of tensor.proto.
             received = "a serialized tensor"
+        elif num_pixels and len(content) >= _LEAST_PIXELS and len(content) % num_pixels == 0:
+            received = (
+                f"{len(content):,} bytes, which are {len(content) // num_pixels} for each of {num_pixels:,} pixels"
+            )
         elif len(content) >= _LEAST_PIXELS and any(
             len(content) == channels * math.isqrt(len(content) // channels) ** 2 for channels in _RAW_KINDS
         ):
@@ -124,8 +130,8 @@ def _is_raw(first: Mapping[str, list[Any]], name: str, path: str) -> bool:
     if received:
         raise InputError(
             f"Cannot use the feature {name!r} of {path}: expected the bytes of an image file, received {received}. "
-            "Store files (tf.io.encode_png), or the bytes of uint8 pixels (tobytes()) beside features height, width "
-            "and channels."
+            "Store files (tf.io.encode_png), or the bytes of uint8 pixels with 1 or 3 channels (tobytes()) beside "
+            "features height, width and channels."
         )
     return False
 
@@ -138,18 +144,25 @@ def _is_image(content: bytes) -> bool:
     return True
 
 
+def _raw_size(fields: Mapping[str, list[Any]]) -> tuple[int, int, int]:
+    """Return the height, width and channels of raw pixels, by the features beside them; 0 for each that is missing."""
+    height, width, channels = (_stored_size(fields, names) for names in _SIZES)
+    return height, width, channels
+
+
+def _stored_size(fields: Mapping[str, list[Any]], usual: Sequence[str]) -> int:
+    names = [f"{prefix}{word}" for word in usual for prefix in ("", "image/")]
+    values = next((fields[name] for name in names if name in fields), [])
+    return max(values[0], 0) if len(values) == 1 and isinstance(values[0], int) else 0
+
+
 def _raw_header(fields: Mapping[str, list[Any]], content: bytes) -> bytes:
     """Return the header of a PGM or PPM file whose pixels are `content`; empty if they do not have the stored size.
 
     TensorFlow's converters of MNIST and CIFAR-10 wrote raw pixels beside `height`, `width` and `depth`.
     """
-    sizes = []
-    for usual in _SIZES:
-        names = [f"{prefix}{word}" for word in usual for prefix in ("", "image/")]
-        values = next((fields[name] for name in names if name in fields), [])
-        sizes.append(values[0] if len(values) == 1 and isinstance(values[0], int) else 0)
-    height, width, channels = sizes
-    if height < 1 or width < 1:
+    height, width, channels = _raw_size(fields)
+    if not height or not width:
         return b""
     channels = channels or len(content) // (height * width)
     if channels not in _RAW_KINDS or len(content) != height * width * channels:

@@ -140,3 +140,21 @@ def test_parts_of_data_that_changed_meanwhile_are_not_put_together(pictures, mon
         fan_out.merge_parts(params, plan, [parts], pictures / "records")
     assert fan_out.write_parts(params, plan, parts, 0).num_kept == 0
     fan_out.merge_parts(params, plan, [parts], pictures / "records")
+
+
+def test_another_inode_in_a_mounted_bucket_is_no_change(pictures, monkeypatch):
+    """As in gcsfuse, which numbers the files anew at each look-up."""
+    stat = os.stat
+
+    def look_up(path, **options):
+        found = stat(path, **options)
+        times = {name: getattr(found, name) for name in ("st_mtime_ns", "st_ctime_ns")}
+        return os.stat_result((found.st_mode, found.st_ino + 1, *found[2:]), times)
+
+    params = WriteParams(f"images:{pictures}/data")
+    on_disk = plan_dataset(params).listing
+    monkeypatch.setattr(os, "stat", look_up)
+    with pytest.raises(InputError, match=r"The data changed while they were read: 40 files"):
+        on_disk.require_unchanged()
+    monkeypatch.setattr("tpu_components.core.files.storage.BUCKETS_MOUNT", pictures)
+    plan_dataset(params).listing.require_unchanged()

@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
@@ -84,6 +86,28 @@ def test_a_retired_set_of_an_earlier_version_that_matches_nothing_is_refused_and
     assert len(load_identities(tmp_path / "large", "test")) == len(test) - 10
 
 
+def test_a_retired_set_of_an_earlier_version_that_matches_in_part_is_warned_about_until_converted(tmp_path, capsys):
+    """Rotated photos have another ID of scheme 1 with and without `apply_rotation`; the others have the same."""
+    noise, exif = np.random.default_rng(0).integers(0, 256, (200, 12, 12), np.uint8), Image.Exif()
+    for i, pixels in enumerate(noise):
+        exif[0x0112] = 6 if i % 3 == 0 else 1
+        (tmp_path / f"photos/{i % 2}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / f"photos/{i % 2}/{i}.jpg", exif=exif)
+    turned = WriteParams(f"images:{tmp_path}/photos", encoding="encoded", num_workers=1)
+    write_records(turned, tmp_path / "turned")
+    retired = load_identities(tmp_path / "turned", "test")[:12]
+    np.save(tmp_path / "examples.npy", retired["scheme1"])
+    as_stored = dataclasses.replace(turned, apply_rotation=False, retired_tests=(f"{tmp_path}/examples.npy",))
+    capsys.readouterr()
+    write_records(as_stored, tmp_path / "before")
+    log = capsys.readouterr().err
+    assert re.search(r"warning: [1-9] of the 12 examples .*examples\.npy .*convert_ids RECORDS", log)
+    convert_ids(tmp_path / "turned", [f"{tmp_path}/examples.npy"])
+    write_records(as_stored, tmp_path / "after")
+    assert "warning" not in capsys.readouterr().err
+    assert len(load_identities(tmp_path / "after", "test")) == len(load_identities(tmp_path / "turned", "test")) - 12
+
+
 def test_the_command_converts_files_and_says_how_many(tmp_path, capsys, monkeypatch):
     before = _write(tmp_path, 200)
     np.save(tmp_path / "trained_on.npy", np.array([scheme1 for scheme1, _ in before["train"]] + [7], np.uint64))
@@ -98,3 +122,21 @@ def test_the_command_converts_files_and_says_how_many(tmp_path, capsys, monkeypa
     (tmp_path / "records" / "examples.npz").unlink()
     assert main() == 2
     assert f"Found no IDs of examples in {tmp_path}/records" in capsys.readouterr().err
+
+
+def test_records_of_an_earlier_version_convert_nothing_and_converted_files_stay(tmp_path):
+    before, file = _write(tmp_path, 200), tmp_path / "examples.npy"
+    ids = _ids(before["test"])
+    other = ids.copy()
+    other["scheme1"] += 1  # Converted by records with other settings.
+    np.save(file, other)
+    assert convert_ids(tmp_path / "records", [str(file)]).num_converted == len(other)
+    assert np.array_equal(np.load(file), other)
+    np.save(file, ids["scheme1"])
+    saved = dict(np.load(tmp_path / "records" / "examples.npz"))
+    earlier = {name: each["scheme1"] if each.dtype == ID_TYPE else each for name, each in saved.items()}
+    np.savez(tmp_path / "records" / "examples.npz", **earlier)
+    with pytest.raises(
+        InputError, match=r"an earlier version wrote these records.* with this version and the settings"
+    ):
+        convert_ids(tmp_path / "records", [str(file)])

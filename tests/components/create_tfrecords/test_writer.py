@@ -325,6 +325,18 @@ def test_images_that_lose_their_content_are_counted_and_told(image_folder, tmp_p
     assert sum(each.get("num_only_alpha", 0) for each in statistics) == 1
 
 
+def test_drawings_that_all_become_one_flat_picture_are_refused_with_the_cause(tmp_path, capsys):
+    for i in range(40):
+        drawing = np.zeros((8, 8, 4), np.uint8)
+        drawing[..., 3] = np.random.default_rng(i).integers(0, 256, (8, 8))
+        (tmp_path / f"data/{i % 2}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(drawing).save(tmp_path / f"data/{i % 2}/{i}.png")
+    with pytest.raises(InputError, match="copies, equal or nearly so"):
+        write_records(WriteParams(f"images:{tmp_path}/data", num_workers=1), tmp_path / "out")
+    told = " ".join(capsys.readouterr().err.split())
+    assert "40 of 40 images have one colour, because their content is in the transparency" in told
+
+
 def test_files_that_are_missing_are_set_aside_too(image_folder, tmp_path):
     folder = image_folder(per_class=10)
     rows = "".join(f"{path.relative_to(folder)},{path.parent.name}\n" for path in folder.rglob("*.png"))

@@ -102,6 +102,35 @@ def test_a_picture_has_one_id_in_an_array_and_in_every_lossless_format(tmp_path)
             assert _ids(tmp_path, source) == expected, (kind, options)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("WEBP", {"lossless": True, "icc_profile": b"profile"}),
+        ("WEBP", {"lossless": True, "exif": b"Exif\0\0MM\0*\0\0\0\x08\0\0\0\0\0\0"}),
+        ("TIFF", {"compression": "lzma"}),
+        ("TIFF", {"compression": "zstd"}),
+    ],
+)
+def test_metadata_and_rare_compressions_leave_a_lossless_picture_its_id(kind, options):
+    pixels = np.random.default_rng(1).integers(0, 256, (9, 7, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **options)
+    picture = read_image(file.getvalue(), ImageRule((4, 4), 0))
+    assert identify_bands(original_pixels(file.getvalue(), picture)) == identify_pixels(pixels)
+
+
+def test_a_lossy_or_animated_webp_file_with_more_chunks_is_known_by_its_bytes():
+    noise = Image.effect_noise((9, 7), 90)
+    transparent = Image.merge("LA", (noise, noise)).convert("RGBA")
+    animation = {"lossless": True, "save_all": True, "append_images": [noise.rotate(180).convert("RGB")]}
+    for picture, options in ((noise, {"icc_profile": b"profile"}), (transparent, {}), (noise, animation)):
+        file = io.BytesIO()
+        picture.save(file, "WEBP", **options)
+        content = file.getvalue()
+        assert content[12:16] == b"VP8X"
+        assert not list(original_pixels(content, read_image(content, ImageRule(None, 0))))
+
+
 def test_an_array_is_known_by_shape_and_pixels_whatever_its_form(tmp_path):
     pixels = np.random.default_rng(2).integers(0, 256, (40, 12, 12), np.uint8)
     forms = {

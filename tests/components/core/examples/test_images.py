@@ -543,3 +543,21 @@ def test_losses_are_told_with_their_number_and_what_to_do():
     assert "background" in told[1]
     assert images.describe_losses({"num_few_levels": 0}, 5) == []
     assert {loss.statistic for loss in images.LOSSES} == set(read_image(_png(Image.new("L", (2, 2))), AS_FOUND).losses)
+
+
+def _signed_tiff(values: np.ndarray) -> bytes:
+    """An uncompressed TIFF file of int16[height, width]; Pillow writes no signed values."""
+    height, width = values.shape
+    content = values.astype("<i2").tobytes()
+    sides = (256, width), (257, height), (258, 16), (259, 1), (262, 1), (273, 8), (277, 1), (278, height)
+    tags = (*sides, (279, len(content)), (339, 2))  # SampleFormat 2: signed.
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    start = struct.pack("<I", 8 + len(content))
+    return b"II*\0" + start + content + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def test_values_below_0_are_refused_and_do_not_become_bright():
+    values = np.array([[-1000, 0], [300, 32767]])
+    with pytest.raises(UnreadableImageError, match=r"16-bit values from -1,000 to 32,767: .* add one offset"):
+        read_image(_signed_tiff(values), AS_FOUND)
+    assert read_image(_signed_tiff(np.maximum(values, 0)), AS_FOUND).pixels[..., 0].tolist() == [[0, 0], [1, 127]]

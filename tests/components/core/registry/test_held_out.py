@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.example_ids import ID_TYPE
 from tpu_components.core.registry.held_out import HeldOutSet, spend
 from tpu_components.core.registry.reference import as_label
 
@@ -111,6 +112,22 @@ def test_a_test_set_stays_the_same_while_it_grows_a_little_each_time(place):
         found = _decide(place, f"{size}", 0.8, promoted=False, examples=np.arange(size - 100, size, dtype="<u8"))
     assert len(found.decisions) == 15
     assert len(found.examples) == size
+
+
+def test_a_converted_file_counts_together_with_the_test_set_that_was_begun_before(place, tmp_path):
+    """The warning asks to convert the file only after the first decision that did not count it."""
+    earlier, changed = np.zeros(100, ID_TYPE), np.zeros(100, ID_TYPE)
+    earlier["scheme1"], changed["scheme1"] = np.arange(1, 101), np.arange(501, 601)
+    changed["scheme2"] = np.arange(901, 1001)
+    old = _decide(place, "a", 0.9, promoted=True, examples=earlier["scheme1"])
+    new = _decide(place, "b", 0.8, promoted=False, examples=changed)
+    assert (new.name == old.name, len(new.decisions)) == (False, 0)
+    earlier["scheme2"] = changed["scheme2"]
+    np.save(tmp_path / "tests" / old.name / "examples.npy", earlier)
+    found = _decide(place, "c", 0.8, promoted=False, examples=changed)
+    assert [entry.model for entry in found.decisions] == ["a", "b"]
+    again = HeldOutSet.find(place, changed, "a")
+    assert (again.same.model, again.decisions, again.record("a", False, {}, {})) == ("a", [], True)
 
 
 def test_a_damaged_decision_is_named(place, tmp_path):

@@ -102,3 +102,18 @@ def test_what_is_no_image_file_is_named_with_what_to_store(tmp_path, image, rece
     params = _write(tmp_path / "a.tfrecord", [{"image": image}] * 40)
     with pytest.raises(InputError, match=rf"expected the bytes of an image file, received {received}\. Store files"):
         plan_dataset(params)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels", "received"),
+    [
+        (np.uint8, 4, "480 bytes, which are 4 for each of 120 pixels"),
+        (np.uint16, 1, "240 bytes, which are 2 for each of 120 pixels"),
+        (np.float32, 3, "1,440 bytes, which are 12 for each of 120 pixels"),
+    ],
+)
+def test_raw_pixels_of_another_type_are_named(tmp_path, dtype, channels, received):
+    pixels = np.full((12, 10, channels), 3, dtype)
+    params = _write(tmp_path / "a.tfrecord", [{"image": pixels.tobytes(), "height": 12, "width": 10}] * 40)
+    with pytest.raises(InputError, match=rf"received {received}\. Store files .* uint8 pixels with 1 or 3 channels"):
+        plan_dataset(params)
