@@ -300,7 +300,7 @@ def test_a_class_with_the_name_of_nothing_stays_a_class_with_a_note(name, tmp_pa
 
 def test_class_names_say_what_is_missing(tmp_path):
     source = _csv(tmp_path, ["0", "1", "-1", "nan"] * 5)
-    assert any("'-1' is taken for a class" in note for note in list_examples(WriteParams(source)).notes)
+    assert any("'-1' is treated as a class" in note for note in list_examples(WriteParams(source)).notes)
     listing = list_examples(WriteParams(source, class_names=("0", "1")))
     assert (listing.class_names, len(listing.keys), len(listing.bad)) == (("0", "1"), 10, 10)
     listing = list_examples(WriteParams(source, class_names=("nan", "0", "1", "-1")))
@@ -430,5 +430,5 @@ def test_names_that_differ_by_what_cannot_be_seen_are_noted(kind, tmp_path):
     )
     assert len(listing.class_names) == 5
     (note,) = (note for note in listing.notes if "differ only" in note)
-    assert "cannot be seen" in note
+    assert "invisible characters" in note
     assert "'cat\\u200b'" in note
