@@ -30,9 +30,9 @@ class Targets(NamedTuple):
     """Targets of examples.
 
     Attributes:
-        labels: The targets as they are stored; see the module. Where a target is missing, the value has no meaning.
+        labels: The targets as they are stored; see the module's docstring. Values of missing targets are arbitrary.
         class_names: The classes; for a regression, the names of the targets.
-        unusable: Examples without a usable target, as {index: reason}; they are set aside.
+        unusable: Examples without a usable target, as {index: reason}; they are quarantined.
     """
 
     labels: np.ndarray
@@ -44,7 +44,7 @@ def index_labels(names: Sequence[str | None], class_names: Sequence[str], where:
     """Convert labels to indices of classes, int32[num_examples].
 
     Args:
-        names: The label of every example; see `class_name` and `missing_labels` for the classes that they name.
+        names: The label of every example; `class_name` and `missing_labels` define the class that it names.
         class_names: The classes in order; empty for all that occur, sorted.
         where: Name of each example in messages.
 
@@ -52,7 +52,7 @@ def index_labels(names: Sequence[str | None], class_names: Sequence[str], where:
         InputError: If a label is not among the classes, or the labels are numbers with a fraction.
     """
     missing = missing_labels(class_names)
-    # There are few classes and many examples, so each name is converted once.
+    # Many examples share few names, so convert each name once.
     class_of = {name: None if name is None or name.strip() in missing else class_name(name) for name in set(names)}
     occurring = {name for name in class_of.values() if name is not None}
     classes = _classes(
@@ -66,7 +66,7 @@ def index_labels(names: Sequence[str | None], class_names: Sequence[str], where:
 
 
 def without_label(label: str | None) -> str:
-    """Return the reason for which an example without a label is set aside."""
+    """Return the reason why an example without a label is quarantined."""
     return f"its label is missing: {label!r}" if label else "its label is missing"
 
 
@@ -76,8 +76,8 @@ def split_labels(
     """Convert several labels per example to 0 and 1, uint8[num_examples, num_classes].
 
     Args:
-        cells: The labels of every example: a list, or a text such as `cat|dog`. If either is empty, the example has no
-            label; if it is None or `nan`, its labels are missing.
+        cells: The labels of every example: a list, or a text such as `cat|dog`. An empty list or text means that the
+            example has no labels; None or `nan` means that its labels are missing.
         class_names: See `index_labels`.
         where: See `index_labels`.
 
@@ -89,11 +89,11 @@ def split_labels(
     texts = [cell for cell in different if isinstance(cell, str)]
     if not class_names and not any(SEPARATOR in cell for cell in texts) and (joined := find_joined(texts)):
         raise InputError(
-            f"Labels in a cell are separated by {SEPARATOR!r}. Received: {joined!r}. Write {SEPARATOR!r} between "
-            "them, or, if it is one label, name all of them in data.class_names."
+            f"Expected {SEPARATOR!r} between the labels in a cell, received {joined!r}. Write {SEPARATOR!r} between them, "
+            "or, if this is one label, list all classes in data.class_names."
         )
     missing = missing_labels(class_names) - {""}
-    # Cells recur, so each different one is read once.
+    # Many examples share few cells, so read each cell once.
     names_in = {cell: _names_in(cell, missing) for cell in different}
     occurring = {name for names in names_in.values() for name in names or ()}
     classes = _classes(
@@ -111,7 +111,7 @@ def split_labels(
 
 
 def _names_in(cell: str | tuple[str, ...] | None, missing: Container[str]) -> list[str] | None:
-    """Return the names of the labels in a cell, each once; None if its labels are missing."""
+    """Return the distinct class names in a cell; None if its labels are missing."""
     if cell is None or (isinstance(cell, str) and cell.strip() in missing):
         return None
     parts = cell.split(SEPARATOR) if isinstance(cell, str) else cell
@@ -121,9 +121,9 @@ def _names_in(cell: str | tuple[str, ...] | None, missing: Container[str]) -> li
 def find_joined(cells: Iterable[str]) -> str | None:
     """Return a cell that seems to hold several labels without `|` between them; None if there is none.
 
-    A comma or semicolon separates labels, and brackets around a cell enclose a list. A space or slash may be part of a
-    name, as in `polar bear`. It separates labels if the cells have fewer different parts than there are different
-    cells, or if each part of the cells with a separator occurs in another cell too.
+    A comma or semicolon always separates labels, and brackets around a cell always enclose a list. A space or slash may
+    be part of a name, as in `polar bear`. It separates labels if there are fewer different parts than different cells,
+    or if each part of a cell with a separator also occurs in another cell.
 
     Example:
         >>> find_joined(["cat dog", "dog", "cat"]), find_joined(["polar bear", "black cat", "cat"])
@@ -168,7 +168,7 @@ def parse_numbers(
     A number is missing if it is None, NaN, or a text in `MISSING`.
 
     Raises:
-        InputError: If a cell holds something else, or `read_numbers` refuses a number.
+        InputError: If a cell contains something else, or `read_numbers` rejects a number.
     """
     values = np.empty((len(where), len(names)))
     for name, column, numbers in zip(names, columns, values.T, strict=True):
@@ -187,7 +187,7 @@ def parse_numbers(
 def read_numbers(values: np.ndarray, names: Sequence[str], where: Sequence[str], what: str = TARGETS) -> Targets:
     """Check numbers, float64[num_examples, num_targets], and return them as float32.
 
-    Examples with a NaN are among the unusable ones.
+    Examples with a NaN are in `unusable`.
 
     Raises:
         InputError: If a number is not finite as float32, or a weight is negative.
@@ -241,11 +241,11 @@ def _first(flags: Iterable[bool]) -> int:
 
 
 def _classes(occurring: set[str], class_names: Sequence[str], example: Callable[[set[str]], str]) -> tuple[str, ...]:
-    """Return `class_names`, checked to contain all that occur, or if it is empty all that occur, sorted.
+    """Return the classes: `class_names`, or if it is empty, all names that occur, sorted.
 
     Raises:
-        InputError: If a name is not among the classes, or without `class_names` all names are numbers, and some of
-            them have a fraction.
+        InputError: If a name that occurs is not in `class_names`, or if `class_names` is empty and all names are
+            numbers, some with a fraction.
     """
     if class_names:
         if unknown := occurring - set(class_names):
@@ -257,9 +257,9 @@ def _classes(occurring: set[str], class_names: Sequence[str], example: Callable[
     fractions = sorted(name for name in occurring if _FRACTION.fullmatch(name))
     if fractions and all(map(_NUMBER.fullmatch, occurring)):
         raise InputError(
-            f"Labels are numbers with a fraction: {shown(fractions)} (first at {example({fractions[0]})}). Expected "
-            "names or whole numbers of classes. To predict numbers, set data.task to regression. To make each number a "
-            "class, name all of them in data.class_names."
+            f"Labels are numbers with a fraction: {shown(fractions)} (first at {example({fractions[0]})}). Expected class "
+            "names or whole numbers. To predict numbers, set data.task to regression. To make each number a class, list "
+            "all of them in data.class_names."
         )
     # Python refuses to parse thousands of digits; 18 fit an int64.
     numeric = all(name.isdecimal() and len(name) <= 18 for name in occurring)

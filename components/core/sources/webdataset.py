@@ -38,7 +38,7 @@ class _Example:
     Attributes:
         name: Path of the image in the archive.
         span: Place of its content.
-        label: Label as the file has it, for example text or a value of JSON; None without one.
+        label: Label from the label file: bytes or a JSON value; None if there is no label.
         kept: Values to store with its prediction.
     """
 
@@ -51,7 +51,8 @@ class _Example:
 def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List the images of tar archives.
 
-    A label is in a `.cls` or `.json` file with the image's name. If no image has such a file, its folder is its label.
+    A label is in a `.cls`, `.txt` or `.json` file with the image's name. If no image has such a file, the name of its
+    folder is its label.
     """
     archives = list_containers(location, (".tar",))
     read = functools.partial(_read_archive, params=params)
@@ -175,7 +176,7 @@ class _Group:
 
     def _read_label(self, suffix: str, content: bytes) -> Any:
         if suffix != "json":
-            # As bytes: a label that is not UTF-8 is set aside with its image.
+            # Keep the bytes: an example whose label is not UTF-8 is quarantined later.
             return content.removeprefix(codecs.BOM_UTF8).strip()
         with reading(f"{self.stem}.{suffix} in {self._path}", "the image's label", "Correct it."):
             facts = {as_nfc(field): value for field, value in typed_json.decode(content.decode("utf-8-sig")).items()}
@@ -185,7 +186,7 @@ class _Group:
             return facts.get(name)
 
     def examples(self) -> Iterator[_Example]:
-        """Yield each image with the label from its label file; None without a label file."""
+        """Yield each image with the label from its label file, or with None if it has no label file."""
         for name, span in self._images:
             yield _Example(name, span, self._label, self._kept)
 

@@ -64,7 +64,7 @@ def test_raw_pixels_are_read_if_their_size_is_stored_beside_them(tmp_path, capsy
     params = _write(tmp_path / "a.tfrecord", [{names[0]: each.tobytes(), **sizes} for each in pixels])
     write_records(params, tmp_path / "out")
     assert Manifest.load(tmp_path / "out").input.shape == shape
-    assert f"{names[0]!r} holds raw pixels" in " ".join(capsys.readouterr().err.split())
+    assert f"{names[0]!r} contains raw pixels" in " ".join(capsys.readouterr().err.split())
     assert _stored(tmp_path / "out") == {f"a.tfrecord[{i}]": each.tobytes() for i, each in enumerate(pixels)}
     listing = list_unlabelled(params)
     assert np.asarray(Image.open(io.BytesIO(listing.read(7)))).tobytes() == pixels[7].tobytes()
