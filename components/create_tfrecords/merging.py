@@ -148,7 +148,7 @@ class Merger:
             words: Hash of the words of each text: uint64[num_examples]; None for images.
         """
         listing, left_out = self._plan.listing, self._plan.left_out
-        # Scheme 1 of the IDs shows which records are equal; scheme 2 only which originals are.
+        # IDs of scheme 1 show which records are equal; those of scheme 2 show only which originals are equal.
         examples, identities = self.examples, self._columns["identities"].rows()["scheme1"]
         looks = self._columns.pop("looks", None)
         near = find_alike(looks.rows()) if looks else np.empty((0, 2), int)
@@ -164,10 +164,10 @@ class Merger:
 
         Args:
             splits: Split of every example of the listing: int8[num_examples], indices into `SPLITS`, or LEFT_OUT.
-            retired: Example IDs of each retired test set, ID_TYPE[…], by the place of its file.
+            retired: Example IDs of each retired test set, ID_TYPE[…], by the path of its file.
 
         Raises:
-            InputError: If a split has no examples left, or no example is in a test set whose IDs are of scheme 1.
+            InputError: If a split has no examples left, or a test set with IDs of scheme 1 matches no example.
         """
         result, identities = splits.copy(), self._columns["identities"].rows()
         for place, ids in retired.items():
@@ -244,17 +244,17 @@ class Merger:
 
 
 def _check_scheme(place: str, retired: np.ndarray) -> None:
-    """Warn of a retired test set of which no example is in the data.
+    """Warn about a retired test set that matches no example of the data.
 
     Raises:
-        InputError: If its IDs are of scheme 1, which other settings of the records would have changed.
+        InputError: If its IDs are of scheme 1, which depend on the settings of the records.
     """
     if len(retired) and not retired["scheme2"].any():
         raise InputError(
             f"Cannot leave out the retired test set {place}: none of its {len(retired):,} examples is in this data "
-            "set. Expected IDs of scheme 2; received those of scheme 1, by an earlier version, which other settings of "
-            "the records (image_size, channels, encoding, crop_margin, apply_rotation) change. Write the records once "
-            "with the settings of that time and without data.retired_tests, and convert the file: python -m "
+            "set. Expected IDs of scheme 2, received IDs of scheme 1 from an earlier version, which depend on the "
+            "settings of the records (image_size, channels, encoding, crop_margin, apply_rotation). Write the records "
+            "once with the original settings and without data.retired_tests, and convert the file: python -m "
             f"tpu_components.create_tfrecords.convert_ids RECORDS {place}. If its examples were deleted, remove it "
             "from data.retired_tests."
         )

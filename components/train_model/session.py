@@ -78,7 +78,7 @@ class Session:
         initial: Model whose weights the training started with; None for new weights.
         class_weights: Weight of each class in the loss, see `weigh_classes`; empty if all are equal.
         model: The keras.Model, compiled for `stage`.
-        used: Hyper-parameters that the training uses where they may differ from `params`; see `used_hyperparameters`.
+        used: Hyper-parameters that training uses and that may differ from `params`; see `used_hyperparameters`.
         progress: Progress of the run.
         steps: Steps of an epoch.
         batch_size: Examples per step, of all replicas together.
@@ -166,7 +166,7 @@ class Session:
 
     @property
     def learning_rate(self) -> float:
-        """Peak learning rate of the present stage, for one replica."""
+        """Peak learning rate of the current stage, for one replica."""
         used = self.used["stages"][self.stage.number - 1] if self.stage.number else self.used
         return float(used["learning_rate"])
 

@@ -52,7 +52,7 @@ def training_pipeline(
         on_machines: Components of the steps that run on a TPU or GPU, by step; they include the request for it.
         cache_keys: Cache key of each step in a local run. Without them the platform computes the keys, and an
             additional step lists the source in every run.
-        data_version: In a local run, the `source_version` of the data that `cache_keys` are made of.
+        data_version: In a local run, the `source_version` of the data that `cache_keys` are computed from.
         lineage: Facts about the run for the registry, in addition to the artifacts' metadata.
         place: Sets the platform-specific options of a step's task, and returns the task.
         estimated_timeout: Whether the time limit of the training is preflight's estimate, if there is preflight.

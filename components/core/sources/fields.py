@@ -188,7 +188,7 @@ def read_splits(values: Sequence[Any], location: str) -> tuple[np.ndarray, dict[
         raise InputError(f"Unknown splits in {location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
     if not split_of:
         raise InputError(
-            f"No example in {location} has a split. Expected {', '.join(SPLITS)}. Fill in the split field, or remove it."
+            f"No example in {location} has a split. Expected {', '.join(SPLITS)}. Fill in the field, or remove it."
         )
     lacking = {i: "its split is missing" for i, name in enumerate(names) if name not in split_of}
     return np.array([split_of.get(name) or TRAIN for name in names]), lacking

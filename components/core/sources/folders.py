@@ -78,8 +78,8 @@ def list_folders(kind: str, location: str, params: WriteParams, labelled: bool =
         check_class_folders(names, files_of, depth - 2, kind, location, read)
     if kind == IMAGE and (masks := find_masks(listed.names)):
         notes.append(
-            f"{len(masks):,} files have names of masks of other files, {shown(masks)}, but are used as examples of their "
-            "folder's class; move them out of the source"
+            f"{len(masks):,} files have names of masks of other files, {shown(masks)}, but are used as examples of "
+            "their folder's class; move them out of the source"
         )
     if params.class_names:
         counts = Counter[str]()

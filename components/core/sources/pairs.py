@@ -106,9 +106,9 @@ def check_inner_folders(inner: Mapping[str, Iterable[str]], location: str) -> No
     if inner:
         name, folders = next(iter(inner.items()))
         raise InputError(
-            f"Every class folder in {location} contains folders of inputs and of their masks or annotations, for example "
-            f"{name!r}: {', '.join(map(repr, sorted(folders)))}. {NOT_SUPPORTED} Remove the folders of masks, or list "
-            "the classes in data.class_names to use all files."
+            f"Every class folder in {location} contains folders of inputs and of their masks or annotations, for "
+            f"example {name!r}: {', '.join(map(repr, sorted(folders)))}. {NOT_SUPPORTED} Remove the folders of masks, "
+            "or list the classes in data.class_names to use all files."
         )
 
 
@@ -134,7 +134,7 @@ def is_picture(value: Any) -> bool:
 
 
 def _role_of(name: str) -> _Role | None:
-    """Return the role that a name's words suggest, apart from neutral ones; None if any other word remains."""
+    """Return the role that a name's words suggest, apart from neutral ones; None without one, or with other words."""
     words = [word for word in map(str.lower, _WORD.findall(name)) if not _NEUTRAL.fullmatch(word)]
     if not words or not all(_INPUT.fullmatch(word) or _ANSWER.fullmatch(word) for word in words):
         return None

@@ -27,8 +27,8 @@ from tpu_components.core.work.workers import in_threads
 
 _EMBED = (
     "Write the bytes of the files into the table, with Hugging Face `datasets`: "
-    "`dataset.with_format('arrow').map(datasets.table.embed_table_storage, batched=True)`. Or list paths and labels in a "
-    "CSV file, and use csv:FILE."
+    "`dataset.with_format('arrow').map(datasets.table.embed_table_storage, batched=True)`. Or list paths and labels in "
+    "a CSV file, and use csv:FILE."
 )
 _MOST_ROWS_AT_ONCE = 1024
 _WITHHELD = -1  # Class index that Hugging Face `datasets` writes for an example without a label.

@@ -89,8 +89,8 @@ def split_labels(
     texts = [cell for cell in different if isinstance(cell, str)]
     if not class_names and not any(SEPARATOR in cell for cell in texts) and (joined := find_joined(texts)):
         raise InputError(
-            f"Expected {SEPARATOR!r} between the labels in a cell, received {joined!r}. Write {SEPARATOR!r} between them, "
-            "or, if this is one label, list all classes in data.class_names."
+            f"Expected {SEPARATOR!r} between the labels in a cell, received {joined!r}. Write {SEPARATOR!r} between "
+            "them, or, if this is one label, list all classes in data.class_names."
         )
     missing = missing_labels(class_names) - {""}
     # Many examples share few cells, so read each cell once.
@@ -257,9 +257,9 @@ def _classes(occurring: set[str], class_names: Sequence[str], example: Callable[
     fractions = sorted(name for name in occurring if _FRACTION.fullmatch(name))
     if fractions and all(map(_NUMBER.fullmatch, occurring)):
         raise InputError(
-            f"Labels are numbers with a fraction: {shown(fractions)} (first at {example({fractions[0]})}). Expected class "
-            "names or whole numbers. To predict numbers, set data.task to regression. To make each number a class, list "
-            "all of them in data.class_names."
+            f"Labels are numbers with a fraction: {shown(fractions)} (first at {example({fractions[0]})}). Expected "
+            "class names or whole numbers. To predict numbers, set data.task to regression. To make each number a "
+            "class, list all of them in data.class_names."
         )
     # Python refuses to parse thousands of digits; 18 fit an int64.
     numeric = all(name.isdecimal() and len(name) <= 18 for name in occurring)

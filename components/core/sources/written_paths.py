@@ -46,7 +46,8 @@ def find_files(root: str, keys: Names, folder: str) -> tuple[Names, Files, list[
     if others:
         path, existing = next(iter(others.items()))
         notes.append(
-            f"{len(others):,} of {len(keys):,} paths do not exist as written: for example, {path!r} is read as {existing!r}"
+            f"{len(others):,} of {len(keys):,} paths do not exist as written: for example, {path!r} is read as "
+            f"{existing!r}"
         )
         keys = Names.collect(others.get(key, key) for key in keys)
         files = Files.collect(storage.stat_files(root, keys))
@@ -73,7 +74,7 @@ def _find_others(root: str, names: Sequence[str]) -> dict[str, str]:
 
 
 def _readings(root: str, name: str) -> Iterator[str]:
-    """Yield a path and its variants below `root`: with slashes for backslashes, and with codes such as `%20` decoded."""
+    """Yield a path and its variants below `root`: with slashes for backslashes, and with `%20` and the like decoded."""
     slashed = name.replace("\\", "/")
     for reading in dict.fromkeys((name, slashed, unquote(name), unquote(slashed))):
         with contextlib.suppress(InputError):

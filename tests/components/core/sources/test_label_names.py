@@ -356,7 +356,7 @@ def test_an_example_without_a_split_is_set_aside(tmp_path):
 )
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_labels_that_are_separated_by_other_characters_are_noticed(kind, cells, tmp_path):
-    with pytest.raises(InputError, match=r"Labels in a cell are separated by '\|'. Received: "):
+    with pytest.raises(InputError, match=r"Expected '\|' between the labels in a cell, received "):
         list_examples(WriteParams(_SOURCES[kind](tmp_path, cells * 4), task="multi_label"))
 
 

@@ -164,7 +164,7 @@ def test_statistics_agree_with_numpy():
         (
             np.full(60, np.nan),
             {"task": "regression"},
-            "No example of .* can be used: all/00000000: 'target' is missing",
+            "No example in .* can be used; for example, all/00000000: 'target' is missing",
         ),
         (np.arange(60) * 1e38, {"task": "regression"}, r"Received: 4e\+38 in 'target' at all/00000004, one of 56"),
         (np.full(60, 2.5), {"task": "regression"}, "The target 'target' is 2.5 in all 60 training examples"),
