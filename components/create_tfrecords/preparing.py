@@ -48,7 +48,7 @@ class Survey:
     """Words of the texts of a plan.
 
     Attributes:
-        words: Hash of each text's tokens by the rule `words`: uint64[num_examples], equal for texts with the same tokens.
+        words: Hash of each text's tokens by the rule `words`, uint64[num_examples]; equal for the same tokens.
         counts: Number of occurrences of each token in the training split, by the rule of the data set.
     """
 

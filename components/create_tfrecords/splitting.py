@@ -101,7 +101,7 @@ def assign_splits(
 def _join_forms(places: np.ndarray, names: Sequence[str]) -> None:
     """Give all Unicode forms of a name the same position, the lowest of theirs; changes `places` in place.
 
-    Names are hashed as they are written, so that existing data sets keep their splits, whatever the form of their names.
+    Names are hashed as they are written, so that existing data sets keep their splits, whatever the form of the names.
     With the lowest position, a test example does not move to training when its name also occurs in another form.
     """
     several = {nfc for name in names if (nfc := as_nfc(name)) != name}

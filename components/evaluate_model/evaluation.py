@@ -109,7 +109,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         seen = find_seen_examples(params.split, records_dir, manifest.fingerprint, models)
     model = EvaluatedModel(info.name, info.parameters, "best", digest)
     evaluation, measured, comparisons = _judge(params, manifest, model, rivals, predictions, seen, held_out)
-    # Record the decision before writing the evaluation, because the next step may promote the model once it can read it.
+    # Record the decision before writing the evaluation: whoever reads the evaluation may promote the model.
     while held_out and not _record(held_out, evaluation, rivals, comparisons):
         held_out = _find_held_out(params, records_dir, digest, rivals[0])
         evaluation, measured, comparisons = _judge(params, manifest, model, rivals, predictions, seen, held_out)
@@ -381,9 +381,9 @@ def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: 
     """Return which examples each model was trained on, bool[models, examples]; None if no model was trained on any.
 
     For a model of these records, near-duplicates of its training examples count too. For the training split, which is
-    scored on purpose, the result is None. Models from the oldest versions do not list their training examples, and count
-    as trained on none. Models from other earlier versions list them by IDs that depend on the settings of the records
-    (see `example_ids`): a warning is logged if none of these IDs is in the records.
+    scored on purpose, the result is None. Models from the oldest versions do not list their training examples, and
+    count as trained on none. Models from other earlier versions list them by IDs that depend on the settings of the
+    records (see `example_ids`): a warning is logged if none of these IDs is in the records.
     """
     identities = None if split == TRAIN else load_identities(records_dir, split)
     if identities is None:
@@ -396,9 +396,9 @@ def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: 
             if not trained_on["scheme2"].any() and not _knows_any(records_dir, trained_on):
                 progress.say(
                     "evaluate_model",
-                    f"warning: an earlier version trained the model in {model_dir}, and the IDs of its training examples "
-                    "match no example of these records, perhaps because image_size or encoding has changed. Whether the "
-                    "model was trained on some of the test examples is unknown",
+                    f"warning: an earlier version trained the model in {model_dir}, and the IDs of its training "
+                    "examples match no example of these records, perhaps because image_size or encoding has changed. "
+                    "Whether the model was trained on some of the test examples is unknown",
                 )
             if ModelInfo.load(model_dir).dataset_fingerprint == fingerprint:
                 row |= load_copied(records_dir, split)

@@ -12,7 +12,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.sources.kinds import list_examples, list_unlabelled
 from tpu_components.core.sources.params import WriteParams
 
-_NOT_SUPPORTED = "Segmentation and detection are not supported: a classifier needs a class for each picture"
+_NOT_SUPPORTED = "Segmentation and detection are not supported: a classifier needs a class for each image"
 
 
 def _picture(seed=0, side=16):
@@ -76,7 +76,7 @@ def test_masks_in_split_folders_are_not_classes(tmp_path):
 def test_annotation_files_of_detection_are_not_a_class(tmp_path, folder, content):
     _write(tmp_path, **{"images/{}.png": _picture, folder: content})
     with pytest.raises(
-        InputError, match=rf"'{folder.partition('/')[0]}' .* the pictures in 'images'\. {_NOT_SUPPORTED}"
+        InputError, match=rf"'{folder.partition('/')[0]}' .* the images in 'images'\. {_NOT_SUPPORTED}"
     ):
         list_examples(WriteParams(f"images:{tmp_path}"))
 
@@ -85,7 +85,7 @@ def test_annotation_files_of_detection_are_not_a_class(tmp_path, folder, content
 def test_masks_are_recognised_by_their_pixels_in_folders_of_any_name(tmp_path, first):
     second = "ab".replace(first, "")
     _write(tmp_path, **{f"{first}/{{}}.png": _picture, f"{second}/{{}}.png": _mask})
-    with pytest.raises(InputError, match=rf"The folder '{second}' .* the pictures in '{first}'"):
+    with pytest.raises(InputError, match=rf"The folder '{second}' .* the images in '{first}'"):
         list_examples(WriteParams(f"images:{tmp_path}"))
 
 
@@ -114,7 +114,7 @@ def test_folders_that_are_classes_can_be_named(tmp_path):
 def test_masks_inside_each_class_folder_are_not_examples(tmp_path):
     for name in ("cat", "dog"):
         _write(tmp_path, **{f"{name}/images/{{}}.png": _picture, f"{name}/masks/{{}}.png": _mask})
-    with pytest.raises(InputError, match=rf"'cat' does into 'images', 'masks'.*{_NOT_SUPPORTED}"):
+    with pytest.raises(InputError, match=rf"'cat': 'images', 'masks'.*{_NOT_SUPPORTED}"):
         list_examples(WriteParams(f"images:{tmp_path}"))
 
 

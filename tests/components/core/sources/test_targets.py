@@ -203,7 +203,7 @@ def test_arrays_that_do_not_fit_the_task_are_refused_in_words(tmp_path, labels, 
         (
             "path,label\n0.png,cat;dog\n1.png,dog\n",
             {"task": "multi_label"},
-            r"separated by '\|'. Received: 'cat;dog'. Write '\|' between them",
+            r"Expected '\|' between .*, received 'cat;dog'. Write '\|' between them",
         ),
         (
             "path,label\n0.png,cat\n1.png,cat|cow\n",

@@ -100,5 +100,5 @@ def test_image_files_stay_files_whatever_sizes_are_stored_beside_them(tmp_path):
 )
 def test_what_is_no_image_file_is_named_with_what_to_store(tmp_path, image, received):
     params = _write(tmp_path / "a.tfrecord", [{"image": image}] * 40)
-    with pytest.raises(InputError, match=rf"expected the bytes of an image file, received {received}\. Store files"):
+    with pytest.raises(InputError, match=rf"expected the bytes of an image file, received {received}\. Store encoded"):
         plan_dataset(params)
