@@ -116,8 +116,8 @@ class Session:
             self.freezer.freeze(stage.frozen)
         self._compile(self.stages[0])
         self.code = check_rebuilds(self.model, params.model, manifest.task)
-        if said := say_what_is_used(self.model, self.stage.params):
-            warn(said)
+        if message := say_what_is_used(self.model, self.stage.params):
+            warn(message)
         self.used = used_hyperparameters(self.model, manifest.interface, params, self.steps)
         self.stopwatch = Stopwatch(COMPUTE, CHECKPOINT, *([INPUT] if device.backend == "jax" else []))
         identity = run_digest(params, initial, manifest, device.backend, device.precision, self.model.get_config())

@@ -88,18 +88,18 @@ def training_pipeline(
         if not cache_keys:
             listed = apply(list_source(source=source, data=data), resources_of(config, "create_tfrecords"))
             version = place("create_tfrecords", listed).set_caching_options(False).output
-        asked = {"source": source, "data": data, "data_version": version}
+        inputs = {"source": source, "data": data, "data_version": version}
         if config.data.engine == FAN_OUT:
-            planned = add("create_tfrecords", plan_parts, is_last=False, **asked).outputs["planned"]
+            planned = add("create_tfrecords", plan_parts, is_last=False, **inputs).outputs["planned"]
             with dsl.ParallelFor(list(range(config.data.engine_tasks)), name="ranges") as number:
                 written = add(
-                    "create_tfrecords", write_parts, is_last=False, planned=planned, number=number, **asked
+                    "create_tfrecords", write_parts, is_last=False, planned=planned, number=number, **inputs
                 ).outputs["parts"]
             # Vertex AI collects artifacts (https://github.com/kubeflow/pipelines/issues/3412), Kubeflow Pipelines from
             # 2.14 on (its CHANGELOG.md, pull request 11725).
-            writing = add("create_tfrecords", merge_parts, planned=planned, parts=dsl.Collected(written), **asked)
+            writing = add("create_tfrecords", merge_parts, planned=planned, parts=dsl.Collected(written), **inputs)
         elif config.data.engine == BEAM:
-            writing = add("create_tfrecords", write_with_beam, **asked)
+            writing = add("create_tfrecords", write_with_beam, **inputs)
         else:
             writing = add("create_tfrecords", create_tfrecords, source=source, data_version=version, **data)
         records = writing.outputs["records"]

@@ -141,13 +141,13 @@ class DataOverview(Displayed):
 
     def remarks(self) -> list[str]:
         """Return messages about inputs that were left out, assumptions, unknown words and unusable examples."""
-        told = [*self.notes, *self.warnings]
+        messages = [*self.notes, *self.warnings]
         parts = [(self.unusable, f"{self.num_inputs:,} cannot be used")]
         parts += [(self.damaged, f"{self.num_looked_at:,} that were read are damaged")]
         for bad, what in parts:
             some = "; ".join(f"{name}: {reason}" for name, reason in list(bad.items())[:_SHOWN])
-            told += [f"{len(bad):,} of {what}: {some}"] if bad else []
-        return told
+            messages += [f"{len(bad):,} of {what}: {some}"] if bad else []
+        return messages
 
     def facts(self) -> list[str]:
         """Return lines with the number of examples, and with their classes and sizes."""

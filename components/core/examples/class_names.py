@@ -104,10 +104,11 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _note_on_alike(names: Sequence[str]) -> str:
-    what, shown = "case or spaces", _listed(names)
-    if len({" ".join(name.casefold().split()) for name in names}) > 1:
-        what, shown = "case, spaces or invisible characters", ", ".join(map(ascii, names[:_SHOWN]))
-    return f"classes {shown} differ only in {what}: if they are the same class, use one spelling"
+    advice = "if they are the same class, use one spelling"
+    if len({" ".join(name.casefold().split()) for name in names}) == 1:
+        return f"classes {_listed(names)} differ only in case or spaces: {advice}"
+    escaped = ", ".join(map(ascii, names[:_SHOWN]))
+    return f"classes {escaped} differ only in case, spaces or invisible characters: {advice}"
 
 
 def _visible(name: str) -> str:

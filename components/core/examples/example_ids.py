@@ -73,7 +73,9 @@ def identify_bands(bands: Iterable[np.ndarray]) -> bytes | None:
     Returns:
         The ID; None if there are no bands.
     """
-    hasher, num_rows, last = hashlib.blake2b(digest_size=_HASH_BYTES), 0, None
+    hasher = hashlib.blake2b(digest_size=_HASH_BYTES)
+    num_rows = 0
+    last = None
     for last in bands:
         hasher.update(np.ascontiguousarray(last).data)
         num_rows += len(last)

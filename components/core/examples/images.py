@@ -460,11 +460,14 @@ def _without_metadata(content: bytes, watch: Callable[[], None] | None) -> bytes
     """
     if not content.startswith(_PNG_SIGNATURE):
         return content
-    at, start, kept = len(_PNG_SIGNATURE), 0, list[bytes]()
+    at = len(_PNG_SIGNATURE)
+    start = 0
+    kept: list[bytes] = []
     while at + 8 <= len(content):
         if watch:
             watch()
-        (length,), kind = struct.unpack_from(">I", content, at), content[at + 4 : at + 8]
+        length = int.from_bytes(content[at : at + 4], "big")
+        kind = content[at + 4 : at + 8]
         if not kind.isalpha():  # A length was damaged, so chunks that change the pixels may have been skipped.
             return content
         if kind in _PNG_METADATA and not content.startswith(_TEXTS_WITH_ORIENTATION, at + 8):

@@ -360,7 +360,8 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
             f"The model {name!r} has no layer that scales its input. It gets pixels from 0 to 255, even if arrays held "
             "numbers from 0 to 1. Begin it with keras.layers.Rescaling(1 / 255)."
         )
-    task, activation = interface.task, "sigmoid" if has_one_output else interface.task.activation
+    task = interface.task
+    activation = "sigmoid" if has_one_output else task.activation
     answer = model.outputs[0]
     # All added layers are float32: the 8 bits of bfloat16 would lose a small deviation from a large mean, or the
     # difference of a probability from 1.
@@ -380,7 +381,8 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
         vars(model)[_BROUGHT] = brought
         return model
     if brought.has_step:
-        what, advice = "a layer that converts to the targets' units is added to a regression model", ""
+        what = "a layer that converts to the targets' units is added to a regression model"
+        advice = ""
         if has_one_output:
             what = "a layer that adds the probability of the first class is added to a model with one output"
             advice = ', or end the model with keras.layers.Dense(num_classes, activation="softmax")'

@@ -74,12 +74,13 @@ class VertexVersion:
             return False
         if self.labels.get(turn_label(alias), "").endswith(_ROLLED_BACK):
             return True
-        turn, had_it = self.turn(alias), self.turn(alias) > 0 or (alias == CHAMPION and _DEFAULT in self.aliases)
+        turn = self.turn(alias)
         if current is None:
             return turn > 0
         if current.turn(alias):
             return turn > current.turn(alias)
-        return had_it and int(self.number) > int(current.number)
+        had_alias = turn > 0 or (alias == CHAMPION and _DEFAULT in self.aliases)
+        return had_alias and int(self.number) > int(current.number)
 
 
 class VertexRegistry:

@@ -115,8 +115,8 @@ def _label_studio(content: bytes) -> list[_Item]:
             raise
         tasks = [typed_json.decode(line) for line in lines if line.strip()]  # One task per line.
     if not isinstance(tasks, list):
-        held = f"an object with {shown(list(tasks))}" if isinstance(tasks, dict) else f"{str(tasks)[:60]!r}"
-        raise ValueError(f"{held}, not a list of tasks")
+        content_kind = f"an object with {shown(list(tasks))}" if isinstance(tasks, dict) else f"{str(tasks)[:60]!r}"
+        raise ValueError(f"{content_kind}, not a list of tasks")
     controls = {key for task in tasks if isinstance(task, dict) for key, value in task.items() if _is_answer(value)}
     ids = [task.get("id") if isinstance(task, dict) else None for task in tasks]
     counts = Counter(map(str, ids))

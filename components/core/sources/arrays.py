@@ -117,7 +117,7 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> T
             )
     values = np.concatenate([labels.reshape(-1) for _, labels in arrays.values()])
     try:
-        distinct, places = np.unique(values, return_inverse=True)
+        distinct, firsts, places = np.unique(values, return_index=True, return_inverse=True)
         texts, garbled = _texts_of(distinct)
     except (UnicodeError, SystemError) as error:  # The latter of a number above all of Unicode's characters.
         raise InputError(
@@ -128,7 +128,7 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> T
     if values.dtype.kind in "iuf" and params.class_names and not named <= set(params.class_names):
         numbers = np.array([_UNLABELLED if text is None else float(text) for text in texts])[places]
         return _named(numbers, params.class_names, keys)
-    labels, classes, unusable = index_labels(texts, params.class_names, [keys[i] for i in _firsts(places)])
+    labels, classes, unusable = index_labels(texts, params.class_names, [keys[i] for i in firsts.tolist()])
     reasons = {**unusable, **garbled}
     return Targets(labels[places], classes, {i: reasons[k] for i, k in enumerate(places.tolist()) if k in reasons})
 
@@ -139,7 +139,8 @@ def _texts_of(labels: np.ndarray) -> tuple[list[str | None], dict[int, str]]:
     Raises:
         UnicodeError: If a text has half of a surrogate pair, which UTF-8 cannot encode.
     """
-    texts, garbled = list[str | None](), dict[int, str]()
+    texts: list[str | None] = []
+    garbled: dict[int, str] = {}
     for i, label in enumerate(labels.tolist()):
         try:
             texts.append(text_of(label))
@@ -148,11 +149,6 @@ def _texts_of(labels: np.ndarray) -> tuple[list[str | None], dict[int, str]]:
             garbled[i] = f"its label is not UTF-8: {label!r}"
     "".join(text for text in texts if text).encode()
     return texts, garbled
-
-
-def _firsts(places: np.ndarray) -> list[int]:
-    """Return the first index of each number in int[…], which contains every number from 0 to its maximum."""
-    return np.unique(places, return_index=True)[1].tolist()
 
 
 def _named(values: np.ndarray, class_names: Sequence[str], keys: Sequence[str]) -> Targets:

@@ -142,7 +142,9 @@ def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
             f"Cannot use {rows.bad[0].key} of {location}: {rows.bad[0].reason}. Correct the {rows.table.row_kind}."
         )
     kind = IMAGE if "path" in rows.cells else TEXT
-    root, absolute, files = "", None, None
+    root = ""
+    absolute = None
+    files = None
     notes = rows.table.notes
     if kind == IMAGE:
         root, keys, absolute = _locate(rows, location)
@@ -318,8 +320,10 @@ def _read_cells(
     """
     kept = [name for name in table.columns if name in {*wanted, "split", "id"}]
     places = [(name, table.columns.index(name), name in {*wanted, "split"} - {"text"}) for name in kept]
-    numbers, bad = NumbersBuilder(), list[Quarantined]()
-    texts, tuples = {name: PiecesBuilder() for name in kept}, list[Sequence[str]]()
+    numbers = NumbersBuilder()
+    bad: list[Quarantined] = []
+    texts = {name: PiecesBuilder() for name in kept}
+    tuples: list[Sequence[str]] = []
     for number, cells in table.each_row():
         row = {}
         for name, place, is_stripped in places:

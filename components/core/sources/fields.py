@@ -134,7 +134,8 @@ def read_labels(values: Sequence[Any], name: str, params: WriteParams, keys: Seq
     """Convert the values of the field `name` to the targets of a classification or of multi-label data."""
     if params.task != MULTI_LABEL:
         _check_single(values, name, keys)
-    labels, garbled = list[Any](), dict[int, str]()
+    labels: list[Any] = []
+    garbled: dict[int, str] = {}
     for i, value in enumerate(values):
         try:
             if isinstance(value, list) and params.task == MULTI_LABEL:

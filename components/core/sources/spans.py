@@ -123,13 +123,15 @@ def copy_contents(contents: Iterable[bytes], num_bytes: int) -> Spans:
         folder = Path(tempfile.mkdtemp(prefix="contents-"))
         left.callback(shutil.rmtree, folder, ignore_errors=True)
         storage.require_free_bytes(folder, num_bytes)
-        path, sizes, looked = folder / "contents", list[int](), SMALL_BYTES
+        path = folder / "contents"
+        sizes: list[int] = []
+        checked_bytes = SMALL_BYTES
         with storage.naming_full_disk(path), open(path, "wb") as copy:
             for content in contents:
                 copy.write(content)
-                if copy.tell() > looked:
+                if copy.tell() > checked_bytes:
                     storage.require_free_bytes(folder, SMALL_BYTES)
-                    looked += SMALL_BYTES
+                    checked_bytes += SMALL_BYTES
                 sizes.append(len(content))
         ends = np.cumsum([0, *sizes])
         spans = Spans((str(path),), np.zeros(len(sizes), np.int32), ends[:-1], np.diff(ends), are_copies=True)

@@ -84,8 +84,8 @@ def split_labels(
     Raises:
         InputError: If a label is not among the classes, or labels seem to be separated by another character.
     """
-    held = [cell if cell is None or isinstance(cell, str) else tuple(cell) for cell in cells]
-    different = set(held)
+    label_sets = [cell if cell is None or isinstance(cell, str) else tuple(cell) for cell in cells]
+    different = set(label_sets)
     texts = [cell for cell in different if isinstance(cell, str)]
     if not class_names and not any(SEPARATOR in cell for cell in texts) and (joined := find_joined(texts)):
         raise InputError(
@@ -99,14 +99,14 @@ def split_labels(
     classes = _classes(
         occurring,
         class_names,
-        lambda unknown: where[_first(bool(unknown & set(names_in[cell] or ())) for cell in held)],
+        lambda unknown: where[_first(bool(unknown & set(names_in[cell] or ())) for cell in label_sets)],
     )
     index = {name: i for i, name in enumerate(classes)}
     places = {cell: [index[name] for name in names or ()] for cell, names in names_in.items()}
-    hot = np.zeros((len(held), len(classes)), np.uint8)
-    for row, cell in zip(hot, held, strict=True):
+    hot = np.zeros((len(label_sets), len(classes)), np.uint8)
+    for row, cell in zip(hot, label_sets, strict=True):
         row[places[cell]] = 1
-    lacking = ((i, cell) for i, cell in enumerate(held) if names_in[cell] is None)
+    lacking = ((i, cell) for i, cell in enumerate(label_sets) if names_in[cell] is None)
     return Targets(hot, classes, {i: without_label(cell if isinstance(cell, str) else None) for i, cell in lacking})
 
 

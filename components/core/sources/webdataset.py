@@ -73,7 +73,8 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
     if len(set(keys)) < len(keys):
         twice = [key for key, count in Counter(keys).items() if count > 1]
         raise InputError(f"Files of one name in an archive: {shown(twice)}. Expected each once. Make it again.")
-    targets, reasons = Targets(*without_labels(len(keys)), {}), list[Mapping[int, str]]()
+    targets = Targets(*without_labels(len(keys)), {})
+    reasons: list[Mapping[int, str]] = []
     if labelled:
         labels = [example.label for example in examples]
         if all(label is None for label in labels):

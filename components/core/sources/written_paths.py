@@ -42,7 +42,8 @@ def find_files(root: str, keys: Names, folder: str) -> tuple[Names, Files, list[
     missing = [keys[place] for place in np.flatnonzero(files.are_missing).tolist()]
     if not missing:
         return keys, files, []
-    notes, others = [], _find_others(root, missing)
+    notes = []
+    others = _find_others(root, missing)
     if others:
         path, existing = next(iter(others.items()))
         notes.append(

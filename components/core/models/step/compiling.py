@@ -195,7 +195,9 @@ def _used_optimizer(model: Any, params: TrainParams, num_steps: int) -> dict[str
             "learning_rate": params.learning_rate,
         }
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # A LossScaleOptimizer wraps another one.
-    name, schedule, config = type(inner).__name__, inner._learning_rate, inner.get_config()
+    name = type(inner).__name__
+    schedule = inner._learning_rate
+    config = inner.get_config()
     known = inspect.signature(type(inner)).parameters
     steps = np.unique(np.linspace(0, max(num_steps - 1, 0), _SAMPLED_STEPS).astype(int))
     is_constant = not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)

@@ -75,9 +75,7 @@ def test_masks_in_split_folders_are_not_classes(tmp_path):
 )
 def test_annotation_files_of_detection_are_not_a_class(tmp_path, folder, content):
     _write(tmp_path, **{"images/{}.png": _picture, folder: content})
-    with pytest.raises(
-        InputError, match=rf"'{folder.partition('/')[0]}' .* the images in 'images'\. {_NOT_SUPPORTED}"
-    ):
+    with pytest.raises(InputError, match=rf"'{folder.partition('/')[0]}' .* the images in 'images'\. {_NOT_SUPPORTED}"):
         list_examples(WriteParams(f"images:{tmp_path}"))
 
 
