@@ -1,7 +1,7 @@
 """Adds IDs of scheme 2 to files of an earlier version: `python -m tpu_components.create_tfrecords.convert_ids`.
 
-Such a file has only IDs of scheme 1, which depend on the settings of the records. Records that are written with the
-settings of that time have both IDs of every example.
+Such a file has only IDs of scheme 1, which depend on the settings of the records. Records that are written again with
+the original settings have both IDs of every example.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from tpu_components.core.step import command_line
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """Number of files, and of the IDs in them: all, and those that now have an ID of scheme 2.
+    """Number of converted files, of all IDs in them, and of the IDs that are now of scheme 2.
 
-    An example that is no longer in the data keeps its ID of scheme 1 alone.
+    An example that is no longer in the data keeps only its ID of scheme 1.
     """
 
     num_files: int
@@ -37,10 +37,10 @@ def convert_ids(records_dir: Path, files: Sequence[str]) -> Converted:
     """Add IDs of scheme 2 to files of example IDs.
 
     Args:
-        records_dir: Records of the same data, written with the settings of that time (image_size, channels, encoding,
+        records_dir: Records of the same data, written with the original settings (image_size, channels, encoding,
             crop_margin, apply_rotation) and without `retired_tests`.
-        files: Files of IDs, local or in a bucket: `examples.npy` of test sets, or `trained_on.npy` of models. They are
-            replaced.
+        files: Files to convert in place, local or in a bucket: `examples.npy` of test sets, or `trained_on.npy` of
+            models.
 
     Raises:
         InputError: If a file cannot be read, or none of its IDs is in the records.
@@ -64,7 +64,7 @@ def convert_ids(records_dir: Path, files: Sequence[str]) -> Converted:
         if (ids["scheme2"] == 0).any() and not len(matched):
             raise InputError(
                 f"Cannot convert {file}: none of its {len(ids):,} IDs is in {records_dir}. Expected records of the "
-                "same data, written with the settings of that time. Write them again with these settings."
+                "same data, written with the original settings. Write them again with these settings."
             )
         converted[file] = join_ids(ids, matched)
     for file, ids in converted.items():
@@ -82,7 +82,7 @@ def main() -> int:
         description="Add IDs of scheme 2 to files of example IDs that an earlier version wrote.",
     )
     parser.add_argument(
-        "records", type=Path, help="Records of the same data, written with the settings of that time, all splits."
+        "records", type=Path, help="Records of the same data, with all splits, written with the original settings."
     )
     parser.add_argument("files", nargs="+", help="Files examples.npy or trained_on.npy, local or in a bucket.")
     return command_line.run(parser, lambda arguments: (convert_ids(arguments.records, arguments.files), DONE))

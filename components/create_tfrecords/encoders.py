@@ -44,7 +44,7 @@ class EncodedExample(NamedTuple):
     Attributes:
         fields: Fields of the record, without label and key.
         counts: Counts that are summed over the split for its statistics, in the order of `measuring.COUNTS`.
-        identity: Example ID by both schemes, an element of `ID_TYPE` as 16 bytes; see `example_ids`.
+        identity: Example ID of both schemes, an element of `ID_TYPE` as 16 bytes; see `example_ids`.
         picture: Small picture of an image, from which its perceptual hash and grey levels are computed; otherwise None.
         figures: Measurements of the example, in the order of `measuring.FIGURES` and without those of `picture`. For
             images: height and width. For texts: words, unknown words in thousandths, and bytes per word in tenths. None
@@ -111,13 +111,13 @@ class ImageEncoder:
         )
 
     def _identify(self, content: Any, picture: Picture, known: bytes | None, stored: bytes) -> bytes:
-        """Return the ID of an image by scheme 2.
+        """Return the ID of an image in scheme 2.
 
         Args:
             content: Bytes of the file, or element of the array.
             picture: The image that was read from `content`.
             known: Result of `identify` for an element of an array, if it is known.
-            stored: Result of `identify` for what is stored of the image.
+            stored: Result of `identify` for the stored image.
         """
         if not isinstance(content, bytes):
             return identify_pixels(content, known)
@@ -297,5 +297,5 @@ def _first_shape(plan: DatasetPlan, image: ImageRule) -> tuple[int, int, int]:
     raise InputError(
         f"Found no readable image in {plan.params.source!r}: expected JPEG, PNG or another image format, received "
         f"{len(listing.keys)} files that are none (first: {reason}). Check the source."
-        + (f" Notes about it: {'; '.join(listing.notes)}." if listing.notes else "")
+        + (f" Notes about the source: {'; '.join(listing.notes)}." if listing.notes else "")
     )

@@ -22,7 +22,7 @@ _LISTED = 100  # Number of bad inputs to list if there are more than `max_bad_fr
 
 
 def say_statistics(encoder: TextEncoder, manifest: Manifest) -> None:
-    """Log the size of the vocabulary, how many texts of each split were cut or padded, and warn of unknown words."""
+    """Log the vocabulary size and how many texts of each split were cut or padded; warn about unknown words."""
     texts = encoder.input
     side = "first" if texts.truncate == END else "last"
     progress.say(

@@ -154,7 +154,7 @@ class Merger:
             words: Hash of the words of each text: uint64[num_examples]; None for images.
         """
         listing, left_out = self._plan.listing, self._plan.left_out
-        # Scheme 1 of the IDs shows which records are equal; scheme 2 only which originals are.
+        # IDs of scheme 1 show which records are equal; those of scheme 2 show only which originals are equal.
         examples, identities = self.examples, self._columns["identities"].rows()["scheme1"]
         looks = self._columns.pop("looks", None)
         near = find_alike(looks.rows()) if looks else np.empty((0, 2), int)
@@ -170,10 +170,10 @@ class Merger:
 
         Args:
             splits: Split of every example of the listing: int8[num_examples], indices into `SPLITS`, or LEFT_OUT.
-            retired: Example IDs of each retired test set, ID_TYPE[…], by the place of its file.
+            retired: Example IDs of each retired test set, ID_TYPE[…], by the path of its file.
 
         Raises:
-            InputError: If a split has no examples left, or no example is in a test set whose IDs are of scheme 1.
+            InputError: If a split has no examples left, or a test set with IDs of scheme 1 matches no example.
         """
         result, identities = splits.copy(), self._columns["identities"].rows()
         for place, ids in retired.items():

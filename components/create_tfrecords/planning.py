@@ -113,7 +113,7 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None, data_versi
     Args:
         params: Parameters of the records.
         listing: Listing of the source with these parameters; None to list it.
-        data_version: Expected `source_version` of the listing; empty accepts any.
+        data_version: Expected `source_version` of the listing; if empty, any version is accepted.
 
     Raises:
         InputError: If the source cannot be used or has another version, more rows lack a value than `max_bad_fraction`

@@ -48,9 +48,8 @@ class Survey:
     """Words of the texts of a plan.
 
     Attributes:
-        words: Hash of the words of each text by the rule `words`: uint64[num_examples], equal for texts with the same
-            words.
-        counts: Number of times that each word occurs in the training split, by the rule of the data set.
+        words: Hash of each text's tokens by the rule `words`, uint64[num_examples]; equal for the same tokens.
+        counts: Number of occurrences of each token in the training split, by the rule of the data set.
     """
 
     words: np.ndarray
@@ -113,7 +112,7 @@ def _read_texts(plan: DatasetPlan, examples: np.ndarray, are_counted: np.ndarray
 def _read_words(texts: Selection, are_counted: Sequence[bool], rule: Tokenization) -> tuple[bytes, Counter[bytes]]:
     """Return a hash of 8 bytes for the words of each text, and the word counts of the texts with `are_counted`.
 
-    The hashes are those of the rule `words` under every rule, because copies of a text must not change their splits.
+    The hashes always use the rule `words`, so that the splits of copies do not depend on the rule of the data set.
     A text that cannot be read, is not UTF-8 or has no words gets the hash of its key; `store` sets it aside.
     """
     hashes, counts = bytearray(), Counter[bytes]()

@@ -58,8 +58,8 @@ def assign_splits(
         seed: Salt of the hashes.
         stratify: See above; ignored with `groups`.
         groups: One group name per example.
-        have_forms: Whether keys that are equal but for their form in Unicode identify the same examples, as ids do, but
-            not paths of files; the names of groups always do.
+        have_forms: Whether keys that differ only in their Unicode form identify the same example. True for ids, but not
+            for file paths; group names that differ only in this way are always the same group.
 
     Returns:
         int8[num_examples], indices into `artifacts.SPLITS`; and the rule in words.
@@ -99,10 +99,10 @@ def assign_splits(
 
 
 def _join_forms(places: np.ndarray, names: Sequence[str]) -> None:
-    """Give all forms of a name in Unicode one position, the lowest of theirs; changes `places` in place.
+    """Give all Unicode forms of a name the same position, the lowest of theirs; changes `places` in place.
 
-    Names are hashed as they are written, so that a data set keeps its splits whatever the form of its names. With the
-    lowest position, a name that was tested in one form is not trained on when it occurs in another form too.
+    Names are hashed as they are written, so that existing data sets keep their splits, whatever the form of the names.
+    With the lowest position, a test example does not move to training when its name also occurs in another form.
     """
     several = {nfc for name in names if (nfc := as_nfc(name)) != name}
     if several:

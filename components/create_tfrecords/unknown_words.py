@@ -1,4 +1,4 @@
-"""Warns if most words of a held-out split are unknown, with the cause: a model learns nothing that it can use there."""
+"""Warns if most words of a held-out split are unknown, because a model cannot use what it learned there."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ _SHOWN_CHARACTERS = 30
 def warn_of_unknown(
     split: str, num_unknown: int, num_words: int, num_texts: int, inputs: TextInput, vocabulary: Sequence[bytes]
 ) -> str:
-    """Return a warning if at least half of a held-out split's words are unknown, or an empty text.
+    """Return a warning if at least half of the words in a held-out split are unknown; otherwise, an empty text.
 
     Args:
         split: Name of the split.
-        num_unknown: Number of its words that are unknown, after truncation.
-        num_words: Number of its words, after truncation.
+        num_unknown: Number of unknown words in the split, after truncation.
+        num_words: Number of all words in the split, after truncation.
         num_texts: Number of its texts.
         inputs: Description of the texts.
         vocabulary: The known words, from the training split.
@@ -36,8 +36,8 @@ def _find_cause(words_per_text: float, inputs: TextInput, vocabulary: Sequence[b
     divided = [word for word in vocabulary if len(finer.split(word)) > 1]
     if inputs.tokenization != finer.name and len(divided) >= _MOST * len(vocabulary):
         return (
-            f"the rule data.tokenization={inputs.tokenization} does not divide words such as {_shown(divided[0])}: set "
-            f"data.tokenization={finer.name}, for languages without spaces and for other than ASCII spaces"
+            f"the rule data.tokenization={inputs.tokenization} does not split texts such as {_shown(divided[0])}: set "
+            f"data.tokenization={finer.name}, which supports languages without spaces, and non-ASCII spaces"
         )
     if len(vocabulary) >= inputs.vocabulary_size - 2:
         return (
@@ -48,7 +48,7 @@ def _find_cause(words_per_text: float, inputs: TextInput, vocabulary: Sequence[b
         example = f" such as {_shown(vocabulary[0])}" if vocabulary else ""
         return f"most texts are a single word{example}: separate their words with spaces"
     return (
-        "the training texts do not have them: check that the texts of all splits are in the same language, or add "
+        "they do not occur in the training texts: check that the texts of all splits are in the same language, or add "
         "training texts"
     )
 

@@ -49,15 +49,15 @@ def write_records(params: WriteParams, directory: Path, data_version: str = "") 
     Args:
         params: Source to read, and how to divide it.
         directory: Folder to write; appears whole or not at all. Existing records of the same source are replaced.
-        data_version: Expected `source_version` of the data, under which a cache will keep the records; empty accepts
-            any.
+        data_version: Expected `source_version` of the data, under which a cache stores the records; if empty, any
+            version is accepted.
 
     Returns:
         Counts, and the fingerprint of the content. They do not depend on the number of workers.
 
     Raises:
-        InputError: If the source cannot be used or changes meanwhile, too many inputs are unreadable, images differ in
-            shape with no rule to resize them, the disk is too small, or `directory` holds something else.
+        InputError: If the source cannot be used or changes while it is read, too many inputs are unreadable, images
+            differ in shape with no rule to resize them, the disk is too small, or `directory` holds something else.
     """
     plan = plan_dataset(params, data_version=data_version)
     check_target(directory, params.source)
@@ -122,7 +122,7 @@ def _is_ours(file: Path) -> bool:
 
 
 def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
-    """Write shards and the metadata files beside them into a folder; returns the manifest, which is not written."""
+    """Write shards and their metadata files to a folder; returns the manifest without writing it."""
     plan, encoder, survey, params = prepared.plan, prepared.encoder, prepared.survey, prepared.plan.params
     listing, merger, copies = plan.listing, Merger(plan, staged), None
     with (

@@ -41,8 +41,8 @@ def evaluate_model(
         scored = Evaluation.load(output)
         for name, value in result.metrics.items():
             metrics.log_metric(name, value)
-        # Only a classification of at most 100 classes has a matrix. A Vertex AI task may return 131,072 bytes of JSON,
-        # which the matrix of 200 classes exceeds.
+        # Only classifications with at most 100 classes have a matrix. A Vertex AI task may return 131,072 bytes of
+        # JSON, less than a matrix of 200 classes.
         if matrix := scored.challenger.get("confusion_matrix"):
             classification.log_confusion_matrix(list(scored.class_names), matrix)
         if points := scored.challenger.get("roc"):

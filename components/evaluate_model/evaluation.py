@@ -87,7 +87,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     Raises:
         InputError: If the split is empty, a model is damaged or does not fit the data set, a metric in the rules does
             not exist for the task, or the decision cannot be recorded in the champion's registry.
-        PlatformError: If the registry's bucket does not answer.
+        PlatformError: If the registry's bucket does not respond.
     """
     storage.require_output(output, EVALUATION_FILE)
     manifest = Manifest.load(records_dir)
@@ -109,7 +109,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         seen = find_seen_examples(params.split, records_dir, manifest.fingerprint, models)
     model = EvaluatedModel(info.name, info.parameters, "best", digest)
     evaluation, measured, comparisons = _judge(params, manifest, model, rivals, predictions, seen, held_out)
-    # Before the evaluation exists, because whoever reads it may promote the model.
+    # Record the decision before writing the evaluation: whoever reads the evaluation may promote the model.
     while held_out and not _record(held_out, evaluation, rivals, comparisons):
         held_out = _find_held_out(params, records_dir, digest, rivals[0])
         evaluation, measured, comparisons = _judge(params, manifest, model, rivals, predictions, seen, held_out)
@@ -226,9 +226,9 @@ def _find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champ
     identities = load_identities(records_dir, params.split)
     if identities is None and params.test_decisions > 1:
         raise InputError(
-            f"Cannot count the decisions on this test set, as test_decisions={params.test_decisions} requires: "
-            f"expected the IDs of its examples beside the records, received none in {records_dir}, which an older "
-            "version wrote. Run create_tfrecords again, or set test_decisions=1."
+            f"Cannot count the decisions on this test set, which test_decisions={params.test_decisions} requires: "
+            f"expected the IDs of its examples in {records_dir}, but an older version wrote these records without "
+            "IDs. Run create_tfrecords again, or set test_decisions=1."
         )
     return None if identities is None else HeldOutSet.find(champion.place, identities, digest)
 
@@ -236,7 +236,7 @@ def _find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champ
 def _record(
     held_out: HeldOutSet, evaluation: Evaluation, rivals: Sequence["Rival"], comparisons: Sequence[Comparison]
 ) -> bool:
-    """Record a decision; returns False if it has to be made again, see `HeldOutSet.record`."""
+    """Record a decision; returns False if it must be made again, see `HeldOutSet.record`."""
     compared = {rival.digest: each.metrics for rival, each in zip(rivals, comparisons, strict=True)}
     return held_out.record(evaluation.model.digest, evaluation.gate.promote, evaluation.judged_metrics[0], compared)
 
@@ -381,9 +381,9 @@ def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: 
     """Return which examples each model was trained on, bool[models, examples]; None if no model was trained on any.
 
     For a model of these records, near-duplicates of its training examples count too. For the training split, which is
-    scored on purpose, the result is None. Models of older versions do not list their training examples, and count as
-    trained on none. Other models list them by IDs that depend on the settings of the records (see `example_ids`): a
-    warning says so if none of these IDs is in the records.
+    scored on purpose, the result is None. Models from the oldest versions do not list their training examples, and
+    count as trained on none. Models from other earlier versions list them by IDs that depend on the settings of the
+    records (see `example_ids`): a warning is logged if none of these IDs is in the records.
     """
     identities = None if split == TRAIN else load_identities(records_dir, split)
     if identities is None:
@@ -396,9 +396,9 @@ def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: 
             if not trained_on["scheme2"].any() and not _knows_any(records_dir, trained_on):
                 progress.say(
                     "evaluate_model",
-                    f"warning: an earlier version trained the model in {model_dir} and listed its training examples by "
-                    "IDs that fit no example of these records, perhaps because image_size or encoding has changed. "
-                    "Whether it was trained on some of the test examples is unknown",
+                    f"warning: an earlier version trained the model in {model_dir}, and the IDs of its training "
+                    "examples match no example of these records, perhaps because image_size or encoding has changed. "
+                    "Whether the model was trained on some of the test examples is unknown",
                 )
             if ModelInfo.load(model_dir).dataset_fingerprint == fingerprint:
                 row |= load_copied(records_dir, split)
@@ -406,7 +406,7 @@ def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: 
 
 
 def _knows_any(records_dir: Path, trained_on: np.ndarray) -> bool:
-    """Return whether some example of the records, in any split, is among those that a model was trained on."""
+    """Return whether the model was trained on any example of the records, in any split."""
     by_split = (load_identities(records_dir, split) for split in SPLITS)
     return any(ids is not None and bool(are_among(ids, trained_on).any()) for ids in by_split)
 

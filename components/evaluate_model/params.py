@@ -128,7 +128,7 @@ class EvaluateParams:
         if self.test_decisions > 1 and task == LANGUAGE_MODEL:
             raise InputError(
                 f"test_decisions={self.test_decisions} cannot be counted for a {task}: the passages of a corpus have "
-                "no IDs by which a test set is recognised. Leave it out."
+                "no IDs that identify a test set. Remove test_decisions."
             )
         if self.slice_minimum and task in (REGRESSION, LANGUAGE_MODEL):
             raise InputError(

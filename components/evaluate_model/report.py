@@ -48,7 +48,7 @@ from tpu_components.core.results.evaluation_info import Evaluation, list_confusi
 from tpu_components.core.results.metric_table import BY_NAME
 from tpu_components.evaluate_model.metrics import macro_notes
 
-_MAX_SHOWN_CLASSES = 30  # Of the matrix on the page.
+_MAX_SHOWN_CLASSES = 30  # In the matrix on the page.
 _MAX_PAIRS = _MAX_SLICES = 30
 # Time of an epoch by what the host waited for: see `Stopwatch` of train_model.
 _TIMES = (

@@ -98,7 +98,7 @@ def _read_all(
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
     """Yield (key and kept columns, model input) of each readable example; append unreadable ones to `aside`.
 
-    `lost` counts the images that lose their content; see `images.LOSSES`.
+    Adds to `lost` the number of images that lose their content; see `images.LOSSES`.
     """
     results = read_inputs(model, work.stored, examples)
     for key, more, result in zip(examples.keys, examples.values, results, strict=True):

@@ -39,7 +39,7 @@ class Inputs:
         stored: Description of the inputs in the records of a `records:` source; None for all other sources.
         kept: Values of each example to copy to its prediction, by name: its `id`, and the columns to keep.
         types: Arrow types of these values, by name.
-        require_unchanged: Raises InputError if the source's files have changed since they were listed.
+        require_unchanged: Function that raises InputError if the files of the source have changed since the listing.
     """
 
     keys: Sequence[str]
@@ -151,7 +151,7 @@ class Example(NamedTuple):
 
 
 def read_inputs(model: ExportedModel, stored: AnyInput | None, examples: Selection) -> Iterator[Example | Exception]:
-    """Yield each example; or the error if it cannot be used.
+    """Yield each example, or the error if it cannot be used.
 
     Args:
         model: The model.

@@ -78,7 +78,7 @@ class Session:
         initial: Model whose weights the training started with; None for new weights.
         class_weights: Weight of each class in the loss, see `weigh_classes`; empty if all are equal.
         model: The keras.Model, compiled for `stage`.
-        used: Hyper-parameters that the training uses where they may differ from `params`; see `used_hyperparameters`.
+        used: Hyper-parameters that training uses and that may differ from `params`; see `used_hyperparameters`.
         progress: Progress of the run.
         steps: Steps of an epoch.
         batch_size: Examples per step, of all replicas together.
@@ -116,8 +116,8 @@ class Session:
             self.freezer.freeze(stage.frozen)
         self._compile(self.stages[0])
         self.code = check_rebuilds(self.model, params.model, manifest.task)
-        if said := say_what_is_used(self.model, self.stage.params):
-            warn(said)
+        if message := say_what_is_used(self.model, self.stage.params):
+            warn(message)
         self.used = used_hyperparameters(self.model, manifest.interface, params, self.steps)
         self.stopwatch = Stopwatch(COMPUTE, CHECKPOINT, *([INPUT] if device.backend == "jax" else []))
         identity = run_digest(params, initial, manifest, device.backend, device.precision, self.model.get_config())
@@ -166,7 +166,7 @@ class Session:
 
     @property
     def learning_rate(self) -> float:
-        """Peak learning rate of the present stage, for one replica."""
+        """Peak learning rate of the current stage, for one replica."""
         used = self.used["stages"][self.stage.number - 1] if self.stage.number else self.used
         return float(used["learning_rate"])
 

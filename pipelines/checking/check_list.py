@@ -48,7 +48,7 @@ def examine(
         config: Configuration to check.
         costs: Costs of the checks to run.
         target: The platform, for example `vertex`; empty for a run on this machine.
-        settings: Project, region, bucket and images. Without a target, only the region counts, for the price.
+        settings: Project, region, bucket and images. Without a target, only the region is used, for prices.
         workspace: Folder for runs on this machine.
         context: kubectl context of Kubeflow's cluster; empty skips the checks of the cluster.
 
@@ -102,8 +102,9 @@ class ConfigChecks:
     Args:
         config: Configuration to check, already read.
         workspace: Folder for runs, which may hold the champion; None for a run on a platform.
-        target: The platform; empty for a run on this machine, with the prices of the first platform that has a machine.
-        region: Region of the settings, for the price.
+        target: The platform; empty for a run on this machine. Prices are then those of the first platform that offers a
+            machine.
+        region: Region from the settings, for prices.
     """
 
     def __init__(self, config: Config, workspace: Path | None, target: str, region: str) -> None:

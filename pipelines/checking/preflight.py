@@ -94,7 +94,7 @@ def preflight(
         like: Footprint of another training, which sets the numbers of examples; the available data are a sample.
         targets: Platforms whose prices are used for each machine: `vertex`, `kubeflow`.
         planned: Expected size of the training data, of which the available data are a sample.
-        region: Region of the settings; see `paid_on`.
+        region: Region from the settings; see `paid_on`.
 
     Raises:
         InputError: If the configuration, its data or its model cannot be used, or the TPU compiler is not installed.

@@ -237,14 +237,14 @@ def training_timeout(config: Config, machine: MachineSpec, target: str) -> Train
 def paid_on(config: Config, machine: MachineSpec, target: str, region: str = "") -> PaidMachine:
     """Return a machine with the target's price, and the training's time limit and number of attempts.
 
-    Every command that shows a price gets it from here, so that all of them show the price of the same region.
+    All commands get their prices from this function, so they all show the price of the same region.
 
     Args:
         config: Configuration of the training.
         machine: The machine.
         target: The platform, for example `vertex`.
-        region: Region of the settings, in which Vertex AI trains on a machine that has no region of its own. Ignored if
-            it does not train on the machine.
+        region: Region from the settings, which Vertex AI uses for a machine without its own region. Ignored if the
+            machine is not available there.
 
     Raises:
         InputError: If the target does not offer the machine.
@@ -263,7 +263,7 @@ def paid_on(config: Config, machine: MachineSpec, target: str, region: str = "")
 
 
 def on_machine(config: Config, machine: MachineSpec, target: str = VERTEX, region: str = "") -> Config:
-    """Return the configuration with another machine; preflight then uses this machine and the price of `paid_on`.
+    """Return the configuration with another machine; preflight then uses this machine, with the price from `paid_on`.
 
     Raises:
         InputError: If the machine does not run the training's backend.

@@ -105,7 +105,7 @@ def data_version(listing: Listing, memo: Path) -> str:
     """Return the fingerprint of a source's content, cached in `memo` until a file's size or time changes.
 
     Raises:
-        InputError: If a file changes meanwhile.
+        InputError: If a file changes while the content is read.
     """
     key = listing.stat_digest()
     path = memo / f"{key}.txt"

@@ -52,7 +52,7 @@ def training_pipeline(
         on_machines: Components of the steps that run on a TPU or GPU, by step; they include the request for it.
         cache_keys: Cache key of each step in a local run. Without them the platform computes the keys, and an
             additional step lists the source in every run.
-        data_version: In a local run, the `source_version` of the data that `cache_keys` are made of.
+        data_version: In a local run, the `source_version` of the data that `cache_keys` are computed from.
         lineage: Facts about the run for the registry, in addition to the artifacts' metadata.
         place: Sets the platform-specific options of a step's task, and returns the task.
         estimated_timeout: Whether the time limit of the training is preflight's estimate, if there is preflight.
@@ -88,18 +88,18 @@ def training_pipeline(
         if not cache_keys:
             listed = apply(list_source(source=source, data=data), resources_of(config, "create_tfrecords"))
             version = place("create_tfrecords", listed).set_caching_options(False).output
-        asked = {"source": source, "data": data, "data_version": version}
+        inputs = {"source": source, "data": data, "data_version": version}
         if config.data.engine == FAN_OUT:
-            planned = add("create_tfrecords", plan_parts, is_last=False, **asked).outputs["planned"]
+            planned = add("create_tfrecords", plan_parts, is_last=False, **inputs).outputs["planned"]
             with dsl.ParallelFor(list(range(config.data.engine_tasks)), name="ranges") as number:
                 written = add(
-                    "create_tfrecords", write_parts, is_last=False, planned=planned, number=number, **asked
+                    "create_tfrecords", write_parts, is_last=False, planned=planned, number=number, **inputs
                 ).outputs["parts"]
             # Vertex AI collects artifacts (https://github.com/kubeflow/pipelines/issues/3412), Kubeflow Pipelines from
             # 2.14 on (its CHANGELOG.md, pull request 11725).
-            writing = add("create_tfrecords", merge_parts, planned=planned, parts=dsl.Collected(written), **asked)
+            writing = add("create_tfrecords", merge_parts, planned=planned, parts=dsl.Collected(written), **inputs)
         elif config.data.engine == BEAM:
-            writing = add("create_tfrecords", write_with_beam, **asked)
+            writing = add("create_tfrecords", write_with_beam, **inputs)
         else:
             writing = add("create_tfrecords", create_tfrecords, source=source, data_version=version, **data)
         records = writing.outputs["records"]

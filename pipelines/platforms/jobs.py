@@ -103,7 +103,7 @@ class Submission:
     @property
     def passed_gate(self) -> bool:
         """Whether the model has passed the gate."""
-        return self._has_done("export_model", "mark_promoted")  # The second runs if nothing is exported.
+        return self._has_done("export_model", "mark_promoted")  # `mark_promoted` runs if nothing is exported.
 
     @property
     def promoted(self) -> bool:
@@ -112,7 +112,7 @@ class Submission:
 
     @property
     def result(self) -> str:
-        """The run's result: `promoted`, `passed` or `not promoted`; the state of a run that has not succeeded."""
+        """The run's result: `promoted`, `passed` or `not promoted`; the run's state if it has not succeeded."""
         is_rejected = self.state is State.SUCCEEDED and not self.passed_gate
         return result_of(State.REJECTED if is_rejected else self.state, self.promoted)
 

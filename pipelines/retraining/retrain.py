@@ -89,9 +89,9 @@ class RunDecision:
         changed: Changes before the decision: any of `data`, `configuration` and `code`.
         reason: Reasons as text.
         run: Job or folder of the run. Until a run is started, that of the last run; empty if there is none.
-        outcome: `promoted`; `passed` if the gate passed the model and the run has no registry; `not promoted`; or the
+        outcome: `promoted`; `passed` if the model passed the gate but the run has no registry; `not promoted`; or the
             state of a run without a result. `started` for a local run that is running or was killed. Empty until a run
-            is started.
+            starts.
         machine: Machine of the training; empty for a local run.
         training_hours: Hours that the training had its machine, or waited for it; 0 for a run that existed before.
         usd: Price of these hours in US dollars; None if unknown or free.

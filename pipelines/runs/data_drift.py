@@ -59,7 +59,7 @@ def find_drift(config: Config, settings: Settings | None = None) -> Drift:
         return Drift(True, f"{origin.name} keeps no sketch of its data, so that nobody can say whether they drifted")
     before = sketch_of(origin)
     data = config.data
-    if before.kind == TEXT:  # Words are comparable if the same rule divides the texts.
+    if before.kind == TEXT:  # Words are comparable only if both data sets use the same tokenization.
         data = dataclasses.replace(data, tokenization=before.words_rule)
     sample = sketch_sample(data)
     shifts = [shift for shift in find_shifts(sample, before) if shift.drifted]

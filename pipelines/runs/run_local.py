@@ -151,10 +151,10 @@ def _without_missing_compiler(config: Config) -> Config:
 
 
 def _priced_like_a_submission(config: Config) -> Config:
-    """Return the configuration with the price of its machine that `submit` shows, in the region of the settings."""
+    """Return the configuration with the price that `submit` shows for its machine, in the region of the settings."""
     if config.machine is None or config.preflight is None:
         return config
-    region = os.environ.get(variable("region"), "")  # A run here needs no other setting, so no other is checked.
+    region = os.environ.get(variable("region"), "")  # A local run needs no other setting, so do not check the others.
     return on_machine(config, config.machine, config.preflight.paid.target, region)
 
 
@@ -213,7 +213,7 @@ class _LocalRun:
         self, config: Config, data: str, source: str, run_dir: Path, cache_dir: Path, force: bool = False
     ) -> None:
         self._config, self._run_dir, self._cache_dir = config, run_dir, cache_dir
-        self._source = source  # `source_version` of the data that the fingerprint `data` is of.
+        self._source = source  # `source_version` of the data whose fingerprint is `data`.
         self._cache = StepCache(cache_dir)
         # The last process of an interrupted run may still write into its folder.
         self._earlier = set(cache_dir.glob("training-pipeline-*"))

@@ -20,7 +20,7 @@ from tpu_pipelines.checking.workspace import SUMMARY_FILE
 
 # Fields that are None if a run lacks the step; the file has an empty mapping instead.
 _OF_STEPS = ("preflight", "export", "deployment")
-# Defaults that a model replaces if it is compiled.
+# Defaults that a compiled model replaces.
 _REPLACEABLE = {name: getattr(TrainParams, name) for name in ("optimizer", "learning_rate", "loss")}
 _HEADLINES = (
     "bits_per_character",
@@ -36,7 +36,7 @@ _HEADLINES = (
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel(JsonFile, name=MODEL_FILE, what="the description of a model", step="the pipeline"):
-    """The part of `model.json`, of any version, that pages and lists of runs read."""
+    """The fields of `model.json` that reports and lists of runs use; any version of the file has them."""
 
     training: Mapping[str, Any]
     dataset_fingerprint: str
@@ -128,10 +128,10 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
 
 
 def as_trained(summary: Summary, run_dir: Path) -> Summary:
-    """Return a run's summary whose section `training` has the hyper-parameters that the training used.
+    """Return a run's summary with the hyper-parameters that training actually used in its section `training`.
 
-    A model may bring its own optimizer, learning rate and loss, and the device decides the precision. If the run has no
-    model, its configuration does not tell whether defaults of these would have been used, and they are left out.
+    A model may have its own optimizer, learning rate and loss, and the precision depends on the device. Without a
+    trained model, it is unknown whether the defaults of these would have been used, so they are left out.
 
     Args:
         summary: The summary.

@@ -59,7 +59,7 @@ _BY_SUFFIX = {**_TABLES, ".npz": "npz", ".txt": "corpus", **_OF_MANY}
 _IMBALANCE = 10  # Training balances classes if the largest has more than this many times the smallest.
 _SEARCHED_FILES = 1_000
 _LOOKED_AT = 500
-_LEARNED_FROM = 5_000  # Training texts; the words of fewer texts would leave out too many of a language.
+_LEARNED_FROM = 5_000  # Training texts for the vocabulary; fewer would lack too many words of a language.
 _LOOK_SECONDS = 10.0
 _SHOWN = 5
 _MOST_LEVELS = 20  # Numeric labels with more different values are treated as a regression.
@@ -85,7 +85,7 @@ class DataOverview(Displayed):
             of a table without a label or a word, and files that are missing or empty.
         num_inputs: Number of all inputs, usable or not.
         class_splits: Number of examples by class or label, for each split.
-        warnings: Warnings about texts whose words are mostly unknown, one for each such split.
+        warnings: Warnings about splits whose words are mostly unknown, one for each of these splits.
     """
 
     params: WriteParams
@@ -140,14 +140,14 @@ class DataOverview(Displayed):
         return [*self.facts(), *self.remarks()]
 
     def remarks(self) -> list[str]:
-        """Return messages about what the source left out or assumed, unknown words, and unusable examples."""
-        told = [*self.notes, *self.warnings]
+        """Return messages about inputs that were left out, assumptions, unknown words and unusable examples."""
+        messages = [*self.notes, *self.warnings]
         parts = [(self.unusable, f"{self.num_inputs:,} cannot be used")]
         parts += [(self.damaged, f"{self.num_looked_at:,} that were read are damaged")]
         for bad, what in parts:
             some = "; ".join(f"{name}: {reason}" for name, reason in list(bad.items())[:_SHOWN])
-            told += [f"{len(bad):,} of {what}: {some}"] if bad else []
-        return told
+            messages += [f"{len(bad):,} of {what}: {some}"] if bad else []
+        return messages
 
     def facts(self) -> list[str]:
         """Return lines with the number of examples, and with their classes and sizes."""
@@ -217,12 +217,12 @@ def source_of(place: str, kind: str = "") -> str:
 
 
 class Guess(NamedTuple):
-    """A task for data, from their labels.
+    """A task that was guessed from the labels of the data.
 
     Attributes:
         params: Parameters to read the data, with the task.
         listing: The examples; None if they must be listed with `params`.
-        reason: Why the task was chosen, as a message to the user; empty if the labels were not looked at.
+        reason: Message to the user that says why the task was chosen; empty if the labels were not examined.
     """
 
     params: WriteParams
@@ -231,9 +231,9 @@ class Guess(NamedTuple):
 
 
 def guess_task(params: WriteParams) -> Guess:
-    """Guess the task of data by their labels: `cat|dog` is multi-label, and numbers with a fraction are a regression.
+    """Guess the task from the labels: `cat|dog` is multi-label, and numbers with a fraction are a regression.
 
-    A few different whole numbers are classes, also if they are written as `1.0`.
+    A few different whole numbers are classes, even if they are written as `1.0`.
 
     Raises:
         InputError: If the source cannot be listed.
@@ -252,12 +252,12 @@ def guess_task(params: WriteParams) -> Guess:
             return numeric
         raise
     names = listing.class_names
-    # In an annotation tool's export, several labels are a list, and `|` is part of a name.
+    # Exports of annotation tools have lists for several labels, so `|` is part of a name there.
     if split_source(params.source)[0] == "csv" and any("|" in name for name in names):
         return Guess(several, None, "the task is multi_label: '|' separates the labels in a cell")
     if not params.class_names and _have_decimal_commas(numbers, names):
         return numeric
-    advice = "; data.task=classification makes each a class"
+    advice = "; data.task=classification makes each number a class"
     if not params.class_names and len(names) > _MOST_LEVELS and _are_numbers(names):
         return Guess(numbers, None, f"the task is regression: the labels are {len(names):,} different numbers{advice}")
     reason = f"the task is classification: the labels are {len(names):,} names"
@@ -288,7 +288,7 @@ def _are_numbers(names: tuple[str, ...]) -> bool:
 
 
 def _has_fractions(params: WriteParams) -> bool:
-    """Return whether the targets of a regression can be read, and some of them have a fraction."""
+    """Return whether the labels can be read as regression targets, and some have a fraction."""
     with contextlib.suppress(InputError):
         labels = list_examples(params).labels
         return bool((labels != np.floor(labels)).any())
@@ -296,7 +296,7 @@ def _has_fractions(params: WriteParams) -> bool:
 
 
 def _have_decimal_commas(params: WriteParams, names: tuple[str, ...]) -> bool:
-    """Return whether labels such as `80,50` are numbers of a regression, and not several labels."""
+    """Return whether labels such as `80,50` are numbers with a decimal comma, and not several labels."""
     return any(map(has_decimal_comma, names)) and _has_fractions(params)
 
 
@@ -358,7 +358,7 @@ def _count_classes(listing: Listing, params: WriteParams, some: Any = slice(None
 
 
 def _read_some(overview: DataOverview, plan: DatasetPlan) -> DataOverview:
-    """Add sizes, lengths, damaged examples and warnings, from random examples of every split, within 10 seconds."""
+    """Add sizes, lengths, damaged examples and warnings from random examples of every split, within 10 seconds."""
     rule = find_tokenization(plan.params.tokenization)
     until, listing = time.monotonic() + _LOOK_SECONDS, plan.listing
     examples = np.concatenate([indices[:: max(1, len(indices) // _LOOKED_AT)] for indices in plan.order.values()])
@@ -395,9 +395,9 @@ def _read_some(overview: DataOverview, plan: DatasetPlan) -> DataOverview:
 
 
 def _warn_of_unknown(plan: DatasetPlan, until: float) -> Iterator[str]:
-    """Yield a warning for each held-out split whose words are mostly unknown, by some of its texts.
+    """Yield a warning for each held-out split whose words are mostly unknown, judged by a sample of its texts.
 
-    The vocabulary is that of the first training texts.
+    The vocabulary comes from the first training texts.
 
     Args:
         plan: Plan of a data set of texts.

@@ -1,7 +1,7 @@
-"""Writes names in one Unicode form, so that names that look equal are equal.
+"""Unicode forms of names, so that names that look equal compare equal.
 
-A name such as `Café` has two forms: NFC, with one code point for `é`, and NFD, with `e` and an accent. macOS writes the
-names of files in NFD, and most other programs write NFC: https://unicode.org/reports/tr15/.
+A name such as `Café` has two forms: NFC, with one code point for `é`, and NFD, with `e` and a combining accent. macOS
+writes file names in NFD, and most other programs write NFC: https://unicode.org/reports/tr15/.
 """
 
 import unicodedata
@@ -30,7 +30,7 @@ def other_forms(name: str) -> list[str]:
 
 
 def by_nfc(names: Iterable[str]) -> dict[str, str]:
-    """Return {name in NFC: the first of the names with this form}."""
+    """Return {name in NFC: the first name that has this NFC form}."""
     first: dict[str, str] = {}
     for name in names:
         first.setdefault(as_nfc(name), name)

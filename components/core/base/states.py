@@ -55,7 +55,7 @@ class Status(enum.StrEnum):
     UNKNOWN = "unknown"  # The check could not be made.
 
 
-# Results of a run's model: it was registered, it passed the gate of a run without a registry, or the gate said no.
+# Results of a run: its model was registered, its model passed the gate but there is no registry, or the gate said no.
 PROMOTED, PASSED, NOT_PROMOTED = "promoted", "passed", "not promoted"
 COLOURS = {
     State.SUCCEEDED: "green",
@@ -68,11 +68,11 @@ COLOURS = {
     State.FAILED: "red",
     Status.ERROR: "red",
 }
-LOOKS = {PROMOTED: "good", PASSED: "good", State.FAILED: "bad"}  # How pages show a result.
+LOOKS = {PROMOTED: "good", PASSED: "good", State.FAILED: "bad"}  # Style of a result on pages.
 
 
 def result_of(state: str, is_registered: bool = False) -> str:
-    """Return the result of a run: `promoted`, `passed`, `not promoted`, or the state of a run without a result.
+    """Return the result of a run: `promoted`, `passed` or `not promoted`, or its state if it has no result.
 
     Args:
         state: State of the run.

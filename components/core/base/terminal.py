@@ -7,9 +7,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
-# C0 without tab and line feed, DEL, C1, line separators, bidirectional controls, lone surrogates, as in file names that
-# are not UTF-8, and characters that cannot be seen, by which names that look equal may differ. U+200C and U+200D are
-# not among them: they shape Persian and Indic words and emoji.
+# C0 controls except tab and line feed, DEL, C1 controls, line separators, bidirectional controls, lone surrogates (from
+# file names that are not UTF-8), and invisible characters, which can make different names look equal. U+200C and U+200D
+# are left out, because they shape Persian and Indic words and emoji.
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ud800-\udfff"
     "\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
@@ -20,7 +20,7 @@ _COMMANDS = re.compile(r"(?m)^(?P<indent>\s*):(?=:)|#(?=#\[)")
 
 
 def visible(text: str) -> str:
-    r"""Return the text with control characters and characters that cannot be seen escaped, for a page or a terminal.
+    r"""Return the text with control characters and invisible characters escaped, for a page or a terminal.
 
     Example:
         >>> visible("cat\u202e\ufeff")

@@ -21,7 +21,7 @@ from tpu_components.core.examples.interface import MULTI_LABEL
 CLASSES, SINGLE_CLASS, COMMON_WORDS, SET_ASIDE = "classes", "single class", "common words", "set aside"
 _WORDS, _LABELS = "words", "labels"  # Names of distributions: words per text, labels per example.
 _OF_ITS_OWN = ("unknown_share",)  # Not comparable: it depends on the data set's own vocabulary.
-_OF_WORDS = (_WORDS, "word_length")  # Not comparable if texts were divided by different rules.
+_OF_WORDS = (_WORDS, "word_length")  # Not comparable if the data sets use different tokenizations.
 _DISTANCE = "largest distance of the shares up to a value"
 _MOVED = "share of the examples that would have to be of another class"
 _HAVE = "difference of the shares of the examples that have a class"
@@ -178,7 +178,7 @@ def _figures(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 
 def _count_by_name(data: DataSketch) -> Counter[str]:
-    """Return the number of examples by class; earlier versions kept names as the source had them."""
+    """Return the number of examples by class name; sketches of earlier versions have names that are not normalized."""
     counts = Counter[str]()
     for name, count in data.class_counts.items():
         counts[class_name(name)] += count

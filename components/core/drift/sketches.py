@@ -56,8 +56,7 @@ class DataSketch:
         num_training: Number of training examples.
         common_words: Counts of the most frequent words of the training examples, as in `Manifest`.
         independence: Effective sample size divided by the number of examples, by name of the distribution; see `Split`.
-        tokenization: Rule that divided texts into words; empty for images. Older files do not have it; their rule is
-            `words`.
+        tokenization: Rule that split the texts into words. Empty for images, and in older files, whose rule is `words`.
     """
 
     source: str
@@ -76,11 +75,11 @@ class DataSketch:
 
     @property
     def words_rule(self) -> str:
-        """Rule that divided texts into words."""
+        """Rule that split the texts into words; `words` if the file does not name one."""
         return self.tokenization or WORDS
 
     def divides_like(self, other: Self) -> bool:
-        """Return whether words are comparable: by one rule, or in ASCII characters, which all rules treat alike."""
+        """Return whether words are comparable: they have the same rule, or are ASCII, which all rules treat alike."""
         words = "".join((*self.common_words, *other.common_words))
         return self.words_rule == other.words_rule or words.isascii()
 

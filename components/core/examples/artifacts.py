@@ -287,10 +287,10 @@ def file_sha256(path: Path) -> str:
 
 
 def learning_rates(training: Mapping[str, Any]) -> str:
-    """Return the peak learning rates of a training's stages for one replica, as text; empty if they are unknown.
+    """Return the peak learning rate for one replica of each training stage, as text; empty if unknown.
 
     Args:
-        training: Section `training` of `model.json` or of a configuration, of any version.
+        training: Section `training` of a `model.json` or a configuration, from any version.
 
     Example:
         >>> learning_rates({"learning_rate": 0.001, "stages": [{"learning_rate": 0.0}, {"learning_rate": 1e-05}]})
@@ -313,8 +313,8 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
         input: Input that the model takes; see `Manifest`.
         task: Task of the model; see `Manifest`.
         dataset_fingerprint: Fingerprint of the data set that the model was trained on.
-        training: Facts of the training, among them examples seen, epochs and the best epoch, and its hyper-parameters:
-            those that it used, also if they come with the model and not from the configuration.
+        training: Facts about the training, such as examples seen, epochs and the best epoch, and the hyper-parameters
+            that it used, whether they come from the model or from the configuration.
         digests: SHA-256 of the architecture and of the best weights, by file name; empty in older files.
     """
 

@@ -1,8 +1,8 @@
-"""Classes of non-ASCII characters in Unicode 14.0, which tell how texts are divided into tokens; see `text`.
+"""Classes of non-ASCII characters in Unicode 14.0, which define how texts are split into tokens; see `text`.
 
-They are constants, because the categories of `unicodedata` change with the version of Python, and those of TensorFlow
-with its version: a model must read a text in the same way on every machine. A list has hexadecimal code points, and
-ranges with both ends included. Ranges are joined across unassigned code points, most of which will belong to the same
+They are constants, because the categories in `unicodedata` change with the Python version, and those in TensorFlow with
+its version, but a model must read a text in the same way on every machine. Each list has hexadecimal code points and
+inclusive ranges. Ranges are joined across unassigned code points, most of which will belong to the same
 class. `tests/components/core/examples/test_text.py` compares the lists with the Unicode Character Database.
 """
 
@@ -54,15 +54,15 @@ e01-e30 e32-e33 e40-e46 e81-eb0 eb2-eb3 ebd-ec6 edc-edf 1000-102a 103f 1050-1055
 30a1-30fa 30fc-312f 31a0-31bf 31f0-31ff 3400-4dbf 4e00-9fff a9e0-a9e4 a9e6-a9ef a9fa-a9fe aa60-aa76 aa7a
 aa7e-aa7f f900-fad9 ff66-ff9f 1aff0-1b167 20000-2fffd 30000-3fffd
 """
-# Combining marks of these scripts, which stay with the character before them.
+# Combining marks of these scripts, which belong to the token of the preceding character.
 MARKS_WITHOUT_SPACES = """
 e31 e34-e3a e47-e4e eb1 eb4-ebc ec8-ecd 102b-103e 1056-1059 105e-1060 1062-1064 1067-106d 1071-1074 1082-108d
 108f 109a-109d 17b4-17d3 17dd 302a-302f 3099-309a a9e5 aa7b-aa7d
 """
-# Typographic apostrophes and full-width letters and digits, and after the colon the distance to the ASCII character.
+# Typographic apostrophes and full-width letters and digits; after the colon, the offset of the ASCII character.
 ASCII_VARIANTS = "2019:-1ff2 ff07:-fee0 ff10-ff19:-fee0 ff21-ff3a:-fec0 ff41-ff5a:-fee0"
-# Upper-case letters, and after the colon the distance to the lower-case letter; `/2` is every other code point. One
-# letter becomes one letter, whatever is beside it: İ becomes i, and both lower-case forms of the Greek sigma are equal.
+# Upper-case letters; after the colon, the offset of the lower-case letter. `/2` means every other code point. Each
+# letter becomes one letter, whatever its neighbours: İ becomes i, and both lower-case forms of the Greek sigma are one.
 CAPITALS = """
 c0-d6:20 d8-de:20 100-12e/2:1 130:-c7 132-136/2:1 139-147/2:1 14a-176/2:1 178:-79 179-17d/2:1 181:d2
 182-184/2:1 186:ce 187:1 189-18a:cd 18b:1 18e:4f 18f:ca 190:cb 191:1 193:cd 194:cf 196:d3 197:d1 198:1 19c:d3
@@ -99,7 +99,7 @@ def parse_ranges(ranges: str) -> Iterator[range]:
 
 
 def as_class(ranges: str) -> str:
-    r"""Return the ranges of a list for a character class of a regular expression, for Python and for RE2.
+    r"""Convert a list to the content of a regular expression's character class, for Python and for RE2.
 
     Example:
         >>> print(as_class("a1 1f600-1f64f"))
@@ -111,7 +111,7 @@ def as_class(ranges: str) -> str:
 
 
 def parse_replacements(runs: str) -> dict[int, int]:
-    """Return the code point that replaces each code point of a list such as `CAPITALS`.
+    """Parse a list such as `CAPITALS` to {code point: the code point that replaces it}.
 
     Example:
         >>> parse_replacements("c0-c1:20 100-102/2:1 130:-c7")

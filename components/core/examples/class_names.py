@@ -1,13 +1,13 @@
-"""One rule for the names of classes, whatever the source, and for the values that stand for a missing label.
+"""Rules for class names and missing labels, the same for every source.
 
-Names of classes are texts without surrounding spaces, in Unicode's NFC. A whole number that is written with a decimal
-point is that whole number: `1.0`, which pandas writes once a cell of the column was empty, is the class `1`. All other
-texts stay as they are, for example `007`, `1e3` and `1.5`.
+Class names are texts in Unicode NFC, without surrounding spaces. A whole number loses its decimal point: `1.0`, which
+pandas writes for `1` if a cell of the column is empty, is the class `1`. All other texts stay as they are, for example
+`007`, `1e3` and `1.5`.
 
-A label is missing if it is empty, null, or a text that libraries write in its place: `nan` in any case, `<NA>`, `NaT`
-and `#N/A`. Texts that people use as names are classes: `None`, `NA`, `null`. `-1` is a class too, unless the source
-defines it as missing, as Hugging Face does for its class labels. `data.class_names` overrides this: a listed name is a
-class, and `-1` is missing if it is not listed.
+A label is missing if it is empty, null, or a text that libraries write for a missing value: `nan` in any case, `<NA>`,
+`NaT` and `#N/A`. `None`, `NA` and `null` are classes, because people use them as names. `-1` is a class too, unless the
+source defines it as missing, as Hugging Face does for its class labels. `data.class_names` overrides these rules: a
+listed name is a class, and `-1` is missing if it is not listed.
 """
 
 import math
@@ -37,7 +37,7 @@ _WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))\.0*")
 
 
 def class_name(text: str) -> str:
-    r"""Return the name of the class of a label.
+    r"""Return the class name for a label's text.
 
     Example:
         >>> [class_name(text) for text in (" cat ", "1.0", "-0.0", "007.0", "1.5")]
@@ -52,7 +52,7 @@ def class_name(text: str) -> str:
 
 
 def text_of(value: Any) -> str | None:
-    r"""Return the text of a label from a table or a record; None for a missing label.
+    r"""Convert a label from a table or a record to text; None for a missing label.
 
     Raises:
         UnicodeDecodeError: If bytes are not UTF-8.
@@ -92,10 +92,10 @@ def missing_labels(class_names: Collection[str] = ()) -> frozenset[str]:
 
 
 def notes_on(class_names: Sequence[str]) -> list[str]:
-    """Return notes on names that may not be meant as classes, or not as different ones.
+    """Return notes on class names that look like missing labels, or like different spellings of one class.
 
     Args:
-        class_names: Names of the classes that occur, from `class_name`.
+        class_names: Names of the classes in the data, from `class_name`.
     """
     by_look: dict[str, list[str]] = {}
     for name in class_names:
@@ -103,7 +103,7 @@ def notes_on(class_names: Sequence[str]) -> list[str]:
     notes = [_note_on_alike(names) for names in by_look.values() if len(names) > 1]
     if placeholders := [name for name in class_names if name.lower() in _OFTEN_MISSING]:
         notes.append(
-            f"{_listed(placeholders)} is taken for a class: if it stands for a missing label, leave the label empty"
+            f"{_listed(placeholders)} is treated as a class: if it means a missing label, leave the label empty"
         )
     if controls := [name for name in class_names if any(map(_is_control, name))]:
         shown = ", ".join(map(ascii, controls[:_SHOWN]))
@@ -112,7 +112,7 @@ def notes_on(class_names: Sequence[str]) -> list[str]:
     negative = [name for name in numbers if name.startswith("-")]
     if negative == [_UNLABELLED] and "0" in numbers:
         notes.append(
-            f"{_UNLABELLED!r} is taken for a class: if it stands for a missing label, list the classes without it in "
+            f"{_UNLABELLED!r} is treated as a class: if it means a missing label, list the classes without it in "
             "data.class_names"
         )
     return notes
@@ -160,7 +160,7 @@ def _visible(name: str) -> str:
 
 
 def advise_on_order(task: str, names: Sequence[str], others: Sequence[str]) -> str:
-    """Return advice, to end a message, if a model has the classes of the data in another order; otherwise "".
+    """Return advice to append to a message if a model has the data's classes in another order; otherwise "".
 
     Args:
         task: Task of the model.
@@ -170,14 +170,14 @@ def advise_on_order(task: str, names: Sequence[str], others: Sequence[str]) -> s
     same = task != LANGUAGE_MODEL and sorted(map(class_name, names)) == sorted(map(class_name, others))
     if not same or are_same(task, names, others):
         return ""
-    return f" (the same classes in another order, which data.class_names={[class_name(name) for name in names]} sets)"
+    return f" (the classes are the same in another order: set data.class_names={[class_name(name) for name in names]})"
 
 
 def are_same(task: str, names: Sequence[str], others: Sequence[str]) -> bool:
     r"""Return whether two lists name the same classes in the same order.
 
-    Earlier versions kept names as the source had them: in any Unicode form, and `1.0` beside `1`. The names of a
-    language model are characters, and are compared as they are.
+    Names from earlier versions are not normalized: they may be in any Unicode form, and `1.0` and `1` may differ. The
+    names of a language model are characters, and are compared as they are.
 
     Example:
         >>> are_same("classification", ["Cafe\u0301", "1.0"], ["Caf\u00e9", "1"])

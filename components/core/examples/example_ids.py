@@ -1,22 +1,22 @@
-"""IDs of examples, by which test sets, training sets and retired examples are recognized.
+"""Example IDs, which identify the examples of test sets, training sets and retired test sets.
 
-An ID is the first eight bytes of a BLAKE2b hash of what the source holds, before any conversion. So it is the same with
-any settings of the records (image_size, channels, encoding, vocabulary …) and any version of a library:
+An ID is the first eight bytes of a BLAKE2b hash of the source data, before any conversion. It does not depend on the
+settings of the records (image_size, channels, encoding, vocabulary …) or on the versions of libraries:
 
 - images in arrays, and lossless image files (PNG, BMP, GIF, PPM, TIFF, lossless WebP): their shape and pixels, neither
   rotated nor converted; see `images.original_pixels`
 - JPEG and other lossy image files: the bytes of the file
-- texts: the text in Unicode's form NFC, without a byte-order mark, with single spaces between its parts
+- texts: the text in Unicode NFC, without a byte-order mark, with single spaces between its words
 
-That is scheme 2. Scheme 1, of earlier versions, hashed what was stored in the record, so that other settings gave other
-IDs. Records keep both: files of earlier versions have only IDs of scheme 1, and equal hashes of scheme 1 show which
-examples are copies.
+This is scheme 2. Scheme 1, from earlier versions, hashed the content of the record, so the IDs depended on the
+settings. Records store both IDs: files from earlier versions have only IDs of scheme 1, and equal IDs of scheme 1 show
+which examples are copies.
 
 records/examples.npz     for each split, in stored order: IDs, ID_TYPE[num_examples], and whether each example has a
                          copy in training, bool[num_examples]
 model/trained_on.npy     IDs of the training examples, each once, ID_TYPE[…]
 
-In files of earlier versions the IDs are uint64[…] of scheme 1.
+In files from earlier versions, the IDs are uint64[…] of scheme 1.
 """
 
 import functools
@@ -35,7 +35,7 @@ from tpu_components.core.files.unpacking import read_arrays
 
 _HASH_BYTES = 8
 HASH_TYPE = np.dtype("<u8")  # A million different examples have a collision with probability 3e-8.
-# The ID of an example by each scheme; 0 if it is unknown, as that of scheme 2 is in a file of an earlier version.
+# The ID of an example in each scheme; 0 if unknown, as for scheme 2 in files from earlier versions.
 ID_TYPE = np.dtype([("scheme1", HASH_TYPE), ("scheme2", HASH_TYPE)])
 EXAMPLES_FILE = "examples.npz"
 TRAINED_ON_FILE = "trained_on.npy"
@@ -55,7 +55,7 @@ def identify_each(contents: Iterable[Any]) -> np.ndarray:
 
 
 def identify_pixels(pixels: np.ndarray, known: bytes | None = None) -> bytes:
-    """Return the ID of an image by its pixels and shape.
+    """Return the ID of an image, from its pixels and shape.
 
     Args:
         pixels: uint8 or uint16 [height, width, channels].
@@ -65,12 +65,17 @@ def identify_pixels(pixels: np.ndarray, known: bytes | None = None) -> bytes:
 
 
 def identify_bands(bands: Iterable[np.ndarray]) -> bytes | None:
-    """Return the ID of an image, as `identify_pixels` does, by its bands of rows from top to bottom; None without any.
+    """Return the ID of an image that is read in bands of rows; equal to `identify_pixels` of the whole image.
 
     Args:
-        bands: uint8 or uint16 [rows, width, channels] each.
+        bands: Bands from top to bottom, each uint8 or uint16 [rows, width, channels].
+
+    Returns:
+        The ID; None if there are no bands.
     """
-    hasher, num_rows, last = hashlib.blake2b(digest_size=_HASH_BYTES), 0, None
+    hasher = hashlib.blake2b(digest_size=_HASH_BYTES)
+    num_rows = 0
+    last = None
     for last in bands:
         hasher.update(np.ascontiguousarray(last).data)
         num_rows += len(last)
@@ -80,7 +85,7 @@ def identify_bands(bands: Iterable[np.ndarray]) -> bytes | None:
 
 
 def _with_shape(digest: bytes, dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Return a hash that also depends on the shape of the pixels. A second hash of both would take longer."""
+    """Combine a hash of pixels with their shape. Hashing both again would take longer."""
     return (int.from_bytes(digest) ^ _hash_shape(dtype, shape)).to_bytes(_HASH_BYTES)
 
 
@@ -90,7 +95,7 @@ def _hash_shape(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def identify_text(content: bytes, known: bytes | None = None) -> bytes:
-    r"""Return the ID of a text in UTF-8.
+    r"""Return the ID of a UTF-8 text.
 
     Args:
         content: The text.
@@ -104,22 +109,22 @@ def identify_text(content: bytes, known: bytes | None = None) -> bytes:
         text = as_nfc(content.decode().removeprefix(_BYTE_ORDER_MARK))
         return identify(" ".join(text.split()).encode())
     spaced = content.translate(_SPACES_OF_ASCII)
-    # Most texts have single spaces already. Splitting the others takes most of the time.
+    # Most texts already have single spaces. Splitting the others takes most of the time.
     if spaced != content or b"  " in spaced or spaced[:1] == b" " or spaced[-1:] == b" ":
         return identify(b" ".join(spaced.split()))
     return known or identify(content)
 
 
 def as_ids(array: np.ndarray) -> np.ndarray:
-    """Return the IDs in an array that was read from a file, ID_TYPE[…]; an array of uint64 has IDs of scheme 1.
+    """Convert an array from a file to IDs, ID_TYPE[…]; a uint64 array has IDs of scheme 1.
 
     Raises:
-        ValueError: If the array holds something else, for example IDs of a later scheme.
+        ValueError: If the array has another type or shape, for example IDs of a later scheme.
     """
     if array.ndim == 1 and array.dtype == ID_TYPE:
         return array
     if array.ndim != 1 or array.dtype != HASH_TYPE:
-        raise ValueError(f"an array of {array.dtype}{list(array.shape)} in place of IDs of the schemes 1 and 2")
+        raise ValueError(f"an array of {array.dtype}{list(array.shape)} instead of IDs of schemes 1 and 2")
     ids = np.zeros(len(array), ID_TYPE)
     ids["scheme1"] = array
     return ids
@@ -128,7 +133,7 @@ def as_ids(array: np.ndarray) -> np.ndarray:
 def are_among(ids: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Return whether each example is among others, bool[len(ids)]; `ids` and `others` are ID_TYPE[…].
 
-    Two examples are compared by scheme 2, or by scheme 1 if one of them has no ID of scheme 2.
+    Examples are compared by scheme 2, or by scheme 1 if either of them has no ID of scheme 2.
     """
     is_old, is_other_old = ids["scheme2"] == 0, others["scheme2"] == 0
     result = ~is_old & np.isin(ids["scheme2"], others["scheme2"][~is_other_old])
@@ -139,13 +144,13 @@ def are_among(ids: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def join_ids(*parts: np.ndarray) -> np.ndarray:
-    """Return the IDs of all examples of several arrays of ID_TYPE, each example once, sorted."""
+    """Merge arrays of ID_TYPE into one sorted array, with each example once."""
     ids = np.concatenate(parts)
     ids = ids[np.lexsort((ids["scheme1"], ids["scheme2"]))]
     is_new = ids[1:] != ids[:-1]
     ids = ids[np.concatenate([[True], is_new])] if len(ids) else ids
     is_old = ids["scheme2"] == 0
-    # An ID that an earlier version wrote is left out if the same example has IDs of both schemes.
+    # Leave out an ID of only scheme 1 if another entry has both IDs of the same example.
     return ids[~is_old | ~np.isin(ids["scheme1"], ids["scheme1"][~is_old])]
 
 

@@ -32,7 +32,7 @@ _MODES = {1: "L", 3: "RGB"}
 REDUCTIONS = (8, 4, 2)  # Scales that both libjpeg and TensorFlow support.
 _GREY_MODES = ("1", "L", "LA")
 _MOST_SIDE_PIXELS = 1 << 20  # Pillow needs memory for each row, however short.
-_CONVERTED_PIXELS = 1 << 22  # At a time, which bounds the memory for a large image.
+_CONVERTED_PIXELS = 1 << 22  # Converted at a time, to limit the memory for a large image.
 _LOSSLESS_FORMATS = ("PNG", "BMP", "GIF", "PPM")
 _LOSSLESS_IN_TIFF = (
     *("raw", "packbits", "tiff_lzw", "tiff_deflate", "tiff_adobe_deflate", "lzma", "zstd"),
@@ -41,9 +41,9 @@ _LOSSLESS_IN_TIFF = (
 _WEBP_CHUNKS = 12  # Length of a WebP file's header.
 _MODES_OF_8_BITS = ("L", "P", "1", "LA")  # Pillow opens no file of 16 bits per channel in these.
 _MAX_16_BIT_PPM = 65535
-_FEW_LEVELS = 64  # Of 256: what is left of a picture whose values use 14 of 16 bits, or fewer.
+_FEW_LEVELS = 64  # Of 256: what remains of an image whose values use at most 14 of 16 bits.
 _MOST_SAMPLED = 256
-# A flat colour, which a lossy format may change by a few levels; and transparency that has content.
+# Thresholds for one colour, which a lossy format may change by a few levels, and for transparency with content.
 _FLAT, _MOST_FLAT_COLOURS, _VARYING_ALPHA = 8, 256, 64
 # Chunks of a PNG file that do not change the pixels (PNG 3rd edition, section 11.3).
 _PNG_METADATA = (
@@ -107,9 +107,9 @@ class Picture(NamedTuple):
         size: (height, width) as stored in the file, neither resized nor rotated; for TIFF, after rotation.
         was_turned: Whether the image was rotated or mirrored, because of its EXIF orientation.
         jpeg: Color space of a JPEG file, see `jpeg_header`; empty for every other image.
-        has_few_levels: Whether the file has 16 bits per channel, of which so few are used that at most 64 of 256 levels
-            are left.
-        is_only_alpha: Whether the content of the file is in its transparency, and the picture without it is flat.
+        has_few_levels: Whether the file has 16 bits per channel but uses so few of them that at most 64 of 256 levels
+            remain.
+        is_only_alpha: Whether the content is only in the transparency, so that the image without it has one colour.
         loaded: Pillow's image of the file, before any conversion; None for arrays, and for most JPEG files.
         is_original: Whether `pixels` are those of `loaded`, without any conversion.
     """
@@ -125,29 +125,29 @@ class Picture(NamedTuple):
 
     @property
     def losses(self) -> dict[str, int]:
-        """1 for each of `LOSSES` that the image has, otherwise 0, by `Loss.statistic`."""
+        """Whether the image has each of the `LOSSES`, as 0 or 1, by `Loss.statistic`."""
         return {"num_few_levels": int(self.has_few_levels), "num_only_alpha": int(self.is_only_alpha)}
 
 
 class Loss(NamedTuple):
-    """Content that converting an image loses: the name of its count in the statistics, and words for messages."""
+    """A kind of content that an image loses when it is converted: its name in the statistics, and its explanation."""
 
     statistic: str
     explanation: str
 
 
-# Pictures stay as they are: training, predictions and the exported model convert images alike, and a data set keeps its
-# pixels. Scaling each image by its brightest value would make equal values unequal in two images, and whether black or
-# white belongs behind a transparent drawing, only its owner knows. So the loss is reported, and the user converts.
+# Such images are not corrected: training, predictions and the exported model must convert images alike. Scaling each
+# image by its brightest value would make equal values unequal in two images, and only the user knows whether black or
+# white belongs behind a transparent drawing. So the loss is only reported, and the user converts the images.
 LOSSES = (
     Loss(
         "num_few_levels",
-        "images of 16 bits keep at most 64 of 256 grey levels, because only the upper 8 bits are used. If the "
-        "values have 10 or 12 bits, scale all images by one factor and save 8 bits: for 12 bits, value // 16",
+        "16-bit images keep at most 64 of 256 grey levels, because only the upper 8 bits are used. If the values have "
+        "10 or 12 bits, scale all images by the same factor and save them with 8 bits: for 12 bits, value // 16",
     ),
     Loss(
         "num_only_alpha",
-        "images have one colour, because their content is in the transparency, which is dropped. Draw them on a "
+        "images have only one colour, because their content is in the transparency, which is dropped. Put them on a "
         "background first, for example with ImageMagick's `magick mogrify -background white -alpha remove`",
     ),
 )
@@ -184,8 +184,8 @@ class OpenImage:
 def read_image(content: bytes | np.ndarray, rule: ImageRule, keep_size: bool = False) -> Picture:
     """Read an image, resized and converted as the rule says.
 
-    Transparency is dropped, 16 bits are cut to the upper 8, and only the first frame of an animation is read. `LOSSES`
-    says why, and the result says whether this loses the content.
+    Transparency is dropped, 16-bit values keep their upper 8 bits, and only the first frame of an animation is read.
+    The result says whether the image loses its content in this way; see `LOSSES`.
 
     Args:
         content: An image file; or pixels, uint8[height, width, 1 or 3], for which the margin of the rule is ignored.
@@ -237,7 +237,7 @@ def open_image(
         def load() -> Picture:
             try:
                 loaded = _load(image, rule)
-            except UnreadableImageError:  # Pillow reads the metadata behind the pixels together with them.
+            except UnreadableImageError:  # Loading the pixels also reads the metadata after them.
                 if (essential := _without_metadata(content, watch)) is content:
                     raise
                 loaded = _load(_identify(essential, rule, watch), rule)
@@ -344,24 +344,24 @@ def _pixels(image: Any) -> np.ndarray:
 
 
 def _bands(image: Any) -> Iterator[Any]:
-    """Yield an image in bands of rows, from top to bottom; each is copied."""
+    """Yield copies of an image's bands of rows, from top to bottom."""
     rows = max(1, _CONVERTED_PIXELS // image.width)
     for top in range(0, image.height, rows):
         yield image.crop((0, top, image.width, min(top + rows, image.height)))
 
 
 def original_pixels(content: bytes, picture: Picture) -> Iterator[np.ndarray]:
-    """Yield the pixels of a lossless image file as they were saved, some rows at a time; nothing for a lossy format.
+    """Yield the pixels of a lossless image file as they were saved, in bands of rows; nothing for a lossy format.
 
     The result does not depend on the version of Pillow.
 
     Args:
         content: The file.
-        picture: The image that was read from it, with Pillow.
+        picture: The image that Pillow read from it.
 
     Yields:
         uint8[rows, width, channels]: 1 channel for grey, 3 for colour, and one more for transparency. Palettes are
-        converted to their colours, or to grey if they have no other. uint16[rows, width, 1] for grey images of 16 bits.
+        converted to colours, or to grey if all their colours are grey. uint16[rows, width, 1] for 16-bit grey images.
     """
     loaded = picture.loaded
     if not is_lossless(content, loaded):
@@ -372,7 +372,7 @@ def original_pixels(content: bytes, picture: Picture) -> Iterator[np.ndarray]:
     mode = _original_mode(loaded)
     for band in _bands(loaded):
         pixels = _pixels(band if mode == band.mode else band.convert(mode))
-        # In this machine's byte order. Pillow opens some files of 16 bits in a mode of 32 bits.
+        # In the native byte order. Pillow opens some 16-bit files in a 32-bit mode.
         yield pixels.astype(np.uint16) if mode.startswith("I") else pixels
 
 
@@ -392,7 +392,7 @@ def is_lossless(content: bytes, loaded: Any) -> bool:
     if loaded.format == "WEBP":
         return _is_lossless_webp(content)
     if loaded.format == "TIFF":
-        # Pillow rotates a TIFF file while loading it, but old versions do not.
+        # Current versions of Pillow rotate a TIFF file while loading it; old versions do not.
         is_upright = loaded.getexif().get(_EXIF_ORIENTATION, 1) == 1
         return is_upright and loaded.info.get("compression") in _LOSSLESS_IN_TIFF
     return loaded.format in _LOSSLESS_FORMATS
@@ -449,7 +449,7 @@ class _WatchedFile(io.BytesIO):
 
 
 def _open_with_pillow(content: bytes, rule: ImageRule, watch: Callable[[], None] | None) -> Any:
-    """Open a file; a PNG file without its metadata if Pillow refuses them, because they do not change the pixels."""
+    """Open an image file; a PNG file whose metadata Pillow rejects is opened without them, with the same pixels."""
     try:
         return _identify(content, rule, watch)
     except UnreadableImageError:
@@ -473,17 +473,20 @@ def _identify(content: bytes, rule: ImageRule, watch: Callable[[], None] | None)
 def _without_metadata(content: bytes, watch: Callable[[], None] | None) -> bytes:
     """Return a PNG file without texts, colour profiles and other metadata; every other content unchanged.
 
-    Pillow refuses a file with metadata that are damaged, or longer than its limits, although its pixels are whole. The
-    texts and the chunk that say how to turn the image are kept. Nothing is decompressed.
+    Pillow rejects a file whose metadata are damaged or exceed its limits, even if the pixels are intact. Chunks with
+    the orientation of the image are kept. Nothing is decompressed.
     """
     if not content.startswith(_PNG_SIGNATURE):
         return content
-    at, start, kept = len(_PNG_SIGNATURE), 0, list[bytes]()
+    at = len(_PNG_SIGNATURE)
+    start = 0
+    kept: list[bytes] = []
     while at + 8 <= len(content):
         if watch:
             watch()
-        (length,), kind = struct.unpack_from(">I", content, at), content[at + 4 : at + 8]
-        if not kind.isalpha():  # A damaged length led here: chunks that change the pixels may have been passed over.
+        length = int.from_bytes(content[at : at + 4], "big")
+        kind = content[at + 4 : at + 8]
+        if not kind.isalpha():  # A length was damaged, so chunks that change the pixels may have been skipped.
             return content
         if kind in _PNG_METADATA and not content.startswith(_TEXTS_WITH_ORIENTATION, at + 8):
             kept.append(content[start:at])
@@ -531,7 +534,7 @@ def _tiff_sides(content: bytes) -> dict[int, int]:
 
 
 class _Loaded(NamedTuple):
-    """An image of Pillow as it is in the file and in the mode of a rule, and the attributes of `Picture`."""
+    """A Pillow image as stored in the file and as converted by a rule, with attributes for `Picture`."""
 
     original: Any
     image: Any
@@ -585,9 +588,9 @@ def _orientation_of(image: Any) -> int:
 
 
 def _has_16_bits(image: Any) -> bool:
-    """Return whether a file that is opened but not loaded has 16 bits per channel, of which the upper 8 are used.
+    """Return whether an image that is opened but not loaded has 16 bits per channel, of which the upper 8 are used.
 
-    Pillow itself cuts colours, and greys with transparency, to 8 bits. It opens a 16-bit PGM file in a mode of 32 bits.
+    Pillow itself reduces colours, and grey with transparency, to 8 bits. It opens a 16-bit PGM file in a 32-bit mode.
     """
     if image.mode in _MODES_OF_8_BITS or not image.tile:
         return False
@@ -604,11 +607,11 @@ def _span(image: Any) -> int:
 
 
 def _is_only_alpha(image: Any, converted: Any) -> bool:
-    """Return whether an image with transparency is flat without it, by at most 256×256 of its pixels."""
+    """Return whether an image has one colour without its transparency, judged by at most 256×256 of its pixels."""
     size = tuple(min(side, _MOST_SAMPLED) for side in image.size)
     if size != image.size:
         image, converted = (each.resize(size, Image.Resampling.NEAREST) for each in (image, converted))
-    # Other pictures soon have more colours than a flat one, which saves most of the time.
+    # `getcolors` stops early at most other images, which saves most of the time.
     is_flat = converted.getcolors(_MOST_FLAT_COLOURS) and _span(converted) < _FLAT
     return bool(is_flat) and _span(image.convert("RGBA").getchannel("A")) >= _VARYING_ALPHA
 

@@ -173,7 +173,7 @@ class TextInput(_Tokens):
     def __str__(self) -> str:
         return (
             f"texts of {self.num_tokens} tokens, {self.vocabulary_size:,} of them known "
-            f"({self.vocabulary_sha256[:8]}…), divided by {self.tokenization} and cut at the {self.truncate}"
+            f"({self.vocabulary_sha256[:8]}…), tokenized by {self.tokenization} and cut at the {self.truncate}"
         )
 
 

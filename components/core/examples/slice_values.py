@@ -80,7 +80,7 @@ def _load(records_dir: Path, split: str) -> dict[str, np.ndarray]:
     with reading(path, "what create_tfrecords wrote", "Run it again."):
         file = read_arrays(path, is_own=True)
         columns = {
-            # Earlier versions kept names in any Unicode form.
+            # Files from earlier versions have names in any Unicode form.
             as_nfc(name): file[f"{number}"][file[f"{number}.{split}"]]
             for number, name in enumerate(file[_NAMES].tolist())
         }

@@ -1,19 +1,19 @@
 """Tokenizes texts: in plain Python for writing and serving, and in TensorFlow for the SavedModel, with equal results.
 
-Each data set and model names its rule, a `Tokenization`. ASCII characters are equal under all rules: letters become
-lower case; `<br />` tags and characters other than letters, digits and apostrophes become spaces; spaces separate
-tokens. Non-ASCII characters differ:
+Each data set and model stores the name of its rule, a `Tokenization`. All rules treat ASCII characters alike: letters
+become lower case; `<br />` tags and characters other than letters, digits and apostrophes become spaces; spaces
+separate tokens. The rules differ for non-ASCII characters:
 
-- `words`, the only rule of earlier versions: byte-order marks become spaces, all other characters are letters.
-- `unicode_words`: capitals become lower case, and Unicode's spaces, punctuation and control characters become spaces.
+- `words`, the only rule in earlier versions: byte-order marks become spaces, and all other characters are letters.
+- `unicode_words`: capitals become lower case, and Unicode spaces, punctuation and control characters become spaces.
   Each symbol, such as € or an emoji, is a token. Typographic apostrophes and full-width letters and digits become
   ASCII. Invisible characters are removed. All other characters are letters. A token has the same ID in the Unicode
-  forms NFC and NFD, which a SavedModel cannot convert: its table has both.
+  forms NFC and NFD: a SavedModel cannot convert one to the other, so its lookup table has both.
 - `words_and_characters`: in addition, each letter of a script that is written without spaces (Han, kana, Bopomofo,
   Thai, Lao, Khmer and Myanmar) is a token, together with its combining marks.
 
-`characters` has the classes of characters, which do not depend on the versions of Python and TensorFlow. Importing this
-module imports no TensorFlow.
+The character classes are in `characters` and do not depend on the versions of Python and TensorFlow. Importing this
+module does not import TensorFlow.
 """
 
 import dataclasses
@@ -45,17 +45,17 @@ _BREAKS = re.compile(_BREAK.encode())
 _BYTE_ORDER_MARK = "\ufeff".encode()
 _IN_WORDS = re.compile(rb"[0-9A-Za-z'\x80-\xff]")
 _NON_ASCII = re.compile(rb"[\x80-\xff]+")
-_SHORT_BYTES = 32  # Short runs of non-ASCII characters, such as accented letters and Russian words, recur.
+_SHORT_BYTES = 32  # Shorter runs of non-ASCII characters are cached: accented letters and Russian words recur.
 _CACHED_RUNS = 1 << 15
-# Control characters, which separate tokens: the end of a single token, and the start of a combining mark, which belongs
-# to the token if it follows at once.
+# Control characters that separate tokens: the end of a single-character token, and the start of a combining mark. If
+# they are adjacent, the mark belongs to the token.
 _END, _MARK = "\x1e", "\x1f"
-_FIRST_BYTES = 64  # Bytes of a text in which nearly every text has a word.
-_MOST_CACHED = 1 << 16  # Bounds the memory for characters that no list has.
+_FIRST_BYTES = 64  # Nearly every text has a word in its first bytes.
+_MOST_CACHED = 1 << 16  # Limits the memory for characters that are in no list.
 
 
 def split_words(text: bytes) -> list[bytes]:
-    """Return the tokens of a text in UTF-8 by the rule `words`.
+    """Split a UTF-8 text into tokens by the rule `words`.
 
     Example:
         >>> split_words(b"It's GREAT!<br />10/10")
@@ -69,7 +69,7 @@ def split_words(text: bytes) -> list[bytes]:
 
 
 class Tokenization:
-    """Rule that divides texts into tokens; this one is `words`.
+    """Rule that splits texts into tokens; this class is the rule `words`.
 
     Attributes:
         name: Name of the rule in data sets and models.
@@ -82,7 +82,7 @@ class Tokenization:
         return find_tokenization, (self.name,)
 
     def split(self, text: bytes) -> list[bytes]:
-        """Return the tokens of a text in UTF-8. Bytes that are not UTF-8 give the same tokens as in TensorFlow."""
+        """Split a UTF-8 text into tokens. Bytes that are not UTF-8 give the same tokens as in TensorFlow."""
         return split_words(text)
 
     def split_ops(self) -> tuple[Callable[[Any], Any], list[Any]]:
@@ -99,7 +99,7 @@ class Tokenization:
         return split, []
 
     def has_words(self, text: bytes) -> bool:
-        """Return whether a text has a token; divides the text only if necessary.
+        """Return whether a text has a token; splits the text only if necessary.
 
         Example:
             >>> rule = find_tokenization("words")
@@ -110,21 +110,21 @@ class Tokenization:
         return _IN_WORDS.search(text) is not None and (is_plain or bool(self.split(text)))
 
     def spellings(self, token: bytes) -> tuple[bytes, ...]:
-        """Return the tokens that have the ID of a token of the vocabulary: the token, and its other Unicode form."""
+        """Return all forms of a token that share its ID: the token itself, and its other Unicode form if it has one."""
         return (token,)
 
     def unite(self, counts: Counter[bytes]) -> Counter[bytes]:
-        """Return the counts of tokens, with one count for all spellings of a token."""
+        """Add up the counts of all spellings of each token."""
         return counts
 
 
 class UnicodeTokenization(Tokenization):
-    """Rule that treats the characters of all scripts by their classes in Unicode; see the module's docstring.
+    """Rule that uses Unicode character classes, for all scripts; see the module's docstring.
 
     Args:
         name: Name of the rule.
         single: Characters that are tokens by themselves, as a list of `characters`.
-        marks: Combining marks that belong to the token of the character before them, if that is one of `single`.
+        marks: Combining marks that belong to the token of the preceding character, if it is one of `single`.
     """
 
     def __init__(self, name: str, single: str, marks: str = "") -> None:
@@ -145,7 +145,7 @@ class UnicodeTokenization(Tokenization):
         return self._fold_short(run) if len(run) <= _SHORT_BYTES else self._fold(run)
 
     def _fold(self, run: bytes) -> bytes:
-        """Return a run of non-ASCII characters with lower-case letters, and with ASCII separators around tokens."""
+        """Convert a run of non-ASCII characters to lower case, with ASCII separators around tokens."""
         folded = run.decode(errors="replace").translate(self._folded)
         return folded.replace(_END + _MARK, "").encode()
 
@@ -185,7 +185,7 @@ class UnicodeTokenization(Tokenization):
         return bool(self.split(text[:_FIRST_BYTES]) or self.split(text))
 
     def spellings(self, token: bytes) -> tuple[bytes, ...]:
-        """Return a token, and if it is in the Unicode form NFC and differs in NFD, also the token in NFD."""
+        """Return a token and, if it is in NFC and its NFD form differs, its NFD form."""
         if token.isascii():
             return (token,)
         text = token.decode()
@@ -194,7 +194,7 @@ class UnicodeTokenization(Tokenization):
         return (token, decomposed.encode()) if has_other else (token,)
 
     def unite(self, counts: Counter[bytes]) -> Counter[bytes]:
-        """Return the counts of tokens, with one count for the forms NFC and NFD of a token."""
+        """Add up the counts of the NFC and NFD forms of each token."""
         united = Counter[bytes]()
         for token, count in counts.items():
             composed = token if token.isascii() else unicodedata.normalize("NFC", token.decode()).encode()
@@ -203,9 +203,9 @@ class UnicodeTokenization(Tokenization):
 
 
 class _Folded(dict[int, str | None]):
-    """Replacements of characters for `str.translate`: of capitals, separators, ignored characters and single tokens.
+    """Table for `str.translate` that replaces capitals, separators, ignored characters and single-character tokens.
 
-    The parameters are those of `UnicodeTokenization`.
+    The parameters are the same as for `UnicodeTokenization`.
     """
 
     def __init__(self, single: str, marks: str) -> None:
@@ -229,7 +229,7 @@ class _Folded(dict[int, str | None]):
 
 @functools.cache
 def _replacements() -> dict[int, int]:
-    """Return the character that replaces a character: lower-case letters, and ASCII for its variants."""
+    """Return {code point: its replacement}: lower case for capitals, and ASCII for its variants."""
     return {
         **characters.parse_replacements(characters.CAPITALS),
         **characters.parse_replacements(characters.ASCII_VARIANTS),
@@ -256,8 +256,8 @@ def find_tokenization(name: str) -> Tokenization:
     """
     if name not in TOKENIZATIONS:
         raise InputError(
-            f"Texts cannot be divided by the rule {name!r}: expected one of {', '.join(TOKENIZATIONS)}."
-            f"{did_you_mean(name, TOKENIZATIONS)} A newer version may have written the files: update tpu-pipelines."
+            f"Unknown tokenization {name!r}: expected one of {', '.join(TOKENIZATIONS)}."
+            f"{did_you_mean(name, TOKENIZATIONS)} A newer version may have written the files: upgrade tpu-pipelines."
         )
     return TOKENIZATIONS[name]
 

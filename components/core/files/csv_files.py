@@ -1,4 +1,4 @@
-"""CSV files of spreadsheet programs: encodings, line ends, delimiters, quotation, and common names of columns."""
+"""CSV files from spreadsheet programs: encodings, line endings, delimiters, quoting, and common column names."""
 
 import codecs
 import contextlib
@@ -26,7 +26,7 @@ _MOST_CELL_CHARACTERS = 1 << 20  # Limits a quote that is never closed.
 _HEADER_BYTES = 1 << 16  # Searched for the delimiter.
 _SHOWN_CHARACTERS = 60
 _QUOTED = re.compile(r'(?:^|(?<=[,;\t|\r\n]))"[^"]*(?:""[^"]*)*"')
-# Excel reads this first line, and does not write it. Other programs may fill the line up with delimiters.
+# Excel reads this first line but does not write it. Other programs may pad the line with delimiters.
 _NAMED_DELIMITER = re.compile(r'"?sep=([^\r\n])"?[,;\t|]*(?:\r\n|\r|\n)', re.IGNORECASE)
 _BACKSLASH = "\\"
 _ESCAPED = re.compile(rb'\\([\\"]?)')
@@ -55,9 +55,9 @@ class CsvFile:
         location: Place of the file, for messages.
         content: The file in UTF-8, without a byte order mark and without Excel's line `sep=;`.
         delimiter: Character between the cells.
-        newline: Where lines end, as for the function `open`: at `\n`, or with the empty string also at `\r`.
-        escape: Character before a quotation mark that belongs to a cell; None if such marks are doubled instead.
-        first_line: Number in the file of the first line of `content`.
+        newline: Argument of `open`: with `\n`, lines end only there; with the empty string, also at `\r`.
+        escape: Character that escapes a quotation mark in a cell; None if such marks are doubled instead.
+        first_line: Line number in the file at which `content` starts.
     """
 
     location: str
@@ -84,8 +84,8 @@ class CsvFile:
         """Yield the first line number of each row, and its cells, one for each column.
 
         Raises:
-            InputError: If the rest of the file cannot be read, a row has too few or too many cells, or a quotation
-                mark without its counterpart joins several lines to one row.
+            InputError: If the rest of the file cannot be read, a row has too few or too many cells, or an unclosed
+                quotation mark joins several lines into one row.
         """
         columns = self.columns
         with self._reading():
@@ -95,9 +95,9 @@ class CsvFile:
                 yield number, cells if len(cells) == len(columns) else self._fit(cells, columns, lines, number)
 
     def readable_characters(self) -> float:
-        """Return the number of characters up to the first row that is malformed; infinity if every row is well-formed.
+        """Return the number of characters up to the first malformed row; infinity if every row is well-formed.
 
-        A row with a wrong number of cells is counted, and one that is not strict CSV is not.
+        A malformed row itself counts if it has the wrong number of cells, but not if it is not strict CSV.
         """
         count = 0
         try:
@@ -112,7 +112,7 @@ class CsvFile:
     def _records(self, strict: bool = False) -> Iterator[tuple[int, list[str], list[str]]]:
         """Yield the first line number, the lines and the cells of the header and of each row, without empty lines.
 
-        The list of lines is used again for the next row.
+        The list of lines is reused for the next row.
         """
         lines: list[str] = []
 
@@ -128,7 +128,7 @@ class CsvFile:
             lines.clear()
 
     def _fit(self, cells: list[str], columns: Sequence[str], lines: Sequence[str], number: int) -> list[str]:
-        """Return the cells of a row, one for each column. Empty cells without a column's name may be missing or extra.
+        """Return the cells of a row, one for each column. Empty cells without a column name may be missing or extra.
 
         Raises:
             InputError: If other cells are missing or extra.
@@ -149,19 +149,19 @@ class CsvFile:
         )
 
     def _check_quotes(self, lines: Sequence[str], number: int) -> None:
-        """Check that an unpaired quotation mark does not join several lines to one row.
+        """Check that no unclosed quotation mark joins several lines into one row.
 
         Raises:
-            InputError: If several lines are joined; names the first one.
+            InputError: If one does; the message names the first line.
         """
         try:
             for _ in csv.reader(lines, delimiter=self.delimiter, escapechar=self.escape, strict=True):
                 pass
         except csv.Error as error:
             raise InputError(
-                f"Malformed line {number} of {self.location}: a quotation mark in it has no counterpart, and "
-                f"{len(lines):,} lines would become one row ({error}). Remove it, or write the cell in quotation marks "
-                "with each one inside it doubled."
+                f"Malformed line {number} of {self.location}: an unclosed quotation mark would join {len(lines):,} "
+                f"lines into one row ({error}). Remove it, or put the whole cell in quotation marks and double those "
+                "inside it."
             ) from error
 
     def _reading(self) -> contextlib.AbstractContextManager[None]:
@@ -175,7 +175,7 @@ def open_csv(location: str, content: bytes) -> CsvFile:
     - The delimiter is the one that Excel's first line `sep=;` names, or the one of the header. If the header has a
       comma and others, another one is taken only if it makes more rows well-formed.
     - Lines end with `\n`, `\r\n` or `\r`.
-    - Quotation marks in a cell are doubled, or `\"` if only that makes each row a strict CSV row.
+    - Quotation marks in a cell are doubled, or escaped as `\"` if the file is strict CSV only in that reading.
 
     Args:
         location: Place of the file, for messages.
@@ -199,7 +199,7 @@ def open_csv(location: str, content: bytes) -> CsvFile:
     if content.count(b"\r") > content.count(b"\r\n"):
         candidates += [dataclasses.replace(candidate, newline="") for candidate in candidates]
     if b'\\"' in content:
-        # Only a backslash before a quotation mark or another backslash is an escape, and not the one of C:\data.
+        # A backslash is an escape only before a quotation mark or another backslash, and not in C:\data.
         escaped = _ESCAPED.sub(lambda match: match[0] if match[1] else rb"\\", file.content)
         candidates += [dataclasses.replace(each, content=escaped, escape=_BACKSLASH) for each in candidates]
     return file if len(candidates) == 1 else max(candidates, key=CsvFile.readable_characters)
@@ -225,8 +225,8 @@ def _as_utf8(location: str, content: bytes) -> bytes:
     if max(nulls) > len(content[:200]) // 4:
         encoding = "UTF-16BE" if nulls[0] > nulls[1] else "UTF-16LE"
         raise InputError(
-            f"Cannot read {location}: expected a CSV file in UTF-8, received one that looks like {encoding} without a "
-            f"byte order mark. Save it as UTF-8, or convert it with `iconv -f {encoding} -t UTF-8`."
+            f"Cannot read {location}: expected a CSV file in UTF-8, received what looks like {encoding} without a byte "
+            f"order mark. Save it as UTF-8, or convert it with `iconv -f {encoding} -t UTF-8`."
         )
     try:
         content.decode()  # The whole file, so that an error names the position in it.
@@ -235,20 +235,20 @@ def _as_utf8(location: str, content: bytes) -> bytes:
         line = content.split(b"\n", number)[number - 1].decode("cp1252", "replace").strip()
         raise InputError(
             f"Cannot read {location}: expected a CSV file in UTF-8, received {error} in line {number}. Save it as "
-            f"UTF-8, in Excel as the type CSV UTF-8. If the line should be {shortened(line)!r}, the file is in "
-            "Windows-1252: convert it with `iconv -f WINDOWS-1252 -t UTF-8`."
+            f"UTF-8 (in Excel, choose the file type CSV UTF-8). If the line should be {shortened(line)!r}, the file is "
+            "in Windows-1252: convert it with `iconv -f WINDOWS-1252 -t UTF-8`."
         ) from error
     return content
 
 
 def shortened(value: Any) -> Any:
-    """Shorten a long cell for a message."""
+    """Shorten a long text for a message; other values are returned unchanged."""
     is_long = isinstance(value, str) and len(value) > _SHOWN_CHARACTERS
     return f"{value[:_SHOWN_CHARACTERS]}… ({len(value):,} characters)" if is_long else value
 
 
 def find_delimiter(text: str) -> str:
-    r"""Find the delimiter in the header: a comma if it has one outside quotation marks, else `;`, a tab or `|`.
+    r"""Find the delimiter of a header line: a comma if there is one outside quotation marks, else `;`, a tab or `|`.
 
     Example:
         >>> find_delimiter("review;sentiment\n"), find_delimiter("a,b;c\n"), find_delimiter('"a, b";c\n')

@@ -115,7 +115,7 @@ def list_known(root: str) -> list[StoredFile]:
     """Return the files of `list_files`; an empty list if the folder is missing or empty."""
     if store := store_of(root):
         return list(_in_bucket(root, store))
-    return list(_on_disk(root)) if os.path.isdir(root) else []  # `Path.is_dir` raises an OSError for a name too long.
+    return list(_on_disk(root)) if os.path.isdir(root) else []  # `Path.is_dir` raises OSError if the name is too long.
 
 
 def _in_bucket(root: str, store: ObjectStore) -> Iterator[StoredFile]:
@@ -177,7 +177,7 @@ def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Ite
 
 
 def read_bytes(uri: str) -> bytes:
-    """Read the content of one file; see `existing_form` for a name that exists only in another Unicode form.
+    """Read the content of a file, also if its name exists only in another Unicode form; see `existing_form`.
 
     Raises:
         InputError: If there is no such file, or it may not be read.
@@ -291,16 +291,17 @@ def _size(uri: str) -> int | None:
 
 
 def existing_form(root: str, name: str) -> str | None:
-    """Return the Unicode form of a path in which a file or folder exists, if it does not exist as written.
+    """Return a path in the Unicode form that exists, if the path does not exist as written.
 
-    macOS writes names in NFD, and a table of its files may have them in NFC.
+    macOS writes file names in NFD, and a table of these files may list them in NFC.
 
     Args:
         root: Folder, local or in a bucket; empty if `name` is a whole path or URI.
         name: Path below the folder.
 
     Returns:
-        The path below the folder; None if no other form exists. In a bucket, all parts of a path have one form.
+        The path below the folder; None if it exists as written, or does not exist in any form. In a bucket, only paths
+        whose parts all have the same form are tried.
     """
     if name.isascii():
         return None
@@ -555,7 +556,7 @@ def require_file(path: Path, is_added_to: bool = False) -> None:
 def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
     """Yield the `StoredFile` of each name below `root`; a missing file has no bytes and the version `missing`.
 
-    A file whose name has another Unicode form is found, and has the name that exists; see `existing_form`.
+    If a name exists only in another Unicode form, the result has the existing name; see `existing_form`.
     """
     listed = {file.name: file for file in list_files(root)} if is_remote(root) else None
     is_mounted = _is_mounted(root)

@@ -38,14 +38,14 @@ _BROUGHT = "brought"  # Attribute of a model that holds a `Brought`; Keras does 
 
 UNITS_LAYER = "target_units"  # Last layer of a regression model: converts standardised outputs to the targets' units.
 PROBABILITIES_LAYER = "probabilities"  # Last layer added to a model that returns logits.
-BOTH_CLASSES_LAYER = "both_classes"  # Last layer added to a model that returns only the second class's probability.
+BOTH_CLASSES_LAYER = "both_classes"  # Last layer added to a model with one output, for two classes.
 
 
 # A last layer with one of these activations is an error unless it is the task's. Custom activations are accepted.
 _ACTIVATIONS = ("linear", "softmax", "sigmoid", "hard_sigmoid", "log_softmax", "tanh", "relu", "softplus")
 
 
-# Layers and operations that change no value, or none outside of training. The layer before them has the activation.
+# Layers and operations that do not change values, at least outside training. The layer before them has the activation.
 _NEUTRAL = ("Reshape", "Flatten", "Identity", "Squeeze", "ExpandDims", "Cast", "Dropout")
 
 
@@ -309,8 +309,8 @@ def build_model(
         A keras.Model, from dtype[batch, *input.shape] to float[batch, *output_shape]; see also `brought_by`. For a
         regression, a final `Rescaling` layer converts standardised outputs to the targets' units. For classification
         and multi-label data, a softmax or sigmoid is added to a model that returns logits. For two classes, a model may
-        return float[batch, 1], the probability of the second class, as `Dense(1, activation="sigmoid")` does: that of
-        the first class is added.
+        return only the probability of the second class, float[batch, 1], as `Dense(1, activation="sigmoid")` does: the
+        probability of the first class is then added.
 
     Raises:
         InputError: If the model cannot be imported, contains code that is not Keras's own (a `.keras` file), does not
@@ -360,10 +360,11 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
             f"The model {name!r} has no layer that scales its input. It gets pixels from 0 to 255, even if arrays held "
             "numbers from 0 to 1. Begin it with keras.layers.Rescaling(1 / 255)."
         )
-    task, activation = interface.task, "sigmoid" if has_one_output else interface.task.activation
+    task = interface.task
+    activation = "sigmoid" if has_one_output else task.activation
     answer = model.outputs[0]
-    # All layers that are added are float32: the 8 bits of bfloat16 would lose a small deviation from a large mean, or
-    # a probability near 1.
+    # All added layers are float32: the 8 bits of bfloat16 would lose a small deviation from a large mean, or the
+    # difference of a probability from 1.
     if _ending(answer) == "linear" and task.name in (CLASSIFICATION, MULTI_LABEL) and not brought.has_step:
         warn(f"The model {name!r} ends without an activation: its outputs are logits, and {activation} is added.")
         answer = keras.layers.Activation(activation, name=PROBABILITIES_LAYER, dtype="float32")(answer)
@@ -380,13 +381,14 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
         vars(model)[_BROUGHT] = brought
         return model
     if brought.has_step:
-        what, advice = "a layer that converts to the targets' units is added to the model of a regression", ""
+        what = "a layer that converts to the targets' units is added to a regression model"
+        advice = ""
         if has_one_output:
             what = "a layer that adds the probability of the first class is added to a model with one output"
             advice = ', or end the model with keras.layers.Dense(num_classes, activation="softmax")'
         raise InputError(
-            f"Cannot train the model {name!r} by its own train_step: {what}, which is another model then. Remove "
-            f"train_step{advice}."
+            f"Cannot train the model {name!r} by its own train_step: {what}, and the resulting model does not have it. "
+            f"Remove train_step{advice}."
         )
     # Not `model.input`, which a Sequential model lacks before it is called.
     model = keras.Model(model.inputs[0], answer, name=model.name)
@@ -395,7 +397,7 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
 
 
 def _may_have_one_output(interface: Interface) -> bool:
-    """Return whether the probability of one class is enough."""
+    """Return whether the probability of one class also gives that of the other."""
     return interface.task_name == CLASSIFICATION and interface.num_classes == 2
 
 
@@ -406,7 +408,7 @@ def _last_layer(task: Task) -> str:
 
 
 def _advise_on_shape(model: Any, interface: Interface) -> str:
-    """Return what to write in a model whose input or output has another shape than the data's."""
+    """Return how to fix a model whose input or output shape does not match the data."""
     if model.input_shape != (None, *interface.input.shape):
         shape = next(fact for fact in ("image_shape", "num_tokens") if fact in interface.facts)
         return f"Begin it with keras.Input({shape if shape == 'image_shape' else '(num_tokens,)'})."
@@ -477,7 +479,7 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
 
 
 def _check_ending(name: str, answer: Any, task: Task, activation: str) -> None:
-    """Raise InputError if the last layer, whose output is `answer`, has another known activation than `activation`."""
+    """Raise InputError if the last layer, whose output is `answer`, has a known activation other than `activation`."""
     ending = _ending(answer)
     if ending == "softmax" and answer.shape[-1] == 1:
         sigmoid = 'keras.layers.Dense(1, activation="sigmoid"), or with ' if task.name == CLASSIFICATION else ""
@@ -500,7 +502,7 @@ def _check_ending(name: str, answer: Any, task: Task, activation: str) -> None:
 
 
 def _ending(output: Any) -> str:
-    """Return the activation that a model's output comes from, as Keras names it; another name if it is unknown."""
+    """Return the Keras name of the activation that produces an output; if there is none, another name."""
     operation, node_index, _ = output._keras_history
     if isinstance(operation, keras.Model) and getattr(operation, "outputs", None):
         return _ending(operation.outputs[0])

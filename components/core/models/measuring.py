@@ -35,12 +35,12 @@ def direction_of(metric: Any) -> int:
 
 
 def has_one_output(model: Any) -> bool:
-    """Return whether a user's model for two classes has one output, to which `build_model` adds the other class."""
+    """Return whether a user's model for two classes had one output, so that `build_model` added the first class."""
     return model.outputs[0]._keras_history.operation.name == BOTH_CLASSES_LAYER
 
 
 def adapt(metric: Any, interface: Interface, model: Any) -> Any:
-    """Make a metric of a model convert the targets of a data set (see `convert_targets`), and return it."""
+    """Make a model's metric convert the targets of a data set (see `convert_targets`), and return the metric."""
     plain = functools.partial(type(metric).update_state, metric)
 
     def result(targets: np.ndarray, outputs: np.ndarray) -> Any:
@@ -76,9 +76,9 @@ def convert_targets(
 ) -> Callable[..., Any]:
     """Wrap a loss or metric so that it gets targets in the form that it takes: class numbers or one-hot vectors.
 
-    For a user's model with one output, this may also be the form that Keras gives it: targets of 0 and 1, and the
-    probability of the second class, both [batch, 1]. So `Precision` is that of the second class. A loss or metric for
-    several classes, which sees no difference between one right and one wrong output, gets the probabilities of both.
+    For a user's model with one output, the function gets the same as in Keras: targets of 0 and 1, and the probability
+    of the second class, both [batch, 1]. So `Precision` is the precision for the second class. A loss or metric for
+    several classes cannot tell right from wrong by a single output, so it gets the probabilities of both classes.
 
     Args:
         function: Function of targets, outputs and, for a metric, weights.
@@ -86,8 +86,9 @@ def convert_targets(
         what: Name of the function, for errors.
         interface: Input and output of the model.
         is_softened: Whether label smoothing or mixup turns class numbers into a probability for each class.
-        tells_apart: For a model with one output: returns whether the function's results, for targets of 0 and 1, differ
-            between right and wrong probabilities of the second class, all float32[examples, 1]. None for other models.
+        tells_apart: For a model with one output, a function that gets targets of 0 and 1, right and wrong probabilities
+            of the second class, all float32[examples, 1], and returns whether the results of `function` differ between
+            the right and the wrong ones. None for other models.
 
     Returns:
         A function of the same arguments that accepts targets in either form.
@@ -129,7 +130,7 @@ def convert_targets(
 
 
 def _with_one_output(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a loss or metric so that it gets only the second class, of targets and outputs."""
+    """Wrap a loss or metric so that it gets the targets and outputs of only the second class."""
 
     def converted(targets: Any, outputs: Any, *weights: Any, **named: Any) -> Any:
         targets, outputs = ops.convert_to_tensor(targets), ops.convert_to_tensor(outputs)

@@ -72,7 +72,7 @@ def render(title: str, blocks: Sequence[Block], head: Sequence[Block] = (), subt
         subtitle: Facts that distinguish this page from others with the same title.
     """
     page = _templates().get_template("page.html.jinja")
-    # No text out of data may reorder or hide the text of a page, in drawings and other markup neither.
+    # Text from the data must not reorder or hide other text on the page, not even in drawings and other markup.
     return visible(page.render(signs=SIGNS, title=title, subtitle=subtitle, head=head, blocks=blocks))
 
 

@@ -200,8 +200,8 @@ class ModelRegistry:
     def check_not_rolled_back(self, number: str, alias: str) -> None:
         """Check that no rollback took an alias from a version, or from another version of the same model.
 
-        Two exports of one trained model are two versions: another release of LiteRT is enough. A rollback between them
-        concerns only the export. A later promotion by hand cancels a rollback.
+        Two exports of the same trained model, for example by different releases of LiteRT, are two versions. A rollback
+        from one of them to the other concerns only the export. A later promotion by hand cancels a rollback.
 
         Raises:
             InputError: If a rollback took the alias from the version or its model.
@@ -210,7 +210,7 @@ class ModelRegistry:
         same_model = {each.number for each in self.versions() if each.model_digest == version.model_digest}
         same_model |= {move.version for move in moves if move.model_digest == version.model_digest}  # Deleted since.
         for numbers in ({version.number}, same_model):
-            # A move between two versions of the model neither gives it the alias nor takes it.
+            # Moves between two versions of the model do not change whether the model has the alias.
             of_these = [move for move in moves if (move.version in numbers) != (move.previous in numbers)]
             if of_these and of_these[-1].by == ROLLBACK and of_these[-1].previous in numbers:
                 rollback = of_these[-1]
@@ -218,8 +218,8 @@ class ModelRegistry:
                 what = "it" if is_this else f"version {rollback.previous}, which has the same model,"
                 raise InputError(
                     f"Cannot promote version {number} of {self.model_name!r}: {what} was rolled back on "
-                    f"{rollback.time} ({rollback.reason}), and the model is unchanged. Train a better one, or insist: "
-                    f"tpu-pipelines registry promote {self.model_name} {number}."
+                    f"{rollback.time} ({rollback.reason}), and the model is unchanged. Train a better one, or promote "
+                    f"this one by hand: tpu-pipelines registry promote {self.model_name} {number}."
                 )
 
     def override(self, number: str, alias: str, reason: str) -> Move:

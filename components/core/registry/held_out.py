@@ -2,12 +2,12 @@
 
 All decisions on a test set share one family-wise error rate, see `spend`.
 
-    REGISTRY/MODEL/tests/TEST_SET/examples.npy   ID_TYPE[…]: IDs of all its examples so far, see `example_ids`
+    REGISTRY/MODEL/tests/TEST_SET/examples.npy   all its example IDs so far, ID_TYPE[…], see `example_ids`
     REGISTRY/MODEL/tests/TEST_SET/DIGEST.json    decision on the model with this digest
 
-A decision is recorded before its model can be promoted, and counts once, whatever was decided and however often the
-evaluation is repeated. If another decision was recorded since the count, the gate decides again, with the next number.
-Only in a bucket, for which there is no lock, two decisions at the same moment may get the same number.
+A decision is recorded before its model can be promoted. It counts once, whatever its result, and however often the
+evaluation is repeated. If another decision is recorded after the count, the gate decides again, with the next number.
+A bucket has no lock, so two decisions at the same moment may get the same number there.
 """
 
 import contextlib
@@ -62,8 +62,8 @@ class HeldOutSet:
     Attributes:
         place: Folder of all test sets of a registered model.
         name: Name of this test set.
-        examples: ID_TYPE[…]: IDs of all examples that the test set ever had, including the current ones.
-        before: Earlier decisions on all test sets, the oldest first. If the model was judged on this test set before,
+        examples: IDs of all examples that the test set has ever had, including the current ones, ID_TYPE[…].
+        before: Earlier decisions on all test sets, oldest first. If this test set was used before to judge the model,
             only the decisions before that one.
         same: Earlier decision on the model on this test set; None if there is none.
         names: Names of all test sets that have at least half of the current examples: `name`, and others if the file of
@@ -85,7 +85,7 @@ class HeldOutSet:
 
         Args:
             place: Folder of all test sets of a registered model, local or in a bucket.
-            identities: ID_TYPE[num_examples]: IDs of the examples, or uint64[num_examples] of scheme 1; see
+            identities: IDs of the examples, ID_TYPE[num_examples], or uint64[num_examples] of scheme 1; see
                 `example_ids`.
             model: Digest of the model that is to be judged.
 
@@ -156,10 +156,10 @@ class HeldOutSet:
     def record(
         self, model: str, promoted: bool, metrics: Mapping[str, float], rivals: Mapping[str, Mapping[str, float]]
     ) -> bool:
-        """Write a decision, unless another one was recorded on this test set since the earlier ones were read.
+        """Record a decision, unless another one on this test set was recorded since the earlier ones were read.
 
-        A repeated decision on the same model and test set keeps its time and so its number. It is written again only if
-        it promotes the model, and did not before.
+        A repeated decision on the same model and test set keeps its time and thus its number. It is rewritten only if
+        it promotes the model and the recorded one did not.
 
         Args:
             model: Digest of the model.
@@ -168,11 +168,11 @@ class HeldOutSet:
             rivals: See `PastDecision`.
 
         Returns:
-            Whether the decision is recorded. If not, it has another number: find the test set again, and decide again.
+            Whether the decision is recorded. If not, its number has changed: find the test set again, and decide again.
 
         Raises:
             InputError: If the decision cannot be written.
-            PlatformError: If the bucket does not answer.
+            PlatformError: If the bucket does not respond.
         """
         if self.same and (self.same.promoted or not promoted):
             return True
@@ -201,7 +201,7 @@ class HeldOutSet:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Keep other processes from recording a decision in the block; a bucket has no lock."""
+        """Prevent other processes from recording a decision during the block; does nothing for a bucket."""
         if storage.is_remote(self.place):
             yield
             return
@@ -210,7 +210,7 @@ class HeldOutSet:
             yield
 
     def _next_time(self) -> str:
-        """Return the current time, or a later one if another machine's clock was ahead: times number the decisions."""
+        """Return the current time, or a time after the last decision if it is later: decisions are numbered by time."""
         now = datetime.datetime.now(datetime.UTC)
         if self.before:
             last = datetime.datetime.fromisoformat(self.before[-1].at)
@@ -221,10 +221,10 @@ class HeldOutSet:
 def _say_old_ids(file: str, count: int) -> None:
     progress.say(
         "evaluate_model",
-        f"warning: this test set is counted as a new one. {count} test sets of an earlier version, as {file}, have IDs "
-        "that other settings of the records (image_size, encoding …) change. If this is one of them, write the records "
-        "with the settings of that time, and convert the file: python -m tpu_components.create_tfrecords.convert_ids "
-        f"RECORDS {file}",
+        f"warning: this test set is counted as a new one. {count} test sets from an earlier version, such as {file}, "
+        "have IDs that depend on the settings of the records (image_size, encoding …). If this test set is one of "
+        "them, write the records once with the original settings, and convert the file: "
+        f"python -m tpu_components.create_tfrecords.convert_ids RECORDS {file}",
     )
 
 

@@ -190,7 +190,7 @@ class Move:
         by: Cause: `gate`, `hand` or `rollback`.
         reason: Reason, as text.
         time: Time of the move, UTC, ISO 8601.
-        model_digest: Digest of the new version's model; empty in moves of earlier releases.
+        model_digest: Digest of the new version's model; empty in moves from earlier releases.
     """
 
     version: str

@@ -5,11 +5,11 @@ Versions have labels, which the service can search:
     tpu_pipelines_digest   digest of the trained model and the exported files
     tpu_pipelines_model    digest of the trained model
     tpu_pipelines_parent   version that the model was compared with
-    tpu_pipelines_turn_A   turn at which the gate gave the version the alias A, from 1 on; ends with `-rolled-back` if
-                           somebody has moved A back since, by hand
+    tpu_pipelines_turn_A   number of the promotion in which the gate gave the version the alias A, from 1 on; ends
+                           with `-rolled-back` if somebody has since moved A back by hand
 
-The service keeps no history of aliases, so a rollback is recognised by these turns: the alias is at a version that got
-it before another one did.
+The service keeps no history of aliases, so these turns show a rollback: another version got the alias later than the
+version that has it now.
 
 The `artifact_uri` is the folder `export/` of a version on gs://, which has the same layout as in a registry folder.
 """
@@ -56,15 +56,15 @@ class VertexVersion:
     labels: Mapping[str, str]
 
     def turn(self, alias: str) -> int:
-        """Return the turn at which the gate gave the version an alias; 0 if it never did, or did so without a label."""
+        """Return the turn in which the gate gave the version an alias; 0 if it never did, or wrote no label."""
         return int(self.labels.get(turn_label(alias), "").partition("-")[0] or 0)
 
     def is_rolled_back(self, alias: str, current: Self | None) -> bool:
-        """Return whether somebody has moved an alias from this version back to an earlier one, by hand.
+        """Return whether somebody has moved an alias by hand from this version back to an earlier one.
 
-        The turns of both versions decide. The current version has none if it was the first one, if it got the alias by
-        hand, or from an earlier release. Then this version is rolled back if it is newer and had the alias: it has a
-        turn, or still has the service's alias `default`, which the gate moves together with `champion`.
+        This compares the turns of both versions. The current version has no turn if it was the first one, or got the
+        alias by hand or from an earlier release. In that case, this version is rolled back if it is newer and had the
+        alias: it has a turn, or still has the service's alias `default`, which the gate moves together with `champion`.
 
         Args:
             alias: The alias.
@@ -74,12 +74,13 @@ class VertexVersion:
             return False
         if self.labels.get(turn_label(alias), "").endswith(_ROLLED_BACK):
             return True
-        turn, had_it = self.turn(alias), self.turn(alias) > 0 or (alias == CHAMPION and _DEFAULT in self.aliases)
+        turn = self.turn(alias)
         if current is None:
             return turn > 0
         if current.turn(alias):
             return turn > current.turn(alias)
-        return had_it and int(self.number) > int(current.number)
+        had_alias = turn > 0 or (alias == CHAMPION and _DEFAULT in self.aliases)
+        return had_alias and int(self.number) > int(current.number)
 
 
 class VertexRegistry:
@@ -204,7 +205,7 @@ class VertexRegistry:
         return Move(number, previous, GATE, reason)
 
     def check_not_rolled_back(self, number: str, alias: str) -> None:
-        """Check that nobody has moved an alias back from a version, or from another version of the same model, by hand.
+        """Check that nobody has moved an alias back by hand from a version, or from another version of the same model.
 
         Raises:
             InputError: If somebody has.
@@ -221,12 +222,13 @@ class VertexRegistry:
             raise InputError(
                 f"Cannot promote version {number} of {self.model_name!r}: {what} was rolled back (somebody moved the "
                 f"{alias} to {current.number if current else 'none'} by hand), and the model is unchanged. Train a "
-                f"better one, or insist: aiplatform.models.ModelRegistry({self.model_name!r}).add_version_aliases("
+                "better one, or promote this one by hand: "
+                f"aiplatform.models.ModelRegistry({self.model_name!r}).add_version_aliases("
                 f"[{alias!r}], {number!r})."
             )
 
     def _keep_rollbacks(self, versions: Sequence[VertexVersion], alias: str, current: VertexVersion | None) -> None:
-        """Write down, before an alias moves on, which versions were rolled back, and which one no longer is."""
+        """Before an alias moves, label the versions that were rolled back, and unlabel one that no longer is."""
         for version in versions:
             turn = str(version.turn(alias))
             if version.is_rolled_back(alias, current):
@@ -235,9 +237,9 @@ class VertexRegistry:
                 self._label(version, alias, turn)
 
     def _take_turn(self, versions: Sequence[VertexVersion], number: str, alias: str, previous: str) -> None:
-        """Write the turn of a version that has got an alias after another version.
+        """Write the turn of a version that took over an alias from another version.
 
-        The alias has moved, so a failure is only logged. The same promotion, repeated, writes the turn.
+        The alias has already moved, so a failure is only logged. Repeating the promotion writes the turn.
         """
         version = next(each for each in versions if each.number == number)
         latest = max(each.turn(alias) for each in versions)
@@ -248,19 +250,19 @@ class VertexRegistry:
         except (InputError, PlatformError) as error:
             progress.say(
                 "deploy_model",
-                f"version {number} is the {alias}, but a rollback of it could go unnoticed, because its label "
-                f"{turn_label(alias)} was not written: {error}",
+                f"version {number} is now the {alias}, but a rollback of it could go unnoticed, because writing its "
+                f"label {turn_label(alias)} failed: {error}",
             )
 
     def _label(self, version: VertexVersion, alias: str, value: str) -> None:
-        """Set the label of a version for an alias; its other labels stay. An equal value causes no request."""
+        """Set a version's turn label for an alias and keep its other labels; sends no request if nothing changes."""
         if version.labels.get(turn_label(alias)) != value:
             model = {"name": f"{self.name}@{version.number}", "labels": {**version.labels, turn_label(alias): value}}
             self.call("ModelService", "update_model", {"model": model, "update_mask": {"paths": ["labels"]}})
 
 
 def turn_label(alias: str) -> str:
-    """Return the label that holds the turn at which a version got an alias."""
+    """Return the name of the label with the turn in which a version got an alias."""
     return f"{_TURN_LABEL}_{alias.lower()}"[:63]
 
 

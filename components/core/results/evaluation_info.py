@@ -379,7 +379,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
 
 
 def count_confusions(labels: np.ndarray, predicted: np.ndarray, num_classes: int) -> dict[str, Any]:
-    """Count how often each class was predicted for each true class, as `evaluation.json` holds it.
+    """Count how often each class was predicted for each true class, in the form of `evaluation.json`.
 
     Args:
         labels: True classes, int[examples], from 0 to num_classes - 1.
@@ -387,9 +387,9 @@ def count_confusions(labels: np.ndarray, predicted: np.ndarray, num_classes: int
         num_classes: Number of classes.
 
     Returns:
-        For at most 100 classes `confusion_matrix`, a list of rows, one for each true class. For more classes
-        `confusions`, which leaves out the zeros: lists `true` and `predicted` of class indices and `count` of examples,
-        sorted by true and predicted class. Its lists are never longer than the number of examples.
+        For at most 100 classes, `confusion_matrix`: a list of rows, one for each true class. For more classes,
+        `confusions`, which leaves out the zeros: lists of class indices, `true` and `predicted`, and of the number of
+        examples, `count`, sorted by true and predicted class. They are never longer than the number of examples.
 
     Example:
         >>> labels, predicted = np.array([0, 0, 1]), np.array([0, 1, 1])

@@ -1,4 +1,4 @@
-"""Exports of annotation tools, Label Studio's JSON and CVAT's XML, as tables of images or texts with their labels.
+"""Reads exports of annotation tools, Label Studio's JSON and CVAT's XML, as tables of labelled images or texts.
 
 Label Studio: https://labelstud.io/guide/task_format, https://labelstud.io/guide/export#JSON_MIN. CVAT for images 1.1:
 https://docs.cvat.ai/docs/manual/advanced/xml_format, https://docs.cvat.ai/docs/manual/advanced/formats/format-cvat.
@@ -26,7 +26,7 @@ from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import SEPARATOR, shown
 
 _ADDRESS = re.compile(r"^/data/(local-files/\?d=)?")  # Of Label Studio's media folder and local storage.
-_ANSWERS = ("choices", "taxonomy", "rating", "number")  # Types of results that are labels of a whole task.
+_ANSWERS = ("choices", "taxonomy", "rating", "number")  # Types of results that label a whole task.
 _LABEL_STUDIO = "Label Studio's export as JSON or JSON-MIN"
 _CVAT = "CVAT's annotations.xml of CVAT for images 1.1"
 
@@ -51,14 +51,14 @@ class _Item:
 
 
 def _is_answer(value: Any) -> bool:
-    """Return whether a value of JSON-MIN is an answer that is stored as {"choices": […]} or {"taxonomy": […]}."""
+    """Return whether a value in JSON-MIN is an answer in the form {"choices": […]}, {"taxonomy": […]} or the like."""
     return isinstance(value, dict) and any(kind in value for kind in _ANSWERS)
 
 
 def _labels_in(value: Any) -> list[str]:
     """Return the labels in an answer: a text or number, a list of them, or a mapping from a type to either.
 
-    An answer of a taxonomy is a list of paths, for example `[["animal", "cat"]]`, whose label is `animal/cat`.
+    The answer to a taxonomy is a list of paths: the label of `[["animal", "cat"]]` is `animal/cat`.
     """
     if isinstance(value, dict):
         return [label for kind in _ANSWERS for label in _labels_in(value.get(kind))]
@@ -77,10 +77,10 @@ def _of_task(task: Any, name: str, controls: Collection[str]) -> _Item:
             choices as {"choices": […]}, but a single choice as text, which looks like a field of the data.
 
     Raises:
-        ValueError: If it is not a task; names it.
+        ValueError: If it is not a task; the message names it.
     """
     if not isinstance(task, dict) or not isinstance(data := task.get("data", task), dict):
-        raise ValueError(f"{name} without fields of data: {str(task)[:60]}")
+        raise ValueError(f"{name} without data fields: {str(task)[:60]}")
     choices: dict[str, Sequence[str]] | None = None
     others, is_disputed = dict[str, None](), False
     if data is not task:
@@ -125,8 +125,8 @@ def _label_studio(content: bytes) -> list[_Item]:
             raise
         tasks = [typed_json.decode(line) for line in lines if line.strip()]  # One task per line.
     if not isinstance(tasks, list):
-        held = f"an object with {shown(list(tasks))}" if isinstance(tasks, dict) else f"{str(tasks)[:60]!r}"
-        raise ValueError(f"{held}, not a list of tasks")
+        content_kind = f"an object with {shown(list(tasks))}" if isinstance(tasks, dict) else f"{str(tasks)[:60]!r}"
+        raise ValueError(f"{content_kind}, not a list of tasks")
     controls = {key for task in tasks if isinstance(task, dict) for key, value in task.items() if _is_answer(value)}
     ids = [task.get("id") if isinstance(task, dict) else None for task in tasks]
     counts = Counter(map(str, ids))
@@ -159,7 +159,7 @@ def _as_table(items: Sequence[_Item], params: WriteParams, location: str, versio
     If the annotators answered one question, its column is `label`. If there is one field of data, its column
     is `path` for images, else `text`.
 
-    An item with several labels raises InputError when its row is read, if the task has one class per example.
+    If the task has one class per example, reading the row of an item with several labels raises InputError.
     """
     controls = list(dict.fromkeys(name for item in items for name in item.choices or ()))
     fields = list(dict.fromkeys(name for item in items for name in item.data))
@@ -188,7 +188,7 @@ def _as_table(items: Sequence[_Item], params: WriteParams, location: str, versio
                 elif len(labels) > 1:
                     raise InputError(
                         f"{item.name} of {location} has several labels: {', '.join(labels)}. Expected one. Set "
-                        "data.task=multi_label to take them all."
+                        "data.task=multi_label to use all of them."
                     )
                 else:
                     row.append("".join(labels))

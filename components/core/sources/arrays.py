@@ -24,7 +24,7 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
     for images, labels in arrays.values():
         if labels.ndim > 2 and labels.size > len(images):
             raise InputError(
-                f"Labels do not fit the images in {params.source}: expected one for each, received masks, "
+                f"Labels do not fit the images in {params.source}: expected one for each image, received masks, "
                 f"{labels.dtype}{list(labels.shape)}. {NOT_SUPPORTED}"
             )
     arrays, notes = _convert(arrays, params) if params.convert_arrays else (arrays, [])
@@ -94,7 +94,7 @@ def _check_images(split: str, images: np.ndarray, source: str) -> None:
             how = ": (images * 255).round().astype('uint8')"
         elif images.dtype.kind in "iu" and images.size and images.min() >= 0 and images.max() > 255:
             num_bits = int(images.max()).bit_length()
-            how = f": of {num_bits} bits (images >> {num_bits - 8}).astype('uint8'), alike in all splits"
+            how = f": for {num_bits}-bit values, (images >> {num_bits - 8}).astype('uint8') in all splits"
         raise InputError(
             f"Cannot use {_images_of(split)} in {source}: expected uint8[N, height, width] or uint8[N, height, width, "
             f"1|3] in [0, 255], received {images.dtype}{list(images.shape)}. Convert them before saving{how}."
@@ -117,30 +117,31 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> T
             )
     values = np.concatenate([labels.reshape(-1) for _, labels in arrays.values()])
     try:
-        distinct, places = np.unique(values, return_inverse=True)
+        distinct, firsts, places = np.unique(values, return_index=True, return_inverse=True)
         texts, garbled = _texts_of(distinct)
     except (UnicodeError, SystemError) as error:  # The latter of a number above all of Unicode's characters.
         raise InputError(
-            f"Cannot use the labels of {params.source}: expected whole numbers, or text that UTF-8 can write, received "
-            f"{error}. Correct the labels."
+            f"Cannot use the labels of {params.source}: expected whole numbers, or text that UTF-8 can encode, "
+            f"received {error}. Correct the labels."
         ) from error
     named = {text if text is None else class_name(text) for text in texts} - {None, *missing_labels(params.class_names)}
     if values.dtype.kind in "biuf" and params.class_names and not named <= set(params.class_names):
         numbers = values.astype(np.float64)
         numbers[np.isnan(numbers)] = _UNLABELLED
         return _named(numbers, params.class_names, keys)
-    labels, classes, unusable = index_labels(texts, params.class_names, [keys[i] for i in _firsts(places)])
+    labels, classes, unusable = index_labels(texts, params.class_names, [keys[i] for i in firsts.tolist()])
     reasons = {**unusable, **garbled}
     return Targets(labels[places], classes, {i: reasons[k] for i, k in enumerate(places.tolist()) if k in reasons})
 
 
 def _texts_of(labels: np.ndarray) -> tuple[list[str | None], dict[int, str]]:
-    """Return the labels as texts, and {index: reason} of bytes that are not UTF-8.
+    """Return the labels as texts, and {index: reason} for labels that are not UTF-8.
 
     Raises:
-        UnicodeError: If a text has half of a surrogate pair, which cannot be written.
+        UnicodeError: If a text has half of a surrogate pair, which UTF-8 cannot encode.
     """
-    texts, garbled = list[str | None](), dict[int, str]()
+    texts: list[str | None] = []
+    garbled: dict[int, str] = {}
     for i, label in enumerate(labels.tolist()):
         try:
             texts.append(text_of(label))
@@ -151,18 +152,13 @@ def _texts_of(labels: np.ndarray) -> tuple[list[str | None], dict[int, str]]:
     return texts, garbled
 
 
-def _firsts(places: np.ndarray) -> list[int]:
-    """Return the first index of each number in int[…], which has all numbers from 0 on."""
-    return np.unique(places, return_index=True)[1].tolist()
-
-
 def _named(values: np.ndarray, class_names: Sequence[str], keys: Sequence[str]) -> Targets:
     """Check that labels are indices into `class_names`, or -1 if they are missing."""
     outside = np.flatnonzero((values < _UNLABELLED) | (values >= len(class_names)) | (values != np.floor(values)))
     if len(outside):
         raise InputError(
             f"Labels outside the class list: {values[outside[0]]:g} (first at {keys[outside[0]]}). Expected "
-            f"numbers below {len(class_names)}, for {list(class_names)} in order. Correct the labels, or "
+            f"whole numbers below {len(class_names)}, for {list(class_names)} in order. Correct the labels, or "
             "data.class_names."
         )
     missing = np.flatnonzero(values == _UNLABELLED).tolist()

@@ -210,7 +210,7 @@ class Files:
         return len(self.sizes)
 
     def take(self, places: np.ndarray | slice) -> "Files":
-        """Return the files at indices int[…], in a slice or of a mask bool[count]."""
+        """Return the files that are selected by indices int[…], a slice or a mask bool[count]."""
         return Files(self.sizes[places], self.versions[places])
 
 

@@ -1,4 +1,4 @@
-"""Tables of image paths or of texts: CSV files, and the rows of other sources."""
+"""Tables of image paths or texts, from CSV files and other sources with rows."""
 
 import dataclasses
 import hashlib
@@ -46,7 +46,7 @@ class Table:
         each_row: Function that returns an iterator of each row's number and its cells, one for each column. A cell is a
             text; for multi-label data, `label` may be a tuple of labels.
         row_names: Name of each row in messages, by number, for example `task 17`; None for `line NUMBER`.
-        has_decimal_commas: Whether a number may have a decimal comma.
+        has_decimal_commas: Whether numbers may have a decimal comma.
         notes: Messages to the user, for example about columns whose role was guessed from their names.
     """
 
@@ -93,7 +93,7 @@ class _Rows:
         bad: Rows that lack a required value.
         table: The table.
         params: Parameters of the records.
-        labelled: Whether the target is read.
+        labelled: Whether targets are read.
     """
 
     numbers: np.ndarray
@@ -140,8 +140,8 @@ def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
     """List the rows of a table with the columns `path` or `text`, those of the target, and optionally `split`.
 
     Image paths are relative to the file's folder; texts are in the file itself. The target is `label`: a class, or any
-    number of labels, in a tuple or separated by `|`. For a regression, it is the numbers in `target_columns`. Without
-    `labelled`, no target is read.
+    number of labels, in a tuple or separated by `|`. For a regression, it is the numbers in `target_columns`. Targets
+    are read only if `labelled` is true.
     """
     location = table.location
     rows = _read_table(table.named(params, labelled), params, labelled)
@@ -150,7 +150,9 @@ def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
             f"Cannot use {rows.bad[0].key} of {location}: {rows.bad[0].reason}. Correct the {rows.table.row_kind}."
         )
     kind = IMAGE if "path" in rows.cells else TEXT
-    root, absolute, files = "", None, None
+    root = ""
+    absolute = None
+    files = None
     notes = rows.table.notes
     if kind == IMAGE:
         root, keys, absolute = _locate(rows, location)
@@ -235,7 +237,7 @@ def _targets_of(params: WriteParams) -> tuple[str, ...]:
 
 
 def _read_table(table: Table, params: WriteParams, labelled: bool) -> _Rows:
-    """Read the columns of a table that are used; only these stay in memory."""
+    """Read the columns of a table that are needed; only these are kept in memory."""
     targets = _targets_of(params) if labelled else ()
     if "label" in targets and "label" not in table.columns:
         table = _with_hot_columns(table, params)
@@ -248,7 +250,7 @@ def _read_table(table: Table, params: WriteParams, labelled: bool) -> _Rows:
         others.append("weight")
     wanted = list(dict.fromkeys([example, *targets, *others]))
     _check_columns(table, wanted, targets)
-    # An empty text is set aside later, when it is read.
+    # Empty texts are set aside later, when they are read.
     missing = {name: _EMPTY for name in wanted if name not in ("text", "id", *params.slice_columns)}
     numbers = [*targets, "weight", "split"] if labelled else []
     missing |= {name: MISSING for name in numbers if name in {*wanted, *table.columns}}
@@ -290,7 +292,7 @@ def _is_binary(cell: Any) -> bool:
 
 
 def _with_hot_columns(table: Table, params: WriteParams) -> Table:
-    """Return the table with its columns of only 0 and 1 as a column `label`, if there are at least two such columns.
+    """Add a column `label` that is made from the columns of only 0 and 1, if there are at least two of these.
 
     Raises:
         InputError: If the task is regression, or classification and a row has no 1 or several.
@@ -308,10 +310,10 @@ def _with_hot_columns(table: Table, params: WriteParams) -> Table:
     if params.task == REGRESSION:
         advice = f"Name the targets: data.target_columns=[{', '.join(hot)}]."
     elif odd and params.task == CLASSIFICATION:
-        advice = f"{odd.capitalize()} has not one 1: set data.task=multi_label to take each of them for a label."
+        advice = f"{odd.capitalize()} does not have exactly one 1: set data.task=multi_label to use each as a label."
     names = shown(list(hot))
     if advice:
-        raise InputError(f"Missing columns in {table.location}: 'label'. The columns {names} hold 0 and 1. {advice}")
+        raise InputError(f"Missing columns in {table.location}: 'label'. The columns {names} contain 0 and 1. {advice}")
     _check_repeated(table, list(hot))
 
     def each_row() -> Iterator[tuple[int, Sequence[Any]]]:
@@ -319,7 +321,7 @@ def _with_hot_columns(table: Table, params: WriteParams) -> Table:
             labels = tuple(name for name, place in hot.items() if cells[place].strip() == "1")
             yield number, [*cells, labels if params.task == MULTI_LABEL else labels[0]]
 
-    note = f"the columns {names} hold 0 and 1: each is taken for a label; data.columns may name another column"
+    note = f"the columns {names} contain 0 and 1: each is used as a label; data.columns may name another column"
     columns = [*table.columns, "label"]
     return dataclasses.replace(table, columns=columns, each_row=each_row, notes=(*table.notes, note))
 
@@ -327,7 +329,7 @@ def _with_hot_columns(table: Table, params: WriteParams) -> Table:
 def _read_cells(
     table: Table, wanted: Sequence[str], missing: Mapping[str, Container[Any]]
 ) -> tuple[np.ndarray, dict[str, Sequence[Any]], tuple[Quarantined, ...]]:
-    """Read the columns `wanted`, and `split` and `id` if the table has them; returns the first attributes of `_Rows`.
+    """Read the columns `wanted`, and `split` and `id` if they exist; returns `numbers`, `cells` and `bad` of `_Rows`.
 
     Args:
         table: The table.
@@ -339,13 +341,15 @@ def _read_cells(
     """
     kept = [name for name in table.columns if name in {*wanted, "split", "id"}]
     places = [(name, table.columns.index(name), name in {*wanted, "split"} - {"text"}) for name in kept]
-    numbers, bad = NumbersBuilder(), list[Quarantined]()
-    texts, tuples = {name: PiecesBuilder() for name in kept}, list[Sequence[str]]()
+    numbers = NumbersBuilder()
+    bad: list[Quarantined] = []
+    texts = {name: PiecesBuilder() for name in kept}
+    tuples: list[Sequence[str]] = []
     for number, cells in table.each_row():
         row = {}
         for name, place, is_stripped in places:
             cell = cells[place]
-            # An invisible space must not make another class.
+            # Surrounding spaces must not make a different class.
             row[name] = cell.strip() if is_stripped and isinstance(cell, str) else cell
         if lacking := [name for name, texts in missing.items() if row[name] in texts]:
             reasons = (f"{name!r} is {repr(row[name]) if row[name] else 'empty'}" for name in lacking)
@@ -359,8 +363,8 @@ def _read_cells(
                 tuples.append(cell)
     if not len(known := numbers.numbers()):
         raise InputError(
-            f"No {table.row_kind} of {table.location} can be used: in {bad[0].key} {bad[0].reason}, and so on. Fill "
-            "the column, or name another one in data.columns."
+            f"No {table.row_kind} of {table.location} can be used; for example, in {bad[0].key}, {bad[0].reason}. Fill "
+            "in the column, or name another one in data.columns."
         )
     columns: dict[str, Sequence[Any]] = {name: Names(column.pieces()) for name, column in texts.items()}
     if tuples:
@@ -391,10 +395,10 @@ def _check_columns(table: Table, wanted: Sequence[str], targets: Sequence[str]) 
 
 
 def _check_repeated(table: Table, names: Sequence[str]) -> None:
-    """Check that columns that are used occur once.
+    """Check that no column that is used occurs more than once.
 
     Raises:
-        InputError: If one of them occurs several times.
+        InputError: If one does.
     """
     if repeated := [name for name in names if list(table.columns).count(name) > 1]:
         raise InputError(
@@ -415,8 +419,8 @@ def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
         root = storage.common_folder(list(written))
         if root is None:
             raise InputError(
-                f"Paths of several places in {location}: {shortened(written[0])!r} and others. Expected all on this "
-                "machine, or all in one bucket. Copy the images to one place."
+                f"Paths in {location} are in several places: {shortened(written[0])!r} and others. Expected all on "
+                "this machine, or all in one bucket. Copy the images to one place."
             )
         relative, absolute = Names.collect(path.removeprefix(root).lstrip("/") for path in written), written
     else:

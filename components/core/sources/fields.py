@@ -82,10 +82,10 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
 
     Raises:
         InputError: If the image or text, a target or a field that a parameter names is missing, or if two fields have
-            one name.
+            the same name.
     """
     if len(set(fields)) < len(fields):
-        raise InputError(f"Repeated fields in {location}: {shown(list(fields))}. Expected every name once. Rename one.")
+        raise InputError(f"Repeated fields in {location}: {shown(list(fields))}. Expected each name once. Rename one.")
     params = params if labelled else params.without_columns_beyond(fields)
     if strange := sorted(set(params.columns.values()) - set(fields)):
         raise InputError(
@@ -116,7 +116,7 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
 def read_targets(values: Mapping[str, Sequence[Any]], chosen: Chosen, keys: Sequence[str]) -> Targets:
     """Return the targets for a `Listing`, from {field: values}.
 
-    Examples without a target, or with a label that is not UTF-8, are among the unusable ones.
+    Examples without a target, or whose label is not UTF-8, are in `unusable`.
 
     Raises:
         InputError: If a value holds several labels although the task has one, if a label is a structure or not among
@@ -138,7 +138,8 @@ def read_labels(values: Sequence[Any], name: str, params: WriteParams, keys: Seq
         _check_not_hot(values, name, keys)
     else:
         _check_single(values, name, keys)
-    labels, garbled = list[Any](), dict[int, str]()
+    labels: list[Any] = []
+    garbled: dict[int, str] = {}
     for i, value in enumerate(values):
         try:
             if isinstance(value, list) and params.task == MULTI_LABEL:
@@ -202,7 +203,7 @@ def _check_single(values: Sequence[Any], name: str, keys: Sequence[str]) -> None
 
 
 def read_weights(values: Sequence[Any], name: str, keys: Sequence[str]) -> Targets:
-    """Return the weights of examples as float32[num_examples, 1], from the values of the field `name`.
+    """Convert the values of the field `name` to weights of examples, float32[num_examples, 1].
 
     Raises:
         InputError: If a weight is negative, infinite or not a number.
@@ -211,7 +212,7 @@ def read_weights(values: Sequence[Any], name: str, keys: Sequence[str]) -> Targe
 
 
 def _only(value: Any) -> Any:
-    """Return the value of a field; None for an empty list, which is a feature without a value."""
+    """Return the value of a field, or the only element of a list; None for an empty list."""
     return (value[0] if value else None) if isinstance(value, list) else value
 
 
@@ -231,8 +232,7 @@ def read_splits(values: Sequence[Any], location: str) -> tuple[np.ndarray, dict[
         raise InputError(f"Unknown splits in {location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
     if not split_of:
         raise InputError(
-            f"No example of {location} has a split. Expected {', '.join(SPLITS)}. Fill the field of the split, or "
-            "remove it."
+            f"No example in {location} has a split. Expected {', '.join(SPLITS)}. Fill in the field, or remove it."
         )
     lacking = {i: "its split is missing" for i, name in enumerate(names) if name not in split_of}
     return np.array([split_of.get(name) or TRAIN for name in names]), lacking
@@ -282,8 +282,8 @@ def list_rows(
         chosen: Names of the fields by role.
         keys: Keys of the examples.
         splits: Split of every example by its file; a split field takes precedence. None if files have no split.
-        identify: Function that returns hashes which identify examples without an id, uint64[num_examples]. It is
-            called after the fields were checked. None if keys or ids identify all examples.
+        identify: Function that returns hashes for identifying examples without an id, uint64[num_examples]. It is
+            called after the fields are checked. None if keys or ids identify all examples.
         content: Other attributes of the `Listing`.
 
     Raises:
@@ -292,8 +292,8 @@ def list_rows(
     for name in chosen.targets:
         if is_picture(_only(next((value for value in values[name] if value not in (None, [])), None))):
             raise InputError(
-                f"Cannot use {name!r} of {chosen.params.source} as the label: it holds images. {NOT_SUPPORTED} Name "
-                "another field: data.columns={label: …}."
+                f"Cannot use {name!r} of {chosen.params.source} as the label: it contains images. {NOT_SUPPORTED} "
+                "Name another field: data.columns={label: …}."
             )
     labels, classes, unusable = read_targets(values, chosen, keys)
     reasons = [unusable]

@@ -57,7 +57,7 @@ def list_folders(kind: str, location: str, params: WriteParams, labelled: bool =
         inner.setdefault(class_of[folder], set()).update(folders[folder][depth - 1 : depth])
         written.setdefault(class_of[folder], set()).add(folders[folder][depth - 2])
     notes += [
-        f"the folders {', '.join(map(ascii, sorted(names)))} are one class, {name!r}"
+        f"the folders {', '.join(map(ascii, sorted(names)))} are the same class, {name!r}"
         for name, names in sorted(written.items())
         if len(names) > 1
     ]
@@ -78,8 +78,8 @@ def list_folders(kind: str, location: str, params: WriteParams, labelled: bool =
         check_class_folders(names, files_of, depth - 2, kind, location, read)
     if kind == IMAGE and (masks := find_masks(listed.names)):
         notes.append(
-            f"{len(masks):,} files are masks of others by their names, {shown(masks)}: they are examples of their "
-            "folder's class too; move them out of the source"
+            f"{len(masks):,} files have names of masks of other files, {shown(masks)}, but are used as examples of "
+            "their folder's class; move them out of the source"
         )
     if params.class_names:
         counts = Counter[str]()

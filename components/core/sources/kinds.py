@@ -45,7 +45,7 @@ _ALL = (
     keras_datasets.SOURCE,
 )
 SOURCES = {split_source(source.form)[0]: source for source in _ALL}
-_FEWEST_UNIQUE = 10  # Examples; fewer with a label of their own may be a first try.
+_FEWEST_UNIQUE = 10  # With fewer examples, each may have a unique label in a first try.
 _NOT_FOR = {
     "images": ("vocabulary_size", "num_tokens", "tokenization", "truncate"),
     "texts": ("image_size", "channels", "encoding", "jpeg_quality", "crop_margin"),
@@ -92,7 +92,7 @@ def list_examples(params: WriteParams) -> Listing:
     listing = source.read(location, params, True)
     if not len(listing.keys) and listing.bad:
         raise InputError(
-            f"No example of {params.source!r} can be used: {listing.bad[0].key}: {listing.bad[0].reason}, and so on. "
+            f"No example in {params.source!r} can be used; for example, {listing.bad[0].key}: {listing.bad[0].reason}. "
             "Correct the source, or name another field in data.columns."
         )
     _check_kind(listing, params)
@@ -114,7 +114,7 @@ def list_examples(params: WriteParams) -> Listing:
     present = np.unique(listing.labels)
     if len(present) == len(listing.labels) >= _FEWEST_UNIQUE:
         name = listing.class_names[present[0]]
-        note = f"every example has a label of its own, such as {name!r}: a class needs several examples to learn from"
+        note = f"every example has a different label, such as {name!r}: a model needs several examples of each class"
         listing = dataclasses.replace(listing, notes=(*listing.notes, note))
     if len(present) < 2:
         name = listing.class_names[present[0]] if len(present) else "none"
@@ -147,16 +147,16 @@ def _without_empty_classes(listing: Listing) -> Listing:
 
 
 def _check_labels(listing: Listing, source: Source, params: WriteParams) -> None:
-    """Check that the labels are not paths of images, which are masks or other answers.
+    """Check that the labels are not image paths, as of masks.
 
     Raises:
-        InputError: If all of several labels are, and `params.class_names` does not list them.
+        InputError: If there are several labels, all are image paths, and `params.class_names` is empty.
     """
     names = listing.class_names
     if not params.class_names and not source.has_class_folders and len(names) > 1 and all(map(has_image_suffix, names)):
         raise InputError(
-            f"The labels of {params.source!r} are paths of images: {shown(names)}. {NOT_SUPPORTED} Name the column of "
-            "the class: data.columns={label: …}. If these are names of classes, list them in data.class_names."
+            f"The labels of {params.source!r} are paths of images: {shown(names)}. {NOT_SUPPORTED} Name the column "
+            "with the class: data.columns={label: …}. If these paths are the classes, list them in data.class_names."
         )
 
 
@@ -177,20 +177,20 @@ def source_version(params: WriteParams, listing: Listing | None = None) -> str:
 
 
 def require_version(params: WriteParams, listing: Listing, expected: str) -> None:
-    """Check that a listing has the version of the source under which a cache will keep what is made of it.
+    """Check that a listing has the expected version of the source, under which a cache stores its results.
 
     Args:
         params: Source, and how to read it.
         listing: Listing of the source.
-        expected: Earlier result of `source_version`; empty accepts any.
+        expected: Earlier result of `source_version`; if empty, any version is accepted.
 
     Raises:
-        InputError: If the source has changed since.
+        InputError: If the source has changed since then.
     """
     if expected and (received := source_version(params, listing)) != expected:
         raise InputError(
             f"The data of {params.source!r} have changed since this run began: expected version {expected[:12]}, "
-            f"received {received[:12]}. Wait until nobody writes to them, and run again."
+            f"received {received[:12]}. Wait until nothing writes to them, and run again."
         )
 
 

@@ -71,13 +71,13 @@ class Listing:
         texts: Texts in UTF-8, for sources that hold them in one file, else None.
         kind: Kind of example, `image` or `text`; for a corpus, see `example_kind`.
         corpus: The text of a corpus, else None; its passages are the examples, and stay in their order.
-        containers: Files that hold the examples of `spans`, by their paths, with the sizes and versions that were
-            listed.
+        containers: Files that contain the examples of `spans`, with their paths as names, and their sizes and versions
+            at the time of listing.
         version: Digest of an array source's content, or of the CSV file.
         notes: Messages to the user, for example about files that were left out.
         identities: Names that identify examples independently of their place: an id, or a hash of the content, equal
             for copies; None if the keys are used.
-        has_ids: Whether `identities` are ids of the source; otherwise they are paths or hashes.
+        has_ids: Whether `identities` are ids from the source; otherwise, they are paths or hashes.
         hashes: uint64[num_examples]: `identify` of the images or texts that the listing holds; None if it holds none.
         bad: Inputs that are not examples, such as a row without a label; they are set aside like unreadable ones.
         weights: Weights of the examples in the training's loss, float32[num_examples]; None without `columns.weight`.
@@ -122,7 +122,7 @@ class Listing:
         """Return the listing with some examples moved to `bad`.
 
         Args:
-            unusable: Indices of examples, each with the reason; an example may be in several mappings.
+            unusable: Mappings from the index of an example to the reason; an example may be in several of them.
         """
         reasons: dict[int, str] = {}
         for mapping in unusable:
@@ -203,9 +203,9 @@ class Listing:
         return digest.hexdigest()
 
     def require_unchanged(self) -> None:
-        """Check that the files of the examples have not changed since they were listed; call it after reading them.
+        """Check that the files of the examples have not changed since they were listed; call this after reading them.
 
-        Sources that are held in memory, such as texts of a CSV file, are read once and cannot change.
+        Sources in memory, such as the texts of a CSV file, are read once and cannot change.
 
         Raises:
             InputError: If a file has another size or version, or is missing.
@@ -226,9 +226,9 @@ class Listing:
                     changed.append(listed.name)
         if changed:
             raise InputError(
-                f"The data changed while they were read: {len(changed):,} files differ from the listing, "
-                f"for example {changed[0]!r}. Expected data that nobody writes to. Wait "
-                "until the export or copy is complete, and run again."
+                f"The data changed while they were read: {len(changed):,} files differ from the listing, for example "
+                f"{changed[0]!r}. Expected data that do not change. Wait until the export or copy is complete, and run "
+                "again."
             )
 
     def content_digest(self) -> str:

@@ -1,4 +1,4 @@
-"""Recognises examples that are paired with masks, annotations or other answers, which are not classes."""
+"""Detects pairs of inputs and answers, such as images and their masks, in folders that should be classes."""
 
 import enum
 import itertools
@@ -12,8 +12,8 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.images import has_image_suffix, read_image
 from tpu_components.core.examples.interface import IMAGE, ImageRule, UnreadableError
 
-NOT_SUPPORTED = "Segmentation and detection are not supported: a classifier needs a class for each picture."
-# Words in the names of folders, and in the names of files beside what tells them apart.
+NOT_SUPPORTED = "Segmentation and detection are not supported: a classifier needs a class for each image."
+# Words that name the role of a folder or file: input, or answer.
 _INPUT = re.compile(
     "(image|img|jpegimage|photo|picture|rgb|frame|original|input|source|text|document|article|sentence)s?"
 )
@@ -21,7 +21,7 @@ _ANSWER = re.compile(
     "(mask|label|annotation|annot|ann|gt|groundtruth|truth|segmentation|seg|segment|target|output|semantic|matte|trimap|"
     "bbox|bboxe|translation|summary|summarie)s?"
 )
-# Words that say nothing about the role, as in SegmentationClass, leftImg8bit, gtFine_labelIds and images_train.
+# Words that do not affect the role, as in SegmentationClass, leftImg8bit, gtFine_labelIds and images_train.
 _NEUTRAL = re.compile(
     "jpe?g|png|class|object|instance|fine|coarse|left|right|bit|binary|colou?r|ground|ids?|raw|prepped|train|training|"
     "val|valid|validation|test|testing|txt|xml|json"
@@ -31,8 +31,8 @@ _MASK_WORD = re.compile("(?i)mask|seg|gt|label|annot|truth|target|matte|trimap")
 _SEPARATORS = re.compile(r"[-_. ]+")
 _PICTURE_STARTS = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*")
 _PAIRED_SHARE = 0.9
-_FEWEST_NAMED = 2  # Pairs, if the names of the folders say that one holds answers.
-_FEWEST_UNNAMED = 5  # Pairs, if only the pictures say so.
+_FEWEST_NAMED = 2  # Pairs that are enough if the folder names suggest inputs and answers.
+_FEWEST_UNNAMED = 5  # Pairs that are enough if only the images suggest it.
 _COMPARED_NAMES = 1000
 _COMPARED_PAIRS = 6
 _MOST_COLOURS = 16  # Of a mask.
@@ -40,7 +40,7 @@ _FEWEST_COLOURS = 64  # Of a picture.
 
 
 class _Role(enum.Enum):
-    """What the files of a folder are: inputs of a model, or what it should answer."""
+    """Role of the files in a folder: inputs of a model, or its expected answers."""
 
     INPUT = enum.auto()
     ANSWER = enum.auto()
@@ -56,8 +56,9 @@ def check_class_folders(
 ) -> None:
     """Check that folders are classes, and not examples and their masks or annotations.
 
-    Classes are often numbered alike, so equal file names alone do not show that two folders hold pairs: the names of
-    the folders must say that one has the answers for the other, or the pictures of one must look like masks.
+    Files of different classes often have the same numbers as names, so equal file names alone do not prove that two
+    folders contain pairs: the folder names must also suggest inputs and answers, or the images of one folder must look
+    like masks.
 
     Args:
         names: Names of the class folders.
@@ -68,7 +69,7 @@ def check_class_folders(
         read: Function that returns the content of a file.
 
     Raises:
-        InputError: If two folders hold pairs, or a folder that is named like answers holds no pictures.
+        InputError: If two folders contain pairs, or a folder whose name suggests answers has no images.
     """
     inputs = [name for name in names if _role_of(name) is _Role.INPUT]
     answers = [name for name in names if _role_of(name) is _Role.ANSWER]
@@ -105,14 +106,14 @@ def check_inner_folders(inner: Mapping[str, Iterable[str]], location: str) -> No
     if inner:
         name, folders = next(iter(inner.items()))
         raise InputError(
-            f"Every folder in {location} divides its files, as {name!r} does into "
-            f"{', '.join(map(repr, sorted(folders)))}: these are inputs and their masks or annotations. "
-            f"{NOT_SUPPORTED} Remove the folders of masks, or name the classes in data.class_names to use all files."
+            f"Every class folder in {location} contains folders of inputs and of their masks or annotations, for "
+            f"example {name!r}: {', '.join(map(repr, sorted(folders)))}. {NOT_SUPPORTED} Remove the folders of masks, "
+            "or list the classes in data.class_names to use all files."
         )
 
 
 def find_masks(paths: Sequence[str]) -> list[str]:
-    """Return the paths of files that are masks of others by their names, for example `0_mask.png` beside `0.png`.
+    """Return the paths of files whose names mark them as masks of others, such as `0_mask.png` next to `0.png`.
 
     Example:
         >>> find_masks(["a/0.png", "a/0_mask.png", "b/with_mask.png", "0.jpg", "0.seg.png"])
@@ -126,14 +127,14 @@ def find_masks(paths: Sequence[str]) -> list[str]:
 
 
 def is_picture(value: Any) -> bool:
-    """Return whether a value holds the bytes of an image file, or is the `{bytes, path}` of Hugging Face's images."""
+    """Return whether a value is the bytes of an image file, or a Hugging Face image, `{bytes, path}`."""
     if isinstance(value, dict):
         return isinstance(value.get("bytes"), bytes)
     return isinstance(value, bytes) and value.startswith(_PICTURE_STARTS)
 
 
 def _role_of(name: str) -> _Role | None:
-    """Return the role that all words of a name say, except neutral ones; None if they do not say one."""
+    """Return the role that a name's words suggest, apart from neutral ones; None without one, or with other words."""
     words = [word for word in map(str.lower, _WORD.findall(name)) if not _NEUTRAL.fullmatch(word)]
     if not words or not all(_INPUT.fullmatch(word) or _ANSWER.fullmatch(word) for word in words):
         return None
@@ -141,7 +142,7 @@ def _role_of(name: str) -> _Role | None:
 
 
 def _split_name(path: str) -> tuple[str, bool]:
-    """Return a path without extension and without words that say a role, and whether one says that it is an answer."""
+    """Return a path without its extension and words for a role, and whether one of these words means an answer."""
     folder, slash, name = path.rpartition("/")
     stem, dot, suffix = name.rpartition(".")
     words = _SEPARATORS.split(stem if dot and suffix.isalnum() else name)
@@ -151,7 +152,7 @@ def _split_name(path: str) -> tuple[str, bool]:
 
 
 def _find_pairs(firsts: Iterable[str], seconds: Iterable[str], depth: int, fewest: int) -> list[tuple[str, str]]:
-    """Return the pairs of files of two class folders with the same name; empty if many files have no counterpart."""
+    """Return pairs of files with the same name in two class folders; empty if many files have no counterpart."""
     by_name: list[dict[str, str]] = [{}, {}]
     for known, paths in zip(by_name, (firsts, seconds), strict=True):
         for path in paths:
@@ -163,7 +164,7 @@ def _find_pairs(firsts: Iterable[str], seconds: Iterable[str], depth: int, fewes
 
 
 def _are_picture_and_mask(read: Callable[[str], bytes], picture: str, mask: str) -> bool:
-    """Return whether two images have one size, and only the second has so few colours that it may be a mask."""
+    """Return whether two images have the same size, and only the second has as few colours as a mask."""
     try:
         arrays = [read_image(read(path), ImageRule(None, 0)).pixels for path in (picture, mask)]
     except (InputError, UnreadableError):
@@ -175,14 +176,14 @@ def _are_picture_and_mask(read: Callable[[str], bytes], picture: str, mask: str)
 
 
 def _refuse(inputs: str, answers: str, pairs: Sequence[tuple[str, str]], kind: str, location: str) -> None:
-    """Raise an InputError for the folder `answers`, which belongs to the folder `inputs`."""
+    """Raise InputError because the folder `answers` belongs to the folder `inputs`."""
     if kind == IMAGE:
-        pictures = f"the pictures in {inputs!r}" if inputs else "pictures"
-        reason = f"it has masks or annotations of {pictures}. {NOT_SUPPORTED}"
+        images = f"the images in {inputs!r}" if inputs else "images"
+        reason = f"it contains masks or annotations of {images}. {NOT_SUPPORTED}"
     else:
-        reason = f"it has the answers for the texts in {inputs!r}. Expected a folder of texts for each class."
+        reason = f"it contains the answers for the texts in {inputs!r}. Expected a folder of texts for each class."
     example = f" For example, {pairs[0][1]!r} belongs to {pairs[0][0]!r}." if pairs else ""
     raise InputError(
-        f"The folder {answers!r} in {location} is not a class: {reason}{example} If it is a class nevertheless, name "
-        "all classes in data.class_names."
+        f"The folder {answers!r} in {location} is not a class: {reason}{example} If it is a class, list all "
+        "classes in data.class_names."
     )

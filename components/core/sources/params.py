@@ -84,22 +84,22 @@ class WriteParams:
         vocabulary_size: Number of token IDs for texts, including padding and unknown; the other IDs are for the most
             frequent words of the training split.
         num_tokens: Length in words that all texts are cut or padded to; in a corpus, the characters of a passage.
-        tokenization: Rule that divides texts into words. `words_and_characters`: Unicode's spaces and punctuation
-            separate words, and each letter of a script without spaces, such as Chinese or Thai, counts as a word.
-            `unicode_words`: the same, but such letters form words too, for texts whose words are already separated.
-            `words`: the rule of earlier versions, in which only ASCII characters separate words, and only ASCII
-            capitals become lower case.
+        tokenization: Rule that splits texts into words. `words_and_characters`: Unicode spaces and punctuation separate
+            words, and each letter of a script without spaces, such as Chinese or Thai, counts as a word.
+            `unicode_words`: the same, but letters of these scripts form words too, for texts whose words are already
+            separated by spaces. `words`: the rule from earlier versions, in which only ASCII characters separate words
+            and only ASCII capitals become lower case.
         truncate: Side on which texts are cut and padded, `start` or `end`; `start` keeps the last words.
         context_tokens: Number of characters by which validation and test passages of a corpus overlap: a passage
             begins with the last characters of the one before. They are context and are scored only in the passage
             before. With 0, half of the predictions have little context.
-        class_names: The classes, in order; empty means those in the data, sorted. Names are compared in Unicode's NFC,
+        class_names: The classes, in order; empty means those in the data, sorted. Names are compared in Unicode NFC,
             and `1.0` is the class `1`. For folders: the classes to use. For
             integer labels of arrays: the name of each number. For a multi-label npz: source: the names of the columns,
             by default their numbers.
         target_shard_mib: Wanted size of a shard, in MiB.
-        max_bad_fraction: Largest share of inputs that are unreadable, or lack a label, split or weight; these are set
-            aside and listed in the manifest.
+        max_bad_fraction: Largest share of inputs that may be unreadable or lack a label, split or weight; these are
+            quarantined and listed in the manifest.
         num_workers: Processes to use; 0 means one per available CPU.
         engine: How a pipeline writes records: `local` in one step, `fan_out` in `engine_tasks` parallel steps and a
             merge step, or `beam` in an Apache Beam job. All write the same bytes. The command of the step is

@@ -26,12 +26,12 @@ from tpu_components.core.sources.targets import shown
 from tpu_components.core.work.workers import in_threads
 
 _EMBED = (
-    "Write the bytes of the files into the table, with the package `datasets` by "
-    "`dataset.with_format('arrow').map(datasets.table.embed_table_storage, batched=True)`, or list paths and labels in "
-    "a CSV file, for csv:FILE."
+    "Write the bytes of the files into the table, with Hugging Face `datasets`: "
+    "`dataset.with_format('arrow').map(datasets.table.embed_table_storage, batched=True)`. Or list paths and labels in "
+    "a CSV file, and use csv:FILE."
 )
 _MOST_ROWS_AT_ONCE = 1024
-_WITHHELD = -1  # Class index that the package `datasets` writes for an example without a label.
+_WITHHELD = -1  # Class index that Hugging Face `datasets` writes for an example without a label.
 _VALUE_BYTES = 64  # Least memory for a value with its key, however few bits it has in the file.
 
 
@@ -49,7 +49,7 @@ def _unpack(files: Sequence[Container], column: str) -> Spans:
 
 
 def _without_bytes(files: Sequence[Container], column: str) -> InputError:
-    """Return an error for a column of images of which no row has bytes."""
+    """Return the error for an image column without bytes in any row."""
     value = next(_values_of(files[0], column), None)
     path = value.get("path") if isinstance(value, dict) else None
     received = f"only paths (the first: {path!r})" if path else "none in any row"
@@ -274,7 +274,7 @@ def _list_tables(
     def identify() -> np.ndarray:
         if hashes is not None:
             return hashes
-        # Not by its place: BigQuery exports rows in another order each time.
+        # Row numbers do not identify images: BigQuery exports rows in a different order each time.
         hashed = [*in_threads(lambda file: identify_each(_column_of(file, column)), files[0].path, files)]
         of_images = np.concatenate(hashed)
         if np.all(of_images == identify_each([b""])):

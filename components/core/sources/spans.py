@@ -95,7 +95,7 @@ class LaterSpans:
         return self._find()
 
     def take(self, places: np.ndarray) -> "LaterSpans":
-        """Return the spans at indices int[…], which are computed later too."""
+        """Return the spans at indices int[…], which are also computed later."""
         num_bytes = self.num_bytes * len(places) // max(self._count, 1)
         return LaterSpans(self.paths, num_bytes, len(places), functools.partial(self._take, places))
 
@@ -110,11 +110,11 @@ class LaterSpans:
 
 
 def copy_contents(contents: Iterable[bytes], num_bytes: int) -> Spans:
-    """Copy the contents of examples to a temporary file, which is removed together with the spans.
+    """Copy the contents of examples to a temporary file, which is removed when the spans are garbage-collected.
 
     Args:
         contents: The content of each example, in order.
-        num_bytes: Estimated size of all contents, in bytes; often a lower bound, because files are compressed.
+        num_bytes: Estimated total size, in bytes; often a lower bound, because the source files are compressed.
 
     Raises:
         InputError: If the disk is full.
@@ -123,13 +123,15 @@ def copy_contents(contents: Iterable[bytes], num_bytes: int) -> Spans:
         folder = Path(tempfile.mkdtemp(prefix="contents-"))
         left.callback(shutil.rmtree, folder, ignore_errors=True)
         storage.require_free_bytes(folder, num_bytes)
-        path, sizes, looked = folder / "contents", list[int](), SMALL_BYTES
+        path = folder / "contents"
+        sizes: list[int] = []
+        checked_bytes = SMALL_BYTES
         with storage.naming_full_disk(path), open(path, "wb") as copy:
             for content in contents:
                 copy.write(content)
-                if copy.tell() > looked:
+                if copy.tell() > checked_bytes:
                     storage.require_free_bytes(folder, SMALL_BYTES)
-                    looked += SMALL_BYTES
+                    checked_bytes += SMALL_BYTES
                 sizes.append(len(content))
         ends = np.cumsum([0, *sizes])
         spans = Spans((str(path),), np.zeros(len(sizes), np.int32), ends[:-1], np.diff(ends), are_copies=True)

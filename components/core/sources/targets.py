@@ -32,9 +32,9 @@ class Targets(NamedTuple):
     """Targets of examples.
 
     Attributes:
-        labels: The targets as they are stored; see the module. Where a target is missing, the value has no meaning.
+        labels: The targets as they are stored; see the module's docstring. Values of missing targets are arbitrary.
         class_names: The classes; for a regression, the names of the targets.
-        unusable: Examples without a usable target, as {index: reason}; they are set aside.
+        unusable: Examples without a usable target, as {index: reason}; they are quarantined.
     """
 
     labels: np.ndarray
@@ -46,7 +46,7 @@ def index_labels(names: Sequence[str | None], class_names: Sequence[str], where:
     """Convert labels to indices of classes, int32[num_examples].
 
     Args:
-        names: The label of every example; see `class_name` and `missing_labels` for the classes that they name.
+        names: The label of every example; `class_name` and `missing_labels` define the class that it names.
         class_names: The classes in order; empty for all that occur, sorted.
         where: Name of each example in messages.
 
@@ -54,7 +54,7 @@ def index_labels(names: Sequence[str | None], class_names: Sequence[str], where:
         InputError: If a label is not among the classes, or the labels are numbers with a fraction.
     """
     missing = missing_labels(class_names)
-    # There are few classes and many examples, so each name is converted once.
+    # Many examples share few names, so convert each name once.
     class_of = {name: None if name is None or name.strip() in missing else class_name(name) for name in set(names)}
     occurring = {name for name in class_of.values() if name is not None}
     classes = _classes(
@@ -68,7 +68,7 @@ def index_labels(names: Sequence[str | None], class_names: Sequence[str], where:
 
 
 def without_label(label: str | None) -> str:
-    """Return the reason for which an example without a label is set aside."""
+    """Return the reason why an example without a label is quarantined."""
     return f"its label is missing: {label!r}" if label else "its label is missing"
 
 
@@ -78,42 +78,42 @@ def split_labels(
     """Convert several labels per example to 0 and 1, uint8[num_examples, num_classes].
 
     Args:
-        cells: The labels of every example: a list, or a text such as `cat|dog`. If either is empty, the example has no
-            label; if it is None or `nan`, its labels are missing.
+        cells: The labels of every example: a list, or a text such as `cat|dog`. An empty list or text means that the
+            example has no labels; None or `nan` means that its labels are missing.
         class_names: See `index_labels`.
         where: See `index_labels`.
 
     Raises:
         InputError: If a label is not among the classes, or labels seem to be separated by another character.
     """
-    held = [cell if cell is None or isinstance(cell, str) else tuple(cell) for cell in cells]
-    different = set(held)
+    label_sets = [cell if cell is None or isinstance(cell, str) else tuple(cell) for cell in cells]
+    different = set(label_sets)
     texts = [cell for cell in different if isinstance(cell, str)]
     if not class_names and not any(SEPARATOR in cell for cell in texts) and (joined := find_joined(texts)):
         raise InputError(
-            f"Labels in a cell are separated by {SEPARATOR!r}. Received: {joined!r}. Write {SEPARATOR!r} between "
-            "them, or, if it is one label, name all of them in data.class_names."
+            f"Expected {SEPARATOR!r} between the labels in a cell, received {joined!r}. Write {SEPARATOR!r} between "
+            "them, or, if this is one label, list all classes in data.class_names."
         )
     missing = missing_labels(class_names) - {""}
-    # Cells recur, so each different one is read once.
+    # Many examples share few cells, so read each cell once.
     names_in = {cell: _names_in(cell, missing) for cell in different}
     occurring = {name for names in names_in.values() for name in names or ()}
     classes = _classes(
         occurring,
         class_names,
-        lambda unknown: where[_first(bool(unknown & set(names_in[cell] or ())) for cell in held)],
+        lambda unknown: where[_first(bool(unknown & set(names_in[cell] or ())) for cell in label_sets)],
     )
     index = {name: i for i, name in enumerate(classes)}
     places = {cell: [index[name] for name in names or ()] for cell, names in names_in.items()}
-    hot = np.zeros((len(held), len(classes)), np.uint8)
-    for row, cell in zip(hot, held, strict=True):
+    hot = np.zeros((len(label_sets), len(classes)), np.uint8)
+    for row, cell in zip(hot, label_sets, strict=True):
         row[places[cell]] = 1
-    lacking = ((i, cell) for i, cell in enumerate(held) if names_in[cell] is None)
+    lacking = ((i, cell) for i, cell in enumerate(label_sets) if names_in[cell] is None)
     return Targets(hot, classes, {i: without_label(cell if isinstance(cell, str) else None) for i, cell in lacking})
 
 
 def _names_in(cell: str | tuple[str, ...] | None, missing: Container[str]) -> list[str] | None:
-    """Return the names of the labels in a cell, each once; None if its labels are missing."""
+    """Return the distinct class names in a cell; None if its labels are missing."""
     if cell is None or (isinstance(cell, str) and cell.strip() in missing):
         return None
     parts = cell.split(SEPARATOR) if isinstance(cell, str) else cell
@@ -170,7 +170,7 @@ def parse_numbers(
     A number is missing if it is None, NaN, or a text in `MISSING`.
 
     Raises:
-        InputError: If a cell holds something else, or `read_numbers` refuses a number.
+        InputError: If a cell contains something else, or `read_numbers` rejects a number.
     """
     values = np.empty((len(where), len(names)))
     for name, column, numbers in zip(names, columns, values.T, strict=True):
@@ -189,7 +189,7 @@ def parse_numbers(
 def read_numbers(values: np.ndarray, names: Sequence[str], where: Sequence[str], what: str = TARGETS) -> Targets:
     """Check numbers, float64[num_examples, num_targets], and return them as float32.
 
-    Examples with a NaN are among the unusable ones.
+    Examples with a NaN are in `unusable`.
 
     Raises:
         InputError: If a number is not finite as float32, or a weight is negative.
@@ -243,11 +243,11 @@ def _first(flags: Iterable[bool]) -> int:
 
 
 def _classes(occurring: set[str], class_names: Sequence[str], example: Callable[[set[str]], str]) -> tuple[str, ...]:
-    """Return `class_names`, checked to contain all that occur, or if it is empty all that occur, sorted.
+    """Return the classes: `class_names`, or if it is empty, all names that occur, sorted.
 
     Raises:
-        InputError: If a name is not among the classes, or without `class_names` all names are numbers, and some of
-            them have a fraction.
+        InputError: If a name that occurs is not in `class_names`, or if `class_names` is empty and all names are
+            numbers, some with a fraction.
     """
     if class_names:
         if unknown := occurring - set(class_names):
@@ -260,8 +260,8 @@ def _classes(occurring: set[str], class_names: Sequence[str], example: Callable[
     if fractions and all(map(_NUMBER.fullmatch, occurring)):
         raise InputError(
             f"Labels are numbers with a fraction: {shown(fractions)} (first at {example({fractions[0]})}). Expected "
-            "names or whole numbers of classes. To predict numbers, set data.task to regression. To make each number a "
-            "class, name all of them in data.class_names."
+            "class names or whole numbers. To predict numbers, set data.task to regression. To make each number a "
+            "class, list all of them in data.class_names."
         )
     # Python refuses to parse thousands of digits; 18 fit an int64.
     numeric = all(name.isdecimal() and len(name) <= 18 for name in occurring)

@@ -26,8 +26,8 @@ _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 # Features with the size of raw pixels; also after `image/`.
 _SIZES = (("height", "rows"), ("width", "cols"), ("channels", "depth"))
 _RAW_KINDS = {1: "P5", 3: "P6"}  # Netpbm's formats, by the number of channels.
-_LEAST_PIXELS = 64  # Fewer bytes are hardly pixels.
-_RAW_NOTE = "{!r} holds raw pixels: they are read row by row, with the channels of a pixel beside each other"
+_LEAST_PIXELS = 64  # Fewer bytes are unlikely to be pixels.
+_RAW_NOTE = "{!r} contains raw pixels: they are read row by row, with the channels of each pixel together"
 
 
 class _Row(NamedTuple):
@@ -103,7 +103,7 @@ def _frames(file: Container) -> Iterator[tuple[bytes, int]]:
 
 
 def _is_raw(first: Mapping[str, list[Any]], name: str, path: str) -> bool:
-    """Return whether the images are raw pixels and not image files, by the features of the first record.
+    """Return whether the images are raw pixels instead of image files, judged by the first record.
 
     Raises:
         InputError: If the feature holds numbers, a serialized tensor, or raw pixels without their height and width.
@@ -157,7 +157,7 @@ def _stored_size(fields: Mapping[str, list[Any]], usual: Sequence[str]) -> int:
 
 
 def _raw_header(fields: Mapping[str, list[Any]], content: bytes) -> bytes:
-    """Return the header of a PGM or PPM file whose pixels are `content`; empty if they do not have the stored size.
+    """Return a PGM or PPM header that makes `content` an image file; empty if it does not match the stored size.
 
     TensorFlow's converters of MNIST and CIFAR-10 wrote raw pixels beside `height`, `width` and `depth`.
     """
@@ -171,7 +171,7 @@ def _raw_header(fields: Mapping[str, list[Any]], content: bytes) -> bytes:
 
 
 def _unpack(rows: Sequence[_Row]) -> Spans:
-    """Copy raw pixels to a temporary file, each as a PGM or PPM file, which all later steps read as an image."""
+    """Copy raw pixels to a temporary file as PGM or PPM images, which all later steps can read."""
 
     def contents() -> Iterator[bytes]:
         for path, of_file in itertools.groupby(rows, key=lambda row: row.span.path):

@@ -40,7 +40,7 @@ class _Example:
     Attributes:
         name: Path of the image in the archive.
         span: Place of its content.
-        label: Label as the file has it, for example text or a value of JSON; None without one.
+        label: Label from the label file: bytes or a JSON value; None if there is no label.
         kept: Values to store with its prediction.
     """
 
@@ -53,7 +53,8 @@ class _Example:
 def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List the images of tar archives.
 
-    A label is in a `.cls` or `.json` file with the image's name. If no image has such a file, its folder is its label.
+    A label is in a `.cls`, `.txt` or `.json` file with the image's name. If no image has such a file, the name of its
+    folder is its label.
     """
     archives = list_containers(location, (".tar",))
     read = functools.partial(_read_archive, params=params)
@@ -74,7 +75,8 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
     if len(set(keys)) < len(keys):
         twice = [key for key, count in Counter(keys).items() if count > 1]
         raise InputError(f"Files of one name in an archive: {shown(twice)}. Expected each once. Make it again.")
-    targets, reasons = Targets(*without_labels(len(keys)), {}), list[Mapping[int, str]]()
+    targets = Targets(*without_labels(len(keys)), {})
+    reasons: list[Mapping[int, str]] = []
     if labelled:
         labels = [example.label for example in examples]
         if all(label is None for label in labels):
@@ -240,7 +242,7 @@ class _Group:
             return facts.get(name)
 
     def examples(self) -> Iterator[_Example]:
-        """Yield each image with the label from its label file; None without a label file."""
+        """Yield each image with the label from its label file, or with None if it has no label file."""
         for name, span in self._images:
             yield _Example(name, span, self._label, self._kept)
 

@@ -1,4 +1,4 @@
-"""Finds the files that a table means by paths that do not exist as they are written."""
+"""Finds the files for paths in a table that do not exist as written."""
 
 import contextlib
 import itertools
@@ -15,38 +15,40 @@ from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.files import storage
 from tpu_components.core.sources.columns import Files, Names
 
-_SEARCHED_FILES = 10_000  # The nearest file, for a message, is one of these.
+_SEARCHED_FILES = 10_000  # Files that are searched for the nearest file, for a message.
 _SHOWN = 3
 
 
 def find_files(root: str, keys: Names, folder: str) -> tuple[Names, Files, list[str]]:
     r"""Find image files by the paths in a table.
 
-    A path that does not exist is read in another way if this gives one existing file:
+    If a path does not exist, these variants are tried; a variant is used if it matches exactly one existing file:
 
     - with slashes in place of backslashes,
     - with codes such as `%20` decoded,
-    - with the file's name in upper or lower case,
-    - with the extension of an image, if it has none.
+    - with a file name that differs only in case,
+    - with an image extension added, if it has none.
 
     Args:
         root: Folder of the files.
         keys: Paths below the folder.
-        folder: Folder of the table, where the nearest files for messages are looked for if `root` does not exist.
+        folder: Folder of the table, which is searched for the nearest files if `root` has no images.
 
     Returns:
-        The paths, of which those that were read in another way are replaced; the files; and notes on these paths, and
-        on files that do not exist but are similar to an existing one.
+        The paths, with matching variants in place of those that do not exist; the files; and notes on replaced paths
+        and on missing files that are similar to an existing one.
     """
     files = Files.collect(storage.stat_files(root, keys))
     missing = [keys[place] for place in np.flatnonzero(files.are_missing).tolist()]
     if not missing:
         return keys, files, []
-    notes, others = [], _find_others(root, missing)
+    notes = []
+    others = _find_others(root, missing)
     if others:
         path, existing = next(iter(others.items()))
         notes.append(
-            f"{len(others):,} of {len(keys):,} paths do not exist as they are written: {path!r} is read as {existing!r}"
+            f"{len(others):,} of {len(keys):,} paths do not exist as written: for example, {path!r} is read as "
+            f"{existing!r}"
         )
         keys = Names.collect(others.get(key, key) for key in keys)
         files = Files.collect(storage.stat_files(root, keys))
@@ -58,7 +60,7 @@ def find_files(root: str, keys: Names, folder: str) -> tuple[Names, Files, list[
 
 
 def _find_others(root: str, names: Sequence[str]) -> dict[str, str]:
-    """Return {path that does not exist: the only existing file that it can mean}."""
+    """Return {path that does not exist: the only existing file that matches it}."""
     others, folders = dict[str, str](), dict[str, _Folder]()
     for name in names:
         for reading in _readings(root, name):
@@ -73,7 +75,7 @@ def _find_others(root: str, names: Sequence[str]) -> dict[str, str]:
 
 
 def _readings(root: str, name: str) -> Iterator[str]:
-    """Yield a path, and the other paths below `root` that it can stand for: with slashes, and with codes decoded."""
+    """Yield a path and its variants below `root`: with slashes for backslashes, and with `%20` and the like decoded."""
     slashed = name.replace("\\", "/")
     for reading in dict.fromkeys((name, slashed, unquote(name), unquote(slashed))):
         with contextlib.suppress(InputError):
@@ -82,7 +84,7 @@ def _readings(root: str, name: str) -> Iterator[str]:
 
 
 class _Folder:
-    """The names of the files in a folder, by their lower-case names with and without extensions.
+    """File names in a folder, indexed by lower-case name with and without extension.
 
     Args:
         names: The names.
@@ -97,7 +99,7 @@ class _Folder:
                 self._by_stem[PurePosixPath(name).stem.casefold()].append(name)
 
     def find(self, name: str) -> list[str]:
-        """Return the file of a name; else files whose names differ in case, or images that only add an extension."""
+        """Return the file with a name; otherwise, files whose names differ in case, or images that add an extension."""
         if name in self._names:
             return [name]
         key = name.casefold()
@@ -105,7 +107,7 @@ class _Folder:
 
 
 def _nearest_files(root: str, folder: str, names: Sequence[str]) -> dict[str, str]:
-    """Return {path that does not exist: the existing image with the same name, or with the most similar path}."""
+    """Return {path that does not exist: an existing image with the same name, or else the most similar path}."""
     known: list[str] = []
     for place in (root, folder):
         with contextlib.suppress(InputError):

@@ -134,7 +134,7 @@ class StepCommand(NamedTuple):
         work: Function that takes the parameters and the values of the flags, in their order.
         params: Dataclass of the parameters.
         help: What the command does.
-        flags: Flags, each with the arguments of `add_argument`; those without a default are required.
+        flags: Flags, each with arguments for `add_argument`; a flag without a default is required.
     """
 
     work: Callable[..., Any]

@@ -145,7 +145,7 @@ class ResumeState:
 
 @contextlib.contextmanager
 def giving_up(*folders: ResumeState) -> Iterator[None]:
-    """If the block, which checks the data that pieces were made of, raises InputError, no work continues with them."""
+    """Prevent a later attempt from reusing finished pieces if the block, which checks their data, raises InputError."""
     try:
         yield
     except InputError:

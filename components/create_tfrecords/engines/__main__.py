@@ -12,7 +12,7 @@ _NUMBER = {"type": int, "help": "Number of the range, from 0."}
 _PARTS = {"nargs": "+", "help": "Folders that write wrote, in any order."}
 _OUTPUT = {"help": "Folder to write; plan's and write's also in a bucket."}
 _RECORDS = {"type": Path, **_OUTPUT}
-_VERSION = {"default": "", "help": "Expected version of the data, as list_source returns it; empty accepts any."}
+_VERSION = {"default": "", "help": "Expected version of the data, from list_source; if empty, any version is accepted."}
 _COMMANDS = {
     "plan": StepCommand(
         fan_out.plan_parts, WriteParams, "Plan the parts, once.", {"output": _OUTPUT, "data-version": _VERSION}

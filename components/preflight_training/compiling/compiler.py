@@ -96,8 +96,8 @@ class Outcome:
         parameters: Number of trainable parameters.
         objection: Reason for which train_model would refuse a model that fits; empty if there is none.
         stage: Number of the training stage that was compiled, from 1; 0 for a training without stages.
-        learning_rate: Peak learning rate of the training for one replica, that of the model's own optimizer if it has
-            one; 0 if the model was not compiled.
+        learning_rate: Peak learning rate of training for one replica, from the model's own optimizer if training uses
+            it; 0 if the training step was not compiled.
         is_cached: Whether the outcome was taken from the cache.
     """
 

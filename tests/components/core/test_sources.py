@@ -348,7 +348,7 @@ def test_csv_messages_name_the_line_and_cut_long_texts(tmp_path):
 def test_a_quotation_mark_without_its_counterpart_is_refused_with_its_line(tmp_path, last):
     """Lines up to the next quotation mark, or to the end, were taken for one text."""
     source = _csv(tmp_path, "text,label\n" + "fine text,a\n" * 3 + '"odd text,b\n' + "fine text,b\n" * 3 + f"{last}\n")
-    with pytest.raises(InputError, match=r"Malformed line 5 of .*: a quotation mark .* no counterpart, and 5 lines"):
+    with pytest.raises(InputError, match=r"Malformed line 5 of .*: an unclosed quotation mark would join 5 lines"):
         _plan(source)
 
 
@@ -383,7 +383,7 @@ def test_a_csv_row_without_a_label_is_set_aside_by_its_line_and_counted(tmp_path
         write_records(WriteParams(source, num_workers=1), tmp_path / "out")
     write_records(WriteParams(source, num_workers=1, max_bad_fraction=0.03), tmp_path / "out")
     assert [item.reason for item in Manifest.load(tmp_path / "out").quarantined] == ["'label' is empty"]
-    with pytest.raises(InputError, match=r"No line of .* can be used: in line/00000002 'label' is empty"):
+    with pytest.raises(InputError, match=r"No line of .* can be used; for example, in line/00000002, 'label' is empty"):
         list_examples(WriteParams(_csv(tmp_path, "text,label\nwords,\n")))
 
 
@@ -404,9 +404,9 @@ def test_columns_of_0_and_1_are_labels_where_there_is_no_other(tmp_path):
     rows = "".join(f"text {i},{int(i % 2 == 0)},{int(i % 2)},0\n" for i in range(20))
     listing = list_examples(WriteParams(_csv(tmp_path, f"text,cat,dog,bird\n{rows}")))
     assert (listing.class_names, listing.labels[:3].tolist()) == (("cat", "dog"), [0, 1, 0])
-    assert any("'cat', 'dog', 'bird' hold 0 and 1: each is taken for a label" in note for note in listing.notes)
+    assert any("'cat', 'dog', 'bird' contain 0 and 1: each is used as a label" in note for note in listing.notes)
     both = _csv(tmp_path, f"text,cat,dog,bird\n{rows}both,1,1,0\nnone,0,0,0\n")
-    with pytest.raises(InputError, match=r"hold 0 and 1. Line 22 has not one 1: set data.task=multi_label"):
+    with pytest.raises(InputError, match=r"contain 0 and 1. Line 22 does not have exactly one 1: .*multi_label"):
         list_examples(WriteParams(both))
     several = list_examples(WriteParams(both, task="multi_label"))
     assert several.labels[-2:].tolist() == [[1, 1], [0, 0]]
@@ -558,7 +558,7 @@ def test_numbers_of_classes_get_the_names_in_order(tmp_path):
     assert (listing.class_names, listing.labels.tolist()) == (("dog", "cat"), [0, 1] * 10)
     assert _plan(source, class_names=("1", "0")).listing.labels.tolist() == [1, 0] * 10
     with pytest.raises(
-        InputError, match=r"class list: 1 \(first at all/00000001\). Expected numbers below 1, for \['a'\]"
+        InputError, match=r"class list: 1 \(first at all/00000001\). Expected whole numbers below 1, for \['a'\]"
     ):
         _plan(source, class_names=("a",))
 

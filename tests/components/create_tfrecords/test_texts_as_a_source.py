@@ -157,9 +157,7 @@ def test_words_of_the_test_split_are_known_whatever_separates_them(separator, tm
         assert manifest.input.tokenization == rule
         statistics = manifest.splits["test"].statistics
         assert (statistics["num_unknown"] < 0.2 * statistics["num_tokens"]) == is_known
-        warning = (
-            "of the words in test are unknown, because the rule data.tokenization=words does not divide words such"
-        )
+        warning = "of the words in test are unknown, because the rule data.tokenization=words does not split texts such"
         assert (warning in capsys.readouterr().err) != is_known
 
 
@@ -180,7 +178,7 @@ def test_no_rule_changes_the_split_of_an_example(rule, tmp_path):
     ("texts", "change", "cause"),
     [
         ([f"unique{i}" for i in range(60)], {}, "most texts are a single word such as 'unique"),
-        ([f"one{i} two{i} three{i}" for i in range(60)], {}, "the training texts do not have them: check that"),
+        ([f"one{i} two{i} three{i}" for i in range(60)], {}, "they do not occur in the training texts: check that"),
         (
             [f"one{i} two{i} a" for i in range(60)],
             {"vocabulary_size": 4},

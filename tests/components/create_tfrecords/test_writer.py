@@ -318,8 +318,8 @@ def test_images_that_lose_their_content_are_counted_and_told(image_folder, tmp_p
     Image.fromarray(drawing).save(folder / "dog" / "0007.png")
     write_records(WriteParams(f"images:{folder}", channels=1), tmp_path / "out")
     told = " ".join(capsys.readouterr().err.split())
-    assert "3 of 20 images of 16 bits keep at most 64 of 256 grey levels" in told
-    assert "1 of 20 images have one colour, because their content is in the transparency" in told
+    assert "3 of 20 16-bit images keep at most 64 of 256 grey levels" in told
+    assert "1 of 20 images have only one colour, because their content is in the transparency" in told
     statistics = [split.statistics for split in Manifest.load(tmp_path / "out").splits.values()]
     assert sum(each.get("num_few_levels", 0) for each in statistics) == 3
     assert sum(each.get("num_only_alpha", 0) for each in statistics) == 1

@@ -205,7 +205,7 @@ def test_decisions_that_cannot_be_counted_are_refused(registry, digits_records, 
     records = shutil.copytree(digits_records, tmp_path / "records")
     (records / "examples.npz").unlink()
     params, model = _against_the_best(registry), _with_other_bytes(trained_digits, tmp_path / "b")
-    with pytest.raises(InputError, match=r"test_decisions=52 requires: .* received none .* Run create_tfrecords again"):
+    with pytest.raises(InputError, match=r"test_decisions=52 requires: .* without IDs. Run create_tfrecords again"):
         evaluate_model(params, records, model, tmp_path / "evaluation")
     with pytest.raises(InputError, match="test_decisions=52 cannot be counted for a language_model"):
         params.check_task("language_model")

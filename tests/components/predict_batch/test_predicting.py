@@ -78,7 +78,7 @@ def test_pictures_that_lose_their_content_are_told_by_both_ways_to_predict(expor
         values = np.random.default_rng(i).integers(0, 1024, (8, 8), np.uint16)
         Image.fromarray(values if i else values.astype(np.uint8)).save(tmp_path / "in" / f"{i}.png")
     predict_batch(PredictParams(f"images:{tmp_path}/in", num_workers=1), export_dir, tmp_path / "out")
-    told = "2 of 3 images of 16 bits keep at most 64 of 256 grey levels"
+    told = "2 of 3 16-bit images keep at most 64 of 256 grey levels"
     assert told in " ".join(capsys.readouterr().err.split())
     assert len(list(predict_inputs(export_dir, [f"{tmp_path}/in"]))) == 3
     assert told in " ".join(capsys.readouterr().err.split())

@@ -52,7 +52,7 @@ def test_a_look_tells_which_images_lose_their_content(tmp_path):
             values = np.random.default_rng(i).integers(0, 4096, (8, 8), np.uint16)
             Image.fromarray(values if name == "a" else values.astype(np.uint8)).save(tmp_path / name / f"{i}.png")
     said = "\n".join(look_at(WriteParams(f"images:{tmp_path}", join_copies=False)).lines())
-    assert "10 of 20 images of 16 bits keep at most 64 of 256 grey levels" in said
+    assert "10 of 20 16-bit images keep at most 64 of 256 grey levels" in said
 
 
 def test_init_writes_a_configuration_with_reasons_a_model_and_a_workflow(photos):

@@ -35,7 +35,7 @@ from tpu_components.core.models.step.wrapping import (
 # Name of the metric for the loss without regularization terms; only models with regularizers have it.
 UNPENALIZED_LOSS = "unpenalized_loss"
 _DECAYED_ROLES = ("kernel", "embedding")
-_SAMPLED_STEPS = 100  # Steps at which a schedule is evaluated to find its peak.
+_SAMPLED_STEPS = 100  # Number of steps at which a schedule is evaluated to find its peak.
 # Keras module for each kind of object, and the base class of the objects.
 _KINDS = {
     "optimizer": ("optimizers", "optimizers.Optimizer"),
@@ -154,14 +154,14 @@ def _warmed_up(schedule: Any, steps: int) -> Any:
 
 
 def own_optimizer(model: Any, params: TrainParams) -> Any:
-    """Return the optimizer that a model is compiled with; None if it has none, or the configuration replaces it."""
+    """Return the optimizer that a model is compiled with; None if there is none or the configuration replaces it."""
     return None if params.of_optimizer else brought_by(model).optimizer
 
 
 def used_hyperparameters(model: Any, interface: Interface, params: TrainParams, steps_per_epoch: int) -> dict[str, Any]:
-    """Return the hyper-parameters that a training uses where they may differ from the configuration.
+    """Return the hyper-parameters that training uses and that may differ from the configuration.
 
-    Pages and lists show these. A model that is compiled brings its own optimizer, learning rate and loss.
+    A compiled model has its own optimizer, learning rate and loss. Reports and lists of runs show these values.
 
     Args:
         model: A keras.Model from `build_model`.
@@ -170,9 +170,8 @@ def used_hyperparameters(model: Any, interface: Interface, params: TrainParams, 
         steps_per_epoch: Number of training steps in an epoch.
 
     Returns:
-        Values by the names of `TrainParams`. `learning_rate` is the peak for one replica, that of the first stage if
-        there are several; each of the `stages` has its own. Stages with different optimizers have their names joined by
-        "then".
+        Values by the names in `TrainParams`. `learning_rate` is the peak for one replica in the first stage; each of
+        the `stages` has its own. If stages use different optimizers, `optimizer` joins their names with "then".
     """
     planned = plan_stages(params)
     each = [_used_optimizer(model, stage.params, steps_per_epoch * stage.params.epochs) for stage in planned]
@@ -196,7 +195,9 @@ def _used_optimizer(model: Any, params: TrainParams, num_steps: int) -> dict[str
             "learning_rate": params.learning_rate,
         }
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # A LossScaleOptimizer wraps another one.
-    name, schedule, config = type(inner).__name__, inner._learning_rate, inner.get_config()
+    name = type(inner).__name__
+    schedule = inner._learning_rate
+    config = inner.get_config()
     known = inspect.signature(type(inner)).parameters
     steps = np.unique(np.linspace(0, max(num_steps - 1, 0), _SAMPLED_STEPS).astype(int))
     is_constant = not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
@@ -319,7 +320,7 @@ def weigh_classes(params: TrainParams, class_names: Sequence[str], counts: Seque
 
 
 def _own_loss(params: TrainParams, interface: Interface, brought: Brought) -> Any:
-    """Return the loss that comes with a model, as a function; None if the training uses another, or the task's own."""
+    """Return the loss that a model is compiled with, as a function; None if training uses another or the task's."""
     if params.loss != OF_THE_TASK or brought.loss is None or interface.task.name == LANGUAGE_MODEL:
         return None
     own = _each_example(brought.loss)

@@ -230,4 +230,4 @@ def test_a_model_with_the_classes_in_another_order_is_refused_with_its_order():
     manifest = dataclasses.replace(MANIFEST, class_names=("Birne", "\u00c4pfel"))
     assert not info.fits(manifest)
     message = info.compare_with(manifest)
-    assert "the same classes in another order, which data.class_names=['\u00c4pfel', 'Birne'] sets" in message
+    assert "the classes are the same in another order: set data.class_names=['\u00c4pfel', 'Birne'])" in message

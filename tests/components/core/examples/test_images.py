@@ -538,7 +538,7 @@ def test_a_plain_picture_without_content_in_its_transparency_is_nothing_special(
 
 def test_losses_are_told_with_their_number_and_what_to_do():
     told = images.describe_losses({"num_few_levels": 3, "num_only_alpha": 1200}, 2000)
-    assert [text.partition(" images")[0] for text in told] == ["3 of 2,000", "1,200 of 2,000"]
+    assert [text.partition(" images")[0] for text in told] == ["3 of 2,000 16-bit", "1,200 of 2,000"]
     assert "value // 16" in told[0]
     assert "background" in told[1]
     assert images.describe_losses({"num_few_levels": 0}, 5) == []

@@ -179,7 +179,7 @@ def test_both_unicode_forms_of_a_word_have_one_id(rule, text):
 
 
 def test_a_rule_of_a_newer_version_is_refused_with_advice():
-    with pytest.raises(InputError, match=r"by the rule 'syllables': expected one of words_and_characters, .*update"):
+    with pytest.raises(InputError, match=r"tokenization 'syllables': expected one of words_and_characters, .*upgrade"):
         Tokenizer(dataclasses.replace(GIVEN, tokenization="syllables"), ())
 
 

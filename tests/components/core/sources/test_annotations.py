@@ -236,9 +236,9 @@ def test_tasks_with_one_id_are_told_apart(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[1, 2]", r"received task number 1 without fields of data: 1\. Export it again"),
-        ('[{"id": 17, "data": [1]}]', r"received task 17 without fields of data"),
-        ('[{"id": 17, "data": null}]', r"received task 17 without fields of data"),
+        ("[1, 2]", r"received task number 1 without data fields: 1\. Export it again"),
+        ('[{"id": 17, "data": [1]}]', r"received task 17 without data fields"),
+        ('[{"id": 17, "data": null}]', r"received task 17 without data fields"),
         ('{"images": [], "categories": []}', r"an object with 'images', 'categories', not a list of tasks"),
         ('"text"', "not a list of tasks"),
         ("null", "not a list of tasks"),
@@ -257,7 +257,7 @@ def test_messages_name_the_task_or_the_image(tmp_path):
     tasks = [_task(17, {"text": "a", "size": "big"}), _task(18, {"text": "b", "size": "3"})]
     with pytest.raises(InputError, match=r"Cannot use task 17 of .*expected a number in 'size', received 'big'"):
         _listed(tmp_path / "e.json", tasks, task="regression", target_columns=("size",), columns={"text": "text"})
-    with pytest.raises(InputError, match=r"No task of .* can be used: in task/00000017 'label' is empty"):
+    with pytest.raises(InputError, match=r"No task of .* can be used; for example, in task/00000017, 'label' is empty"):
         _listed(tmp_path / "e.json", tasks, columns={"text": "text"})
     (tmp_path / "annotations.xml").write_text(_XML.format("").replace("a.png", "../../a.png"))
     with pytest.raises(InputError, match=r"Image \.\./\.\./a\.png of .*annotations\.xml: Refused the path"):

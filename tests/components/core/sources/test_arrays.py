@@ -12,9 +12,9 @@ from tpu_components.create_tfrecords.planning import plan_dataset
 @pytest.mark.parametrize(
     ("dtype", "most", "advice"),
     [
-        ("uint16", 1023, r"of 10 bits \(images >> 2\)"),
-        ("int32", 4095, r"of 12 bits \(images >> 4\)"),
-        ("uint16", 65535, r"of 16 bits \(images >> 8\)"),
+        ("uint16", 1023, r"for 10-bit values, \(images >> 2\)"),
+        ("int32", 4095, r"for 12-bit values, \(images >> 4\)"),
+        ("uint16", 65535, r"for 16-bit values, \(images >> 8\)"),
     ],
 )
 def test_arrays_of_more_than_8_bits_are_refused_with_the_shift_that_keeps_their_levels(tmp_path, dtype, most, advice):

@@ -309,7 +309,7 @@ def test_the_missing_number_of_a_column_of_floats_is_missing(tmp_path):
 
 def test_class_names_say_what_is_missing(tmp_path):
     source = _csv(tmp_path, ["0", "1", "-1", "nan"] * 5)
-    assert any("'-1' is taken for a class" in note for note in list_examples(WriteParams(source)).notes)
+    assert any("'-1' is treated as a class" in note for note in list_examples(WriteParams(source)).notes)
     listing = list_examples(WriteParams(source, class_names=("0", "1")))
     assert (listing.class_names, len(listing.keys), len(listing.bad)) == (("0", "1"), 10, 10)
     listing = list_examples(WriteParams(source, class_names=("nan", "0", "1", "-1")))
@@ -371,7 +371,7 @@ def test_an_example_without_a_split_is_set_aside(tmp_path):
 )
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_labels_that_are_separated_by_other_characters_are_noticed(kind, cells, tmp_path):
-    with pytest.raises(InputError, match=r"Labels in a cell are separated by '\|'. Received: "):
+    with pytest.raises(InputError, match=r"Expected '\|' between the labels in a cell, received "):
         list_examples(WriteParams(_SOURCES[kind](tmp_path, cells * 4), task="multi_label"))
 
 
@@ -445,7 +445,7 @@ def test_names_that_differ_by_what_cannot_be_seen_are_noted(kind, tmp_path):
     )
     assert len(listing.class_names) == 5
     (note,) = (note for note in listing.notes if "differ only" in note)
-    assert "cannot be seen" in note
+    assert "invisible characters" in note
     assert "'cat\\u200b'" in note
 
 

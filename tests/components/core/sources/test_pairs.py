@@ -12,7 +12,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.sources.kinds import list_examples, list_unlabelled
 from tpu_components.core.sources.params import WriteParams
 
-_NOT_SUPPORTED = "Segmentation and detection are not supported: a classifier needs a class for each picture"
+_NOT_SUPPORTED = "Segmentation and detection are not supported: a classifier needs a class for each image"
 
 
 def _picture(seed=0, side=16):
@@ -75,9 +75,7 @@ def test_masks_in_split_folders_are_not_classes(tmp_path):
 )
 def test_annotation_files_of_detection_are_not_a_class(tmp_path, folder, content):
     _write(tmp_path, **{"images/{}.png": _picture, folder: content})
-    with pytest.raises(
-        InputError, match=rf"'{folder.partition('/')[0]}' .* the pictures in 'images'\. {_NOT_SUPPORTED}"
-    ):
+    with pytest.raises(InputError, match=rf"'{folder.partition('/')[0]}' .* the images in 'images'\. {_NOT_SUPPORTED}"):
         list_examples(WriteParams(f"images:{tmp_path}"))
 
 
@@ -85,7 +83,7 @@ def test_annotation_files_of_detection_are_not_a_class(tmp_path, folder, content
 def test_masks_are_recognised_by_their_pixels_in_folders_of_any_name(tmp_path, first):
     second = "ab".replace(first, "")
     _write(tmp_path, **{f"{first}/{{}}.png": _picture, f"{second}/{{}}.png": _mask})
-    with pytest.raises(InputError, match=rf"The folder '{second}' .* the pictures in '{first}'"):
+    with pytest.raises(InputError, match=rf"The folder '{second}' .* the images in '{first}'"):
         list_examples(WriteParams(f"images:{tmp_path}"))
 
 
@@ -114,7 +112,7 @@ def test_folders_that_are_classes_can_be_named(tmp_path):
 def test_masks_inside_each_class_folder_are_not_examples(tmp_path):
     for name in ("cat", "dog"):
         _write(tmp_path, **{f"{name}/images/{{}}.png": _picture, f"{name}/masks/{{}}.png": _mask})
-    with pytest.raises(InputError, match=rf"'cat' does into 'images', 'masks'.*{_NOT_SUPPORTED}"):
+    with pytest.raises(InputError, match=rf"'cat': 'images', 'masks'.*{_NOT_SUPPORTED}"):
         list_examples(WriteParams(f"images:{tmp_path}"))
 
 
@@ -122,14 +120,14 @@ def test_masks_beside_their_pictures_are_named(tmp_path):
     _write(tmp_path, **{"benign/b ({}).png": _picture, "benign/b ({})_mask.png": _mask, "normal/n ({}).png": _picture})
     notes = list_examples(WriteParams(f"images:{tmp_path}")).notes
     assert any(
-        note.startswith("20 files are masks of others by their names, 'benign/b (0)_mask.png'") for note in notes
+        note.startswith("20 files have names of masks of other files, 'benign/b (0)_mask.png'") for note in notes
     )
 
 
 def test_texts_and_their_answers_are_not_classes(tmp_path):
     _write(tmp_path, **{"articles/{}.txt": "a long text", "summaries/{}.txt": "a text"})
     with pytest.raises(
-        InputError, match=r"'summaries' .* is not a class: it has the answers for the texts in 'articles'"
+        InputError, match=r"'summaries' .* is not a class: it contains the answers for the texts in 'articles'"
     ):
         list_examples(WriteParams(f"text:{tmp_path}"))
 
@@ -145,7 +143,7 @@ def test_labels_that_are_paths_of_images_are_refused(tmp_path):
 def test_labels_that_each_occur_once_are_noted(tmp_path, count, noted):
     (tmp_path / "list.csv").write_text("text,label\n" + "".join(f"text {i},caption {i}\n" for i in range(count)))
     notes = list_examples(WriteParams(f"csv:{tmp_path / 'list.csv'}")).notes
-    note = "every example has a label of its own, such as 'caption 0': a class needs several examples to learn from"
+    note = "every example has a different label, such as 'caption 0': a model needs several examples of each class"
     assert notes == ((note,) if noted else ())
 
 
@@ -171,7 +169,7 @@ def test_a_column_of_masks_is_no_label(tmp_path, is_struct):
         pngs = [_png(draw(seed)) for seed in range(4)]
         columns[name] = [{"bytes": png, "path": None} for png in pngs] if is_struct else pngs
     parquet.write_table(pyarrow.table(columns), tmp_path / "all.parquet")
-    with pytest.raises(InputError, match=rf"Cannot use 'label' of .* it holds images\. {_NOT_SUPPORTED}"):
+    with pytest.raises(InputError, match=rf"Cannot use 'label' of .* it contains images\. {_NOT_SUPPORTED}"):
         list_examples(WriteParams(f"parquet:{tmp_path / 'all.parquet'}"))
 
 

@@ -164,7 +164,7 @@ def test_statistics_agree_with_numpy():
         (
             np.full(60, np.nan),
             {"task": "regression"},
-            "No example of .* can be used: all/00000000: 'target' is missing",
+            "No example in .* can be used; for example, all/00000000: 'target' is missing",
         ),
         (np.arange(60) * 1e38, {"task": "regression"}, r"Received: 4e\+38 in 'target' at all/00000004, one of 56"),
         (np.full(60, 2.5), {"task": "regression"}, "The target 'target' is 2.5 in all 60 training examples"),
@@ -203,7 +203,7 @@ def test_arrays_that_do_not_fit_the_task_are_refused_in_words(tmp_path, labels, 
         (
             "path,label\n0.png,cat;dog\n1.png,dog\n",
             {"task": "multi_label"},
-            r"separated by '\|'. Received: 'cat;dog'. Write '\|' between them",
+            r"Expected '\|' between .*, received 'cat;dog'. Write '\|' between them",
         ),
         (
             "path,label\n0.png,cat\n1.png,cat|cow\n",

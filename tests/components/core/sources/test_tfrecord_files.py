@@ -64,7 +64,7 @@ def test_raw_pixels_are_read_if_their_size_is_stored_beside_them(tmp_path, capsy
     params = _write(tmp_path / "a.tfrecord", [{names[0]: each.tobytes(), **sizes} for each in pixels])
     write_records(params, tmp_path / "out")
     assert Manifest.load(tmp_path / "out").input.shape == shape
-    assert f"{names[0]!r} holds raw pixels" in " ".join(capsys.readouterr().err.split())
+    assert f"{names[0]!r} contains raw pixels" in " ".join(capsys.readouterr().err.split())
     assert _stored(tmp_path / "out") == {f"a.tfrecord[{i}]": each.tobytes() for i, each in enumerate(pixels)}
     listing = list_unlabelled(params)
     assert np.asarray(Image.open(io.BytesIO(listing.read(7)))).tobytes() == pixels[7].tobytes()
@@ -100,7 +100,7 @@ def test_image_files_stay_files_whatever_sizes_are_stored_beside_them(tmp_path):
 )
 def test_what_is_no_image_file_is_named_with_what_to_store(tmp_path, image, received):
     params = _write(tmp_path / "a.tfrecord", [{"image": image}] * 40)
-    with pytest.raises(InputError, match=rf"expected the bytes of an image file, received {received}\. Store files"):
+    with pytest.raises(InputError, match=rf"expected the bytes of an image file, received {received}\. Store encoded"):
         plan_dataset(params)
 
 

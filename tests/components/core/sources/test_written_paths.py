@@ -47,7 +47,9 @@ def test_a_path_that_means_one_file_is_read(tmp_path, written, existing):
         assert listing.notes == ()
     else:
         name = written.removeprefix("./")
-        assert listing.notes == (f"1 of 2 paths do not exist as they are written: {name!r} is read as {existing!r}",)
+        assert listing.notes == (
+            f"1 of 2 paths do not exist as written: for example, {name!r} is read as {existing!r}",
+        )
 
 
 @pytest.mark.parametrize(
