@@ -575,6 +575,17 @@ def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
         yield file or StoredFile(name, 0, MISSING)
 
 
+def stat_paths(paths: Sequence[str]) -> Iterator[StoredFile]:
+    """Yield the `StoredFile` of each path, without its folder in the name; all are local, or all in one bucket."""
+    if is_remote(paths[0]):  # Listed once.
+        root = common_folder(paths) or ""
+        yield from stat_files(root, [path.removeprefix(root).lstrip("/") for path in paths])
+        return
+    for path in paths:
+        folder, slash, name = path.rpartition("/")
+        yield from stat_files(folder or ("/" if slash else "."), [name])
+
+
 def _is_mounted(directory: str) -> bool:
     """Return whether a folder is below the place where Vertex AI mounts all buckets."""
     return f"{directory}/".startswith(f"{BUCKETS_MOUNT}/")

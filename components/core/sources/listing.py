@@ -216,14 +216,9 @@ class Listing:
             differs = (now.sizes != self.files.sizes) | (now.versions != self.files.versions)
             changed += pick(self.keys, np.flatnonzero(differs))
         if self.containers:
-            paths = [
-                file.name if storage.is_remote(file.name) else os.path.abspath(file.name) for file in self.containers
-            ]
-            root = storage.common_folder(paths) or ""
-            names = [path.removeprefix(root).lstrip("/") for path in paths]
-            for listed, stored in zip(self.containers, storage.stat_files(root, names), strict=True):
-                if listed[1:] != stored[1:]:
-                    changed.append(listed.name)
+            stored = storage.stat_paths([file.name for file in self.containers])
+            pairs = zip(self.containers, stored, strict=True)
+            changed += [listed.name for listed, now in pairs if listed[1:] != now[1:]]
         if changed:
             raise InputError(
                 f"The data changed while they were read: {len(changed):,} files differ from the listing, for example "

@@ -83,6 +83,19 @@ def test_a_file_that_is_written_again_meanwhile_is_noticed(pictures, make):
     write_records(WriteParams(source, num_workers=1), pictures / "records")
 
 
+@pytest.mark.parametrize("form", ["link/../a.tar", "../elsewhere/a.tar", "a.tar"])
+def test_an_unchanged_archive_is_found_again_by_its_path_as_it_is_written(pictures, monkeypatch, form):
+    _webdataset(pictures)
+    elsewhere = pictures / "elsewhere"
+    (pictures / "other" / "inner").mkdir(parents=True)
+    elsewhere.mkdir()
+    for folder in (elsewhere, pictures / "other"):
+        shutil.copy(pictures / "a.tar", folder)
+    (elsewhere / "link").symlink_to(pictures / "other" / "inner")
+    monkeypatch.chdir(elsewhere)
+    plan_dataset(WriteParams(f"webdataset:{form}")).listing.require_unchanged()
+
+
 def test_a_file_that_is_gone_meanwhile_is_noticed(pictures):
     plan = plan_dataset(WriteParams(f"images:{pictures}/data"))
     (pictures / "data/0/0.png").unlink()
