@@ -129,7 +129,7 @@ def test_unknown_words_of_the_held_out_texts_are_a_hint(tmp_path):
         "100% of the words in validation are unknown, because the rule data.tokenization=words"
     )
     assert test.endswith(
-        "set data.tokenization=words_and_characters, for languages without spaces and for other than ASCII spaces"
+        "set data.tokenization=words_and_characters, which supports languages without spaces, and non-ASCII spaces"
     )
 
 
