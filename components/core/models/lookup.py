@@ -410,10 +410,14 @@ def _advise_on_shape(model: Any, interface: Interface) -> str:
     if model.input_shape != (None, *interface.input.shape):
         shape = next(fact for fact in ("image_shape", "num_tokens") if fact in interface.facts)
         return f"Begin it with keras.Input({shape if shape == 'image_shape' else '(num_tokens,)'})."
-    received, wanted = model.output_shape[1:], interface.output_shape
     last = _last_layer(interface.task)
+    if isinstance(model.output_shape, list):
+        return f"Return keras.Model(inputs, output) with the one output that answers, which ends with {last}."
+    received, wanted = model.output_shape[1:], interface.output_shape
     if interface.task_name == LANGUAGE_MODEL:
         return f"End it with {last}, after recurrent layers with return_sequences=True."
+    if not received and _may_have_one_output(interface):
+        return "End it with keras.layers.Reshape((1,))."
     if len(received) > 1:
         size = -1 if None in received else math.prod(received)
         if (size,) == wanted or (size == 1 and _may_have_one_output(interface)):
@@ -491,10 +495,12 @@ def _check_ending(name: str, answer: Any, task: Task, activation: str) -> None:
             "multi_label": "any number of labels",
             "language_model": "the next character",
         }
+        has_one_output = activation != task.activation
+        last = 'keras.layers.Dense(1, activation="sigmoid")' if has_one_output else _last_layer(task)
         raise InputError(
             f"The model {name!r} does not fit the data: their task is {task.name} ("
             f"{what.get(task.name, 'numbers of any size')}), for which it must end {_ENDINGS[activation]}. "
-            f"Received: a last layer {_ENDINGS.get(ending, f'with {ending}')}. End it with {_last_layer(task)}, or "
+            f"Received: a last layer {_ENDINGS.get(ending, f'with {ending}')}. End it with {last}, or "
             "change data.task."
         )
 

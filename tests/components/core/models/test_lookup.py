@@ -465,7 +465,13 @@ def test_one_output_for_two_classes_is_the_probability_of_the_second(tmp_path, l
             "layers.Dense(1, activation='softmax')(body)",
             r'always 1\. End .*Dense\(1, activation="sigmoid"\), or',
         ),
-        (_PAIR, "layers.Dense(1, activation='tanh')(body)", "must end with sigmoid. Received: .*tanh"),
+        (
+            _PAIR,
+            "layers.Dense(1, activation='tanh')(body)",
+            r'must end with sigmoid\. Received: .*tanh\. End it with keras\.layers\.Dense\(1, activation="sigmoid"\)',
+        ),
+        (_PAIR, "keras.ops.squeeze(layers.Dense(1)(body), -1)", r"End it with keras\.layers\.Reshape\(\(1,\)\)"),
+        (_PAIR, "[layers.Dense(1)(body), layers.Dense(2)(body)]", r"with the one output that answers, which ends with"),
         (
             _PAIR,
             "layers.Dense(2, activation='sigmoid')(body)",
