@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -201,7 +201,8 @@ class ModelRegistry:
         """Check that no rollback took an alias from a version, or from another version of the same model.
 
         Two exports of one trained model are two versions: another release of LiteRT is enough. A rollback between them
-        concerns only the export. A later promotion by hand cancels a rollback.
+        concerns only the export. A move by hand back to an earlier version is a rollback, too; one to a later version
+        cancels a rollback.
 
         Raises:
             InputError: If a rollback took the alias from the version or its model.
@@ -209,11 +210,12 @@ class ModelRegistry:
         version, moves = self.version(number), self.moves(alias)
         same_model = {each.number for each in self.versions() if each.model_digest == version.model_digest}
         same_model |= {move.version for move in moves if move.model_digest == version.model_digest}  # Deleted since.
+        back = _moves_back(moves)
         for numbers in ({version.number}, same_model):
             # A move between two versions of the model neither gives it the alias nor takes it.
-            of_these = [move for move in moves if (move.version in numbers) != (move.previous in numbers)]
-            if of_these and of_these[-1].by == ROLLBACK and of_these[-1].previous in numbers:
-                rollback = of_these[-1]
+            of_these = [i for i, move in enumerate(moves) if (move.version in numbers) != (move.previous in numbers)]
+            if of_these and of_these[-1] in back and moves[of_these[-1]].previous in numbers:
+                rollback = moves[of_these[-1]]
                 is_this = rollback.previous == version.number
                 what = "it" if is_this else f"version {rollback.previous}, which has the same model,"
                 raise InputError(
@@ -308,6 +310,20 @@ class ModelRegistry:
             for folder in (self._versions_dir, self.directory):
                 storage.drop_half_written(folder)
             yield
+
+
+def _moves_back(moves: Sequence[Move]) -> set[int]:
+    """Return the indices of the moves of an alias, the oldest first, that moved it back to an earlier version."""
+    back, stack = set[int](), list[str]()
+    for index, move in enumerate(moves):
+        is_earlier = move.version in stack
+        if move.by == ROLLBACK or (move.by == HAND and is_earlier):
+            back.add(index)
+        if index in back and is_earlier:
+            del stack[stack.index(move.version) + 1 :]
+        else:
+            stack.append(move.version)
+    return back
 
 
 def fill_version(

@@ -164,6 +164,19 @@ def test_a_model_that_was_rolled_back_does_not_return_with_another_export(regist
     assert promote(registry, third.number, "0005").version == "0006", "a promotion by hand cancels the rollback"
 
 
+def test_a_move_by_hand_to_an_earlier_version_is_a_rollback(registry, register, promote_new):
+    promote_new("one", "two")
+    registry.override("0001", "champion", "two calls every 7 a 1")
+    with pytest.raises(InputError, match=r"version 0002 of 'digits': it was rolled back on .*every 7"):
+        promote(registry, "0002", "0001")
+    with pytest.raises(InputError, match="version 0002, which has the same model, was rolled back"):
+        promote(registry, register("two", export="another LiteRT").number, "0001")
+    registry.override("0002", "champion", "it was the camera")
+    promote_new("three")
+    assert promote(registry, "0001", "0004").version == "0001", "a later version by hand is no rollback of the first"
+    assert promote(registry, "0002", "0001").version == "0002"
+
+
 def test_a_rollback_is_known_after_its_version_was_deleted(registry, register, promote_new):
     promote_new("one", "two")
     registry.roll_back("champion", "it calls every 7 a 1")
