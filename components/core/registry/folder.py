@@ -193,7 +193,7 @@ class ModelRegistry:
         with self._lock():
             check_promotable(self, number, alias, champion)
             version, moves = self.version(number), self.moves(alias)
-            if moves and moves[-1].version == number:
+            if moves and moves[-1].version == version.number:
                 return moves[-1]
             return self._move(alias, version, GATE, reason)
 
@@ -231,9 +231,10 @@ class ModelRegistry:
             InputError: If the version has the alias already, or is damaged.
         """
         with self._lock():
-            if (moves := self.moves(alias)) and moves[-1].version == number:
-                raise InputError(f"Version {number} of {self.model_name!r} is the {alias} already.")
-            return self._move(alias, self.version(number), HAND, reason)
+            version, moves = self.version(number), self.moves(alias)
+            if moves and moves[-1].version == version.number:
+                raise InputError(f"Version {version.number} of {self.model_name!r} is the {alias} already.")
+            return self._move(alias, version, HAND, reason)
 
     def roll_back(self, alias: str, reason: str, verify_key: str = "") -> Move:
         """Move an alias back to its previous version. A repeated call moves it one version further back.

@@ -126,6 +126,14 @@ def test_promoting_the_champion_again_changes_nothing(registry, promote_new):
     assert len(registry.moves()) == 1
 
 
+def test_a_number_without_zeros_is_the_same_version(registry, promote_new):
+    promote_new("one")
+    with pytest.raises(InputError, match="Version 0001 of 'digits' is the champion already"):
+        registry.override("1", "champion", "by hand")
+    assert promote(registry, "1", "").by == GATE
+    assert len(registry.moves()) == 1
+
+
 def test_rolling_back_twice_goes_two_back_and_not_forth(registry, promote_new):
     promote_new("one", "two", "three")
     assert registry.roll_back("champion", "bad").version == "0002"
