@@ -39,6 +39,7 @@ _BROUGHT = "brought"  # Attribute of a model that holds a `Brought`; Keras does 
 UNITS_LAYER = "target_units"  # Last layer of a regression model: converts standardised outputs to the targets' units.
 PROBABILITIES_LAYER = "probabilities"  # Last layer added to a model that returns logits.
 BOTH_CLASSES_LAYER = "both_classes"  # Last layer added to a model that returns only the second class's probability.
+_FIRST_CLASS_LAYER = "first_class"  # The layer before it. A default name may be one of a `.keras` file's layers.
 
 
 # A last layer with one of these activations is an error unless it is the task's. Custom activations are accepted.
@@ -374,7 +375,7 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
         answer = units(answer)
     elif has_one_output:
         warn(f"The model {name!r} has one output: it is the probability of the second class.")
-        first = keras.layers.Rescaling(-1.0, 1.0, dtype="float32")(answer)
+        first = keras.layers.Rescaling(-1.0, 1.0, name=_FIRST_CLASS_LAYER, dtype="float32")(answer)
         answer = keras.layers.Concatenate(name=BOTH_CLASSES_LAYER, dtype="float32")([first, answer])
     if answer is model.outputs[0]:
         vars(model)[_BROUGHT] = brought
@@ -388,8 +389,18 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
             f"Cannot train the model {name!r} by its own train_step: {what}, which is another model then. Remove "
             f"train_step{advice}."
         )
-    # Not `model.input`, which a Sequential model lacks before it is called.
-    model = keras.Model(model.inputs[0], answer, name=model.name)
+    try:
+        # Not `model.input`, which a Sequential model lacks before it is called.
+        model = keras.Model(model.inputs[0], answer, name=model.name)
+    except ValueError as error:
+        reserved = UNITS_LAYER, PROBABILITIES_LAYER, _FIRST_CLASS_LAYER, BOTH_CLASSES_LAYER
+        taken = next((layer.name for layer in model.layers if layer.name in reserved), "")
+        if not taken:
+            raise
+        raise InputError(
+            f"The model {name!r} has a layer with the name {taken!r}, which the layer that is added after its output "
+            "has. Rename it."
+        ) from error
     vars(model)[_BROUGHT] = brought
     return model
 
