@@ -38,7 +38,8 @@ _BROUGHT = "brought"  # Attribute of a model that holds a `Brought`; Keras does 
 
 UNITS_LAYER = "target_units"  # Last layer of a regression model: converts standardised outputs to the targets' units.
 PROBABILITIES_LAYER = "probabilities"  # Last layer added to a model that returns logits.
-BOTH_CLASSES_LAYER = "both_classes"  # Last layer added to a model with one output, for two classes.
+BOTH_CLASSES_LAYER = "both_classes"  # Last layer added to a model that returns only the second class's probability.
+_FIRST_CLASS_LAYER = "first_class"  # The layer before it. A default name may be one of a `.keras` file's layers.
 
 
 # A last layer with one of these activations is an error unless it is the task's. Custom activations are accepted.
@@ -375,7 +376,7 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
         answer = units(answer)
     elif has_one_output:
         warn(f"The model {name!r} has one output: it is the probability of the second class.")
-        first = keras.layers.Rescaling(-1.0, 1.0, dtype="float32")(answer)
+        first = keras.layers.Rescaling(-1.0, 1.0, name=_FIRST_CLASS_LAYER, dtype="float32")(answer)
         answer = keras.layers.Concatenate(name=BOTH_CLASSES_LAYER, dtype="float32")([first, answer])
     if answer is model.outputs[0]:
         vars(model)[_BROUGHT] = brought
@@ -390,8 +391,18 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
             f"Cannot train the model {name!r} by its own train_step: {what}, and the resulting model does not have it. "
             f"Remove train_step{advice}."
         )
-    # Not `model.input`, which a Sequential model lacks before it is called.
-    model = keras.Model(model.inputs[0], answer, name=model.name)
+    try:
+        # Not `model.input`, which a Sequential model lacks before it is called.
+        model = keras.Model(model.inputs[0], answer, name=model.name)
+    except ValueError as error:
+        reserved = UNITS_LAYER, PROBABILITIES_LAYER, _FIRST_CLASS_LAYER, BOTH_CLASSES_LAYER
+        taken = next((layer.name for layer in model.layers if layer.name in reserved), "")
+        if not taken:
+            raise
+        raise InputError(
+            f"The model {name!r} has a layer with the name {taken!r}, which the layer that is added after its output "
+            "has. Rename it."
+        ) from error
     vars(model)[_BROUGHT] = brought
     return model
 
@@ -412,10 +423,14 @@ def _advise_on_shape(model: Any, interface: Interface) -> str:
     if model.input_shape != (None, *interface.input.shape):
         shape = next(fact for fact in ("image_shape", "num_tokens") if fact in interface.facts)
         return f"Begin it with keras.Input({shape if shape == 'image_shape' else '(num_tokens,)'})."
-    received, wanted = model.output_shape[1:], interface.output_shape
     last = _last_layer(interface.task)
+    if isinstance(model.output_shape, list):
+        return f"Return keras.Model(inputs, output) with the one output that answers, which ends with {last}."
+    received, wanted = model.output_shape[1:], interface.output_shape
     if interface.task_name == LANGUAGE_MODEL:
         return f"End it with {last}, after recurrent layers with return_sequences=True."
+    if not received and _may_have_one_output(interface):
+        return "End it with keras.layers.Reshape((1,))."
     if len(received) > 1:
         size = -1 if None in received else math.prod(received)
         if (size,) == wanted or (size == 1 and _may_have_one_output(interface)):
@@ -493,10 +508,12 @@ def _check_ending(name: str, answer: Any, task: Task, activation: str) -> None:
             "multi_label": "any number of labels",
             "language_model": "the next character",
         }
+        has_one_output = activation != task.activation
+        last = 'keras.layers.Dense(1, activation="sigmoid")' if has_one_output else _last_layer(task)
         raise InputError(
             f"The model {name!r} does not fit the data: their task is {task.name} ("
             f"{what.get(task.name, 'numbers of any size')}), for which it must end {_ENDINGS[activation]}. "
-            f"Received: a last layer {_ENDINGS.get(ending, f'with {ending}')}. End it with {_last_layer(task)}, or "
+            f"Received: a last layer {_ENDINGS.get(ending, f'with {ending}')}. End it with {last}, or "
             "change data.task."
         )
 

@@ -35,8 +35,9 @@ def direction_of(metric: Any) -> int:
 
 
 def has_one_output(model: Any) -> bool:
-    """Return whether a user's model for two classes had one output, so that `build_model` added the first class."""
-    return model.outputs[0]._keras_history.operation.name == BOTH_CLASSES_LAYER
+    """Return whether a user's model for two classes has one output, to which `build_model` adds the other class."""
+    last = model.outputs[0]._keras_history.operation  # A layer of the user may have this name, too.
+    return last.name == BOTH_CLASSES_LAYER and type(last).__name__ == "Concatenate"
 
 
 def adapt(metric: Any, interface: Interface, model: Any) -> Any:

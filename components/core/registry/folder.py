@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -193,15 +193,16 @@ class ModelRegistry:
         with self._lock():
             check_promotable(self, number, alias, champion)
             version, moves = self.version(number), self.moves(alias)
-            if moves and moves[-1].version == number:
+            if moves and moves[-1].version == version.number:
                 return moves[-1]
             return self._move(alias, version, GATE, reason)
 
     def check_not_rolled_back(self, number: str, alias: str) -> None:
         """Check that no rollback took an alias from a version, or from another version of the same model.
 
-        Two exports of the same trained model, for example by different releases of LiteRT, are two versions. A rollback
-        from one of them to the other concerns only the export. A later promotion by hand cancels a rollback.
+        Two exports of one trained model are two versions: another release of LiteRT is enough. A rollback between them
+        concerns only the export. A move by hand back to an earlier version is a rollback, too; one to a later version
+        cancels a rollback.
 
         Raises:
             InputError: If a rollback took the alias from the version or its model.
@@ -209,11 +210,12 @@ class ModelRegistry:
         version, moves = self.version(number), self.moves(alias)
         same_model = {each.number for each in self.versions() if each.model_digest == version.model_digest}
         same_model |= {move.version for move in moves if move.model_digest == version.model_digest}  # Deleted since.
+        back = _moves_back(moves)
         for numbers in ({version.number}, same_model):
-            # Moves between two versions of the model do not change whether the model has the alias.
-            of_these = [move for move in moves if (move.version in numbers) != (move.previous in numbers)]
-            if of_these and of_these[-1].by == ROLLBACK and of_these[-1].previous in numbers:
-                rollback = of_these[-1]
+            # A move between two versions of the model neither gives it the alias nor takes it.
+            of_these = [i for i, move in enumerate(moves) if (move.version in numbers) != (move.previous in numbers)]
+            if of_these and of_these[-1] in back and moves[of_these[-1]].previous in numbers:
+                rollback = moves[of_these[-1]]
                 is_this = rollback.previous == version.number
                 what = "it" if is_this else f"version {rollback.previous}, which has the same model,"
                 raise InputError(
@@ -229,9 +231,10 @@ class ModelRegistry:
             InputError: If the version has the alias already, or is damaged.
         """
         with self._lock():
-            if (moves := self.moves(alias)) and moves[-1].version == number:
-                raise InputError(f"Version {number} of {self.model_name!r} is the {alias} already.")
-            return self._move(alias, self.version(number), HAND, reason)
+            version, moves = self.version(number), self.moves(alias)
+            if moves and moves[-1].version == version.number:
+                raise InputError(f"Version {version.number} of {self.model_name!r} is the {alias} already.")
+            return self._move(alias, version, HAND, reason)
 
     def roll_back(self, alias: str, reason: str, verify_key: str = "") -> Move:
         """Move an alias back to its previous version. A repeated call moves it one version further back.
@@ -308,6 +311,20 @@ class ModelRegistry:
             for folder in (self._versions_dir, self.directory):
                 storage.drop_half_written(folder)
             yield
+
+
+def _moves_back(moves: Sequence[Move]) -> set[int]:
+    """Return the indices of the moves of an alias, the oldest first, that moved it back to an earlier version."""
+    back, stack = set[int](), list[str]()
+    for index, move in enumerate(moves):
+        is_earlier = move.version in stack
+        if move.by == ROLLBACK or (move.by == HAND and is_earlier):
+            back.add(index)
+        if index in back and is_earlier:
+            del stack[stack.index(move.version) + 1 :]
+        else:
+            stack.append(move.version)
+    return back
 
 
 def fill_version(

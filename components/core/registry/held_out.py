@@ -96,6 +96,8 @@ class HeldOutSet:
         entries, sets = list[PastDecision](), dict[str, np.ndarray]()
         files = storage.list_known(place)
         for file in files:
+            if not file.name.endswith((".json", EXAMPLES_FILE)):
+                continue  # Of an editor, or a note; not of this registry.
             content = storage.read_bytes(storage.join(place, file.name))
             try:
                 if file.name.endswith(EXAMPLES_FILE):

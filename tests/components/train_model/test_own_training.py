@@ -312,6 +312,30 @@ def test_a_model_with_one_output_trains_as_in_fit_of_keras_and_is_judged_by_its_
     assert result.metrics["auc"] == pytest.approx(roc_auc_score(test.labels, second), abs=0.01)
 
 
+def test_metrics_of_a_model_that_returns_logits_get_probabilities(tiny, odd_digits, tmp_path):
+    # Keras recommends a threshold of 0, or from_logits, to the metrics of such a model.
+    (path := tmp_path / "binary.py").write_text(
+        _BINARY.replace(
+            'metrics = ["accuracy", "binary_accuracy", keras.metrics.Precision(name="precision")',
+            "m = keras.metrics\n"
+            '    metrics = [m.BinaryAccuracy(threshold=0), m.Precision(thresholds=0, name="precision"), '
+            'm.Recall(thresholds=0.5, name="recall"), m.BinaryCrossentropy(from_logits=True)',
+        )
+    )
+    parameters = {"activation": None, "loss": "from_logits"}
+    params = replace(tiny, model=str(path), model_parameters=parameters, epochs=2, learning_rate=0.001)
+    train_model(params, odd_digits, tmp_path / "model")
+    metrics = evaluate_model(EvaluateParams(), odd_digits, tmp_path / "model", tmp_path / "evaluation").metrics
+    with np.load(tmp_path / "evaluation" / "predictions.npz") as predictions:
+        labels, positive = predictions["labels"] == 1, predictions["probabilities"][:, 1] > 0.5
+    assert (
+        metrics["binary_accuracy"] == pytest.approx(metrics["accuracy"]) == pytest.approx(np.mean(positive == labels))
+    )
+    assert metrics["precision"] == pytest.approx(np.mean(labels[positive]))
+    assert metrics["recall"] == pytest.approx(np.mean(positive[labels]))
+    assert metrics["binary_crossentropy"] == pytest.approx(metrics["loss"], rel=1e-4)
+
+
 _STEP = """
 import keras
 

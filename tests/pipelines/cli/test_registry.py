@@ -107,6 +107,7 @@ def test_a_user_without_a_name_promotes_by_number(call, workspace, monkeypatch):
         (("show", "digit"), "Did you mean 'digits'?"),
         (("promote", "digits", "0003"), "expected one of 0001, 0002"),
         (("promote", "digits", "0002"), "is the champion already"),
+        (("promote", "digits", "2"), "Version 0002 of 'digits' is the champion already"),
         (("list", "--registry", "/nowhere"), "There is no registry in /nowhere"),
     ],
 )

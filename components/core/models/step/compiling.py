@@ -20,7 +20,7 @@ from tpu_components.core.base.errors import InputError, describe, did_you_mean
 from tpu_components.core.base.frameworks import jax, keras, ops, tf
 from tpu_components.core.examples.class_names import class_name
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, PADDING, Interface
-from tpu_components.core.models.lookup import Brought, brought_by, explain
+from tpu_components.core.models.lookup import PROBABILITIES_LAYER, Brought, brought_by, explain
 from tpu_components.core.models.measuring import adapt, convert_targets, has_one_output, measured_by, set_measured
 from tpu_components.core.models.step.augmentation import check_augmentation
 from tpu_components.core.models.step.hyperparameters import OF_THE_MODEL, OF_THE_TASK, TrainParams
@@ -254,10 +254,13 @@ def say_what_is_used(model: Any, params: TrainParams) -> str:
         "training uses the model's own optimizer tuple; the configuration (loss) replaces its loss huber"
     """
     brought = brought_by(model)
+    loss = brought.loss
+    if isinstance(loss, list | tuple):  # Keras takes a list of one loss, too.
+        loss = next(iter(loss), None)
     names: dict[str, Any] = {
         "optimizer": "" if brought.optimizer is None else type(brought.optimizer).__name__,
-        "loss": getattr(brought.loss, "__name__", brought.loss if isinstance(brought.loss, str) else "")
-        or ("" if brought.loss is None else type(brought.loss).__name__),
+        "loss": getattr(loss, "__name__", loss if isinstance(loss, str) else "")
+        or ("" if loss is None else type(loss).__name__),
         "metrics": ", ".join(metric.name for metric in brought.metrics),
         "callbacks": ", ".join(type(callback).__name__ for callback in brought.callbacks),
         "train_step": brought.has_step
@@ -396,13 +399,36 @@ def _each_example(loss: Any) -> Any:
     return each
 
 
+def _on_probabilities(metric: Any, ends_with_logits: bool) -> Any:
+    """Return a metric that takes probabilities, as all models here return, for one that may take logits.
+
+    Keras recommends `from_logits=True`, or a threshold of 0, to the metrics of a model that returns logits.
+
+    Args:
+        metric: A Keras metric.
+        ends_with_logits: Whether the user's model returns logits. A threshold outside of (0, 1) is then one of logits.
+    """
+    config, changed = metric.get_config(), dict[str, Any]()
+    if config.get("from_logits"):
+        changed["from_logits"] = False
+    for name in ("threshold", "thresholds"):
+        limits = config.get(name)
+        numbers = limits if isinstance(limits, list | tuple) else [limits]
+        are_numbers = all(isinstance(number, int | float) for number in numbers)
+        if ends_with_logits and are_numbers and not any(0 < number < 1 for number in numbers):
+            converted = [1 / (1 + math.exp(-number)) for number in numbers]
+            changed[name] = converted if numbers is limits else converted[0]
+    return type(metric).from_config({**config, **changed}) if changed else metric
+
+
 def _further_metrics(params: TrainParams, interface: Interface, model: Any) -> list[Any]:
     """Return all metrics except the task's own: those that come with the model, and those of the configuration."""
-    of_model = brought_by(model).metrics
+    ends_with_logits = any(layer.name == PROBABILITIES_LAYER for layer in model.layers)
+    of_model = [_on_probabilities(metric, ends_with_logits) for metric in brought_by(model).metrics]
     by_name = {metric.name: metric for metric in of_model if metric.name not in (interface.task.metric, "loss")}
     for name, parameters in params.metrics.items():
         if parameters or name not in by_name:
-            by_name[name] = _create("metric", name, parameters, name=name)
+            by_name[name] = _on_probabilities(_create("metric", name, parameters, name=name), ends_with_logits)
     if interface.task_name == LANGUAGE_MODEL:
         if params.metrics:
             raise InputError("metrics are not for a language model, which has bits_per_character. Remove them.")

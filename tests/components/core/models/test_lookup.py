@@ -465,7 +465,13 @@ def test_one_output_for_two_classes_is_the_probability_of_the_second(tmp_path, l
             "layers.Dense(1, activation='softmax')(body)",
             r'always 1\. End .*Dense\(1, activation="sigmoid"\), or',
         ),
-        (_PAIR, "layers.Dense(1, activation='tanh')(body)", "must end with sigmoid. Received: .*tanh"),
+        (
+            _PAIR,
+            "layers.Dense(1, activation='tanh')(body)",
+            r'must end with sigmoid\. Received: .*tanh\. End it with keras\.layers\.Dense\(1, activation="sigmoid"\)',
+        ),
+        (_PAIR, "keras.ops.squeeze(layers.Dense(1)(body), -1)", r"End it with keras\.layers\.Reshape\(\(1,\)\)"),
+        (_PAIR, "[layers.Dense(1)(body), layers.Dense(2)(body)]", r"with the one output that answers, which ends with"),
         (
             _PAIR,
             "layers.Dense(2, activation='sigmoid')(body)",
@@ -484,6 +490,30 @@ def test_one_output_for_two_classes_is_the_probability_of_the_second(tmp_path, l
 )
 def test_what_to_write_is_said_of_an_ending_that_does_not_fit(tmp_path, interface, last, message):
     with pytest.raises(InputError, match=message):
+        build_model(_ending_in(tmp_path, last, interface.task.size_fact), interface, {})
+
+
+def test_one_output_of_a_file_whose_layers_have_keras_default_names_gets_the_other_class(tmp_path):
+    import keras
+
+    layers = [keras.Input(_SHAPE), keras.layers.Rescaling(1 / 255, name="rescaling"), keras.layers.Flatten()]
+    model = keras.Sequential([*layers, keras.layers.Dense(1, activation="sigmoid")])
+    model.save(tmp_path / "binary.keras")
+    keras.utils.clear_session()  # As in a new process, in which the next Rescaling is called `rescaling`, too.
+    assert build_model(str(tmp_path / "binary.keras"), _PAIR, {}).output_shape == (None, 2)
+
+
+@pytest.mark.parametrize(
+    ("interface", "last"),
+    [
+        (_PAIR, 'layers.Dense(1, name="probabilities")(body)'),
+        (_DIGITS, 'layers.Dense(10, name="probabilities")(body)'),
+        (_PAIR, 'layers.Dense(1, activation="sigmoid", name="both_classes")(body)'),
+        (_NUMBER, 'layers.Dense(1, name="target_units")(body)'),
+    ],
+)
+def test_a_layer_with_the_name_of_one_that_is_added_is_to_be_renamed(tmp_path, interface, last):
+    with pytest.raises(InputError, match=r"has a layer with the name '\w+', which .*\. Rename it\."):
         build_model(_ending_in(tmp_path, last, interface.task.size_fact), interface, {})
 
 

@@ -126,6 +126,14 @@ def test_promoting_the_champion_again_changes_nothing(registry, promote_new):
     assert len(registry.moves()) == 1
 
 
+def test_a_number_without_zeros_is_the_same_version(registry, promote_new):
+    promote_new("one")
+    with pytest.raises(InputError, match="Version 0001 of 'digits' is the champion already"):
+        registry.override("1", "champion", "by hand")
+    assert promote(registry, "1", "").by == GATE
+    assert len(registry.moves()) == 1
+
+
 def test_rolling_back_twice_goes_two_back_and_not_forth(registry, promote_new):
     promote_new("one", "two", "three")
     assert registry.roll_back("champion", "bad").version == "0002"
@@ -162,6 +170,19 @@ def test_a_model_that_was_rolled_back_does_not_return_with_another_export(regist
     promote_new("four")
     third = register("two", export="a third LiteRT")
     assert promote(registry, third.number, "0005").version == "0006", "a promotion by hand cancels the rollback"
+
+
+def test_a_move_by_hand_to_an_earlier_version_is_a_rollback(registry, register, promote_new):
+    promote_new("one", "two")
+    registry.override("0001", "champion", "two calls every 7 a 1")
+    with pytest.raises(InputError, match=r"version 0002 of 'digits': it was rolled back on .*every 7"):
+        promote(registry, "0002", "0001")
+    with pytest.raises(InputError, match="version 0002, which has the same model, was rolled back"):
+        promote(registry, register("two", export="another LiteRT").number, "0001")
+    registry.override("0002", "champion", "it was the camera")
+    promote_new("three")
+    assert promote(registry, "0001", "0004").version == "0001", "a later version by hand is no rollback of the first"
+    assert promote(registry, "0002", "0001").version == "0002"
 
 
 def test_a_rollback_is_known_after_its_version_was_deleted(registry, register, promote_new):

@@ -82,6 +82,13 @@ def test_a_decision_that_came_meanwhile_is_counted_first(place, folder, request)
     assert HeldOutSet.find(place, np.arange(500, 600, dtype="<u8"), "c").record("c", False, {}, {})
 
 
+def test_files_of_other_programs_are_ignored(place, tmp_path):
+    found = _decide(place, "a", 0.8, promoted=False)
+    (tmp_path / "tests" / "README.md").write_text("Do not delete.")
+    (tmp_path / "tests" / found.name / "a.json~").write_text("")
+    assert len(HeldOutSet.find(place, _EXAMPLES, "b").decisions) == 1
+
+
 def test_a_decision_that_cannot_be_written_is_an_error(place, tmp_path):
     found = HeldOutSet.find(place, _EXAMPLES, "a")
     (tmp_path / "tests").write_text("a file where the folder should be")
