@@ -104,7 +104,8 @@ class HeldOutSet:
                     sets[file.name.partition("/")[0]] = as_ids(read_arrays(file.name, content)[""])
                 else:
                     entries.append(typed_values.read(typed_json.decode(content), PastDecision, file.name))
-                    datetime.datetime.fromisoformat(entries[-1].at)
+                    if datetime.datetime.fromisoformat(entries[-1].at).tzinfo is None:
+                        raise ValueError(f"the time {entries[-1].at} without a time zone")
             except (ValueError, TypeError, KeyError, OSError) as error:
                 raise InputError(
                     f"Cannot read {place}/{file.name}: expected a decision on a test set, received {error}. Restore it "
