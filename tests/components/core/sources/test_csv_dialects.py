@@ -152,10 +152,14 @@ def test_an_empty_file_has_no_columns_and_no_rows():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(_table("text", "label").encode()), r"received a file compressed with gzip\. Decompress it"),
+        (
+            gzip.compress(_table("text", "label").encode(), mtime=0),
+            r"received a file compressed with gzip\. Decompress it",
+        ),
         (b"PK\x03\x04\x14\x00\x83", r"received a ZIP file, such as \.xlsx\. Save the sheet as the type CSV UTF-8"),
         (b"PAR1\x15\x04\x15\x83", r"received a Parquet file\. Name it as parquet:FILE"),
     ],
+    ids=["gzip", "zip", "parquet"],
 )
 def test_other_files_with_the_name_of_a_csv_file_are_named(tmp_path, content, message):
     with pytest.raises(InputError, match=message):
