@@ -127,7 +127,7 @@ def _note_on_alike(names: Sequence[str]) -> str:
     if len({" ".join(name.lower().split()) for name in names}) > 1:
         what = "case, spaces, quotation marks or the form of letters"
         if len({_in_plain_letters(name) for name in names}) > 1:
-            what, shown = "case, spaces or characters that cannot be seen", ", ".join(map(ascii, names[:_SHOWN]))
+            what, shown = "case, spaces or invisible characters", ", ".join(map(ascii, names[:_SHOWN]))
     return f"classes {shown} differ only in {what}: if one is meant, write it one way"
 
 
@@ -152,7 +152,7 @@ def _plain(character: str) -> str:
 
 
 def _visible(name: str) -> str:
-    """Return a name in plain letters, without characters that cannot be seen."""
+    """Return a name in plain letters, without invisible characters."""
     if not name.isascii() or not name.isprintable():
         visible = (character for character in name if unicodedata.category(character) not in ("Cf", "Cc"))
         name = _SELECTORS.sub("", "".join(visible))

@@ -130,7 +130,7 @@ def _is_raw(first: Mapping[str, list[Any]], name: str, path: str) -> bool:
     if received:
         raise InputError(
             f"Cannot use the feature {name!r} of {path}: expected the bytes of an image file, received {received}. "
-            "Store files (tf.io.encode_png), or the bytes of uint8 pixels with 1 or 3 channels (tobytes()) beside "
+            "Store encoded files (tf.io.encode_png), or the bytes of uint8 pixels with 1 or 3 channels, with the "
             "features height, width and channels."
         )
     return False

@@ -334,7 +334,7 @@ def test_drawings_that_all_become_one_flat_picture_are_refused_with_the_cause(tm
     with pytest.raises(InputError, match="copies, equal or nearly so"):
         write_records(WriteParams(f"images:{tmp_path}/data", num_workers=1), tmp_path / "out")
     told = " ".join(capsys.readouterr().err.split())
-    assert "40 of 40 images have one colour, because their content is in the transparency" in told
+    assert "40 of 40 images have only one colour, because their content is in the transparency" in told
 
 
 def test_files_that_are_missing_are_set_aside_too(image_folder, tmp_path):

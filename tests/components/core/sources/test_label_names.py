@@ -525,8 +525,8 @@ def test_a_class_of_class_names_without_examples_needs_no_warning(tmp_path):
         (("cat", "\u201ccat\u201d"), "differ only in case, spaces, quotation marks or the form of letters"),
         (("Cat", "cat"), "differ only in case or spaces"),
         (("c\0a\0t\0", "d\0o\0g\0"), "have control characters"),
-        (("\\N", "cat"), "is taken for a class"),
-        (("#NV", "cat"), "is taken for a class"),
+        (("\\N", "cat"), "is treated as a class"),
+        (("#NV", "cat"), "is treated as a class"),
     ],
 )
 def test_names_that_look_alike_or_stand_for_nothing_are_noted(labels, note, tmp_path):

@@ -216,7 +216,7 @@ def _archive(path, **files):
 )
 def test_folders_of_masks_in_an_archive_are_not_classes(tmp_path, pictures, masks):
     source = _archive(tmp_path / "all.tar", **{pictures: _picture, masks: _mask})
-    with pytest.raises(InputError, match=rf"is not a class: it has masks.*{_NOT_SUPPORTED}.*data\.class_names"):
+    with pytest.raises(InputError, match=rf"is not a class: it contains masks.*{_NOT_SUPPORTED}.*data\.class_names"):
         list_examples(WriteParams(source))
     folders = sorted(name.split("/")[-2] for name in (pictures, masks))
     assert list_examples(WriteParams(source, class_names=tuple(folders))).class_names == tuple(folders)
