@@ -1,11 +1,12 @@
-"""Formats metrics, durations, sizes in bytes, percentages and prices for people."""
+"""Formats metrics, durations, sizes in bytes, percentages, prices and lists of names for people."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _TIMES = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6}
 _SIZES = {"TiB": 2.0**40, "GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
 _LEAST_USD = 0.0001
+_SHOWN = 5
 _DIGITS, _MAX_DIGITS = 4, 17  # Any two different numbers differ in 17 significant digits.
 
 
@@ -147,3 +148,14 @@ def plain_number(value: float) -> str:
 def signed(value: float, digits: int, sign: str = "+") -> str:
     """Format a number with `digits` decimals; a positive one gets a plus sign, unless `sign` is `-`."""
     return f"{value:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def quoted(items: Sequence[str]) -> str:
+    """Return the first five items in quotation marks, and the number of the others, as text for messages.
+
+    Example:
+        >>> quoted(["cat", "dog"]), quoted("abcdefg")
+        ("'cat', 'dog'", "'a', 'b', 'c', 'd', 'e' and 2 more")
+    """
+    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return ", ".join(map(repr, items[:_SHOWN])) + more

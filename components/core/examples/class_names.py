@@ -16,6 +16,7 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from tpu_components.core.base.formatting import quoted
 from tpu_components.core.base.names import as_nfc
 from tpu_components.core.examples.interface import LANGUAGE_MODEL
 
@@ -103,7 +104,7 @@ def notes_on(class_names: Sequence[str]) -> list[str]:
     notes = [_note_on_alike(names) for names in by_look.values() if len(names) > 1]
     if placeholders := [name for name in class_names if name.lower() in _OFTEN_MISSING]:
         notes.append(
-            f"{_listed(placeholders)} is treated as a class: if it means a missing label, leave the label empty"
+            f"{quoted(placeholders)} is treated as a class: if it means a missing label, leave the label empty"
         )
     if controls := [name for name in class_names if any(map(_is_control, name))]:
         shown = ", ".join(map(ascii, controls[:_SHOWN]))
@@ -118,17 +119,15 @@ def notes_on(class_names: Sequence[str]) -> list[str]:
     return notes
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
 def _note_on_alike(names: Sequence[str]) -> str:
-    what, shown = "case or spaces", _listed(names)
+    what = "case or spaces"
+    listed = quoted(names)
     if len({" ".join(name.lower().split()) for name in names}) > 1:
         what = "case, spaces, quotation marks or the form of letters"
         if len({_in_plain_letters(name) for name in names}) > 1:
-            what, shown = "case, spaces or invisible characters", ", ".join(map(ascii, names[:_SHOWN]))
-    return f"classes {shown} differ only in {what}: if one is meant, write it one way"
+            what = "case, spaces or invisible characters"
+            listed = ", ".join(map(ascii, names[:_SHOWN]))
+    return f"classes {listed} differ only in {what}: if they are the same class, use one spelling"
 
 
 def _is_control(character: str) -> bool:

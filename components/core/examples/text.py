@@ -19,10 +19,11 @@ module does not import TensorFlow.
 import dataclasses
 import functools
 import hashlib
+import itertools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,10 @@ class UnicodeTokenization(Tokenization):
         return united
 
 
+def _code_points(ranges: str) -> Iterator[int]:
+    return itertools.chain.from_iterable(characters.parse_ranges(ranges))
+
+
 class _Folded(dict[int, str | None]):
     """Table for `str.translate` that replaces capitals, separators, ignored characters and single-character tokens.
 
@@ -211,10 +216,9 @@ class _Folded(dict[int, str | None]):
     def __init__(self, single: str, marks: str) -> None:
         self._single = re.compile(f"[{characters.as_class(single)}]")
         self.update((character, self._separate(other)) for character, other in _replacements().items())
-        self.update((character, " ") for each in characters.parse_ranges(characters.SEPARATORS) for character in each)
-        self.update((character, None) for each in characters.parse_ranges(characters.IGNORED) for character in each)
-        marked = (character for each in characters.parse_ranges(marks) for character in each)
-        self.update((character, f"{_MARK}{chr(character)}{_END}") for character in marked)
+        self.update(dict.fromkeys(_code_points(characters.SEPARATORS), " "))
+        self.update(dict.fromkeys(_code_points(characters.IGNORED)))
+        self.update((character, f"{_MARK}{chr(character)}{_END}") for character in _code_points(marks))
 
     def _separate(self, character: int) -> str:
         text = chr(character)

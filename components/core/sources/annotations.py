@@ -14,6 +14,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from tpu_components.core.base.errors import InputError, reading
+from tpu_components.core.base.formatting import quoted
 from tpu_components.core.base.names import as_nfc
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.examples.interface import MULTI_LABEL
@@ -23,7 +24,7 @@ from tpu_components.core.sources.csv_file import Table, list_table
 from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.pairs import NOT_SUPPORTED
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.targets import SEPARATOR, shown
+from tpu_components.core.sources.targets import SEPARATOR
 
 _ADDRESS = re.compile(r"^/data/(local-files/\?d=)?")  # Of Label Studio's media folder and local storage.
 _ANSWERS = ("choices", "taxonomy", "rating", "number")  # Types of results that label a whole task.
@@ -125,7 +126,7 @@ def _label_studio(content: bytes) -> list[_Item]:
             raise
         tasks = [typed_json.decode(line) for line in lines if line.strip()]  # One task per line.
     if not isinstance(tasks, list):
-        content_kind = f"an object with {shown(list(tasks))}" if isinstance(tasks, dict) else f"{str(tasks)[:60]!r}"
+        content_kind = f"an object with {quoted(list(tasks))}" if isinstance(tasks, dict) else f"{str(tasks)[:60]!r}"
         raise ValueError(f"{content_kind}, not a list of tasks")
     controls = {key for task in tasks if isinstance(task, dict) for key, value in task.items() if _is_answer(value)}
     ids = [task.get("id") if isinstance(task, dict) else None for task in tasks]
@@ -211,7 +212,7 @@ def _list(
     if others and labelled and not any(item.choices for item in items):
         raise InputError(
             f"Found no labels in {location}: expected {what} of classified images or texts, received only annotations "
-            f"of the types {shown(others)}. {NOT_SUPPORTED}"
+            f"of the types {quoted(others)}. {NOT_SUPPORTED}"
         )
     if not used:
         raise InputError(f"Found no annotations in {location}: expected {what} of annotated images or texts.")

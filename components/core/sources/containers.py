@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import quoted
 from tpu_components.core.files import storage
 from tpu_components.core.sources.listing import split_named
-from tpu_components.core.sources.targets import shown
 
 _WILDCARDS = "*?["
 
@@ -79,7 +79,7 @@ def splits_of(containers: Sequence[Container], location: str) -> list[str] | Non
         return None
     if strange := [container.name for container, split in zip(containers, splits, strict=True) if not split]:
         raise InputError(
-            f"Files of no split stand beside those of one in {location}: {shown(strange)}. Expected all to begin with "
+            f"Files of no split stand beside those of one in {location}: {quoted(strange)}. Expected all to begin with "
             "train, validation or test, to be in such folders, or none. Rename or move them."
         )
     return [split for split in splits if split]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.formatting import quoted
 from tpu_components.core.base.names import as_nfc
 from tpu_components.core.examples.artifacts import Quarantined
 from tpu_components.core.examples.class_names import MISSING, missing_labels
@@ -29,7 +30,7 @@ from tpu_components.core.sources.columns import Names, NumbersBuilder, PiecesBui
 from tpu_components.core.sources.fields import known_by, read_splits
 from tpu_components.core.sources.listing import Listing, Source, without_labels
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.targets import WEIGHTS, Targets, index_labels, parse_numbers, shown, split_labels
+from tpu_components.core.sources.targets import WEIGHTS, Targets, index_labels, parse_numbers, split_labels
 from tpu_components.core.sources.written_paths import find_files
 
 _EMPTY = frozenset(("",))
@@ -311,7 +312,7 @@ def _with_hot_columns(table: Table, params: WriteParams) -> Table:
         advice = f"Name the targets: data.target_columns=[{', '.join(hot)}]."
     elif odd and params.task == CLASSIFICATION:
         advice = f"{odd.capitalize()} does not have exactly one 1: set data.task=multi_label to use each as a label."
-    names = shown(list(hot))
+    names = quoted(list(hot))
     if advice:
         raise InputError(f"Missing columns in {table.location}: 'label'. The columns {names} contain 0 and 1. {advice}")
     _check_repeated(table, list(hot))
@@ -351,7 +352,7 @@ def _read_cells(
             cell = cells[place]
             # Surrounding spaces must not make a different class.
             row[name] = cell.strip() if is_stripped and isinstance(cell, str) else cell
-        if lacking := [name for name, texts in missing.items() if row[name] in texts]:
+        if lacking := [name for name, forms in missing.items() if row[name] in forms]:
             reasons = (f"{name!r} is {repr(row[name]) if row[name] else 'empty'}" for name in lacking)
             bad.append(Quarantined(table.key_of(number), " and ".join(reasons)))
             continue
@@ -386,7 +387,7 @@ def _check_columns(table: Table, wanted: Sequence[str], targets: Sequence[str]) 
         expected = ", ".join(("path (or text)", *targets))
         rule = "The first line must name" if table.row_names is None else "Expected"
         raise InputError(
-            f"Missing columns in {table.location}: {shown(missing)}. Received: {columns}. {rule} the columns "
+            f"Missing columns in {table.location}: {quoted(missing)}. Received: {columns}. {rule} the columns "
             f"{expected}, optionally split, and those that columns, target_columns, group_column or slice_columns "
             "names."
             f"{_advise_on_columns(columns, missing)}"
@@ -402,7 +403,7 @@ def _check_repeated(table: Table, names: Sequence[str]) -> None:
     """
     if repeated := [name for name in names if list(table.columns).count(name) > 1]:
         raise InputError(
-            f"Repeated columns in {table.location}: {shown(repeated)}. Received: {[*filter(None, table.columns)]}. "
+            f"Repeated columns in {table.location}: {quoted(repeated)}. Received: {[*filter(None, table.columns)]}. "
             "Expected every column that is used once. Rename or remove one."
         )
 
@@ -451,7 +452,7 @@ def _check_different(paths: Names, location: str) -> None:
     """
     if repeated := find_repeated(paths):
         raise InputError(
-            f"Duplicate paths in {location}: {shown(repeated)}. Expected every image once; the same image in two "
+            f"Duplicate paths in {location}: {quoted(repeated)}. Expected every image once; the same image in two "
             "splits would make the evaluation lie. Remove the repeated lines."
         )
 
@@ -461,7 +462,8 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
     taken = dict(params.columns)
     if strange := sorted(set(taken.values()) - set(cells)):
         raise InputError(
-            f"No columns {shown(strange)} in {location}, which data.columns names. Received: {list(cells)}. Correct it."
+            f"No columns {quoted(strange)} in {location}, which data.columns names. Received: {list(cells)}. "
+            "Correct it."
         )
     notes = []
     wanted = ["label"] if not params.target_columns else []

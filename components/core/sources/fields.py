@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import quoted
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN
 from tpu_components.core.examples.class_names import MISSING, text_of
 from tpu_components.core.examples.interface import IMAGE, MULTI_LABEL, REGRESSION, TEXT
@@ -22,7 +23,6 @@ from tpu_components.core.sources.targets import (
     find_joined,
     index_labels,
     parse_numbers,
-    shown,
     split_labels,
 )
 
@@ -85,11 +85,11 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
             the same name.
     """
     if len(set(fields)) < len(fields):
-        raise InputError(f"Repeated fields in {location}: {shown(list(fields))}. Expected each name once. Rename one.")
+        raise InputError(f"Repeated fields in {location}: {quoted(list(fields))}. Expected each name once. Rename one.")
     params = params if labelled else params.without_columns_beyond(fields)
     if strange := sorted(set(params.columns.values()) - set(fields)):
         raise InputError(
-            f"No field {shown(strange)} in {location}, which data.columns names. Received: {shown(list(fields))}. "
+            f"No field {quoted(strange)} in {location}, which data.columns names. Received: {quoted(list(fields))}. "
             "Correct it."
         )
     by_lower = {name.lower(): name for name in reversed(fields)}
@@ -107,7 +107,7 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
     missing = [] if content else ["image (or text)"]
     if missing := [*missing, *(name for name in (*chosen.targets, *chosen.kept) if name not in fields)]:
         raise InputError(
-            f"Missing in {location}: {shown(missing)}. Received: {shown(list(fields))}. Say which they are: "
+            f"Missing in {location}: {quoted(missing)}. Received: {quoted(list(fields))}. Say which they are: "
             f"data.columns={{image: …, label: …}}."
         )
     return chosen
@@ -229,7 +229,7 @@ def read_splits(values: Sequence[Any], location: str) -> tuple[np.ndarray, dict[
     names = ["" if (text := _only(value)) is None else _name(text) for value in values]
     split_of = {name: split_named(name) for name in set(names) - MISSING}
     if strange := sorted(name for name, split in split_of.items() if not split):
-        raise InputError(f"Unknown splits in {location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
+        raise InputError(f"Unknown splits in {location}: {quoted(strange)}. Expected {', '.join(SPLITS)}.")
     if not split_of:
         raise InputError(
             f"No example in {location} has a split. Expected {', '.join(SPLITS)}. Fill in the field, or remove it."

@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import quoted
 from tpu_components.core.examples.artifacts import SPLITS, TEST, TRAIN
 from tpu_components.core.examples.class_names import class_name
 from tpu_components.core.examples.images import has_image_suffix
@@ -18,7 +19,7 @@ from tpu_components.core.sources.columns import Files, Names, PiecesBuilder
 from tpu_components.core.sources.listing import Listing, Source, split_named, without_labels
 from tpu_components.core.sources.pairs import check_class_folders, check_inner_folders, find_masks
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.targets import index_labels, shown
+from tpu_components.core.sources.targets import index_labels
 
 
 def list_folders(kind: str, location: str, params: WriteParams, labelled: bool = True) -> Listing:
@@ -38,7 +39,7 @@ def list_folders(kind: str, location: str, params: WriteParams, labelled: bool =
     has_splits = not {TRAIN, TEST}.isdisjoint(split_of.values())
     if has_splits and (strange := [name for name in top if name not in split_of]):
         raise InputError(
-            f"Folders {shown(strange)} stand beside split folders in {location}. Expected only {', '.join(SPLITS)}. "
+            f"Folders {quoted(strange)} stand beside split folders in {location}. Expected only {', '.join(SPLITS)}. "
             "Move them into one of these, or out of the source."
         )
     if has_splits and len(set(split_of.values())) < len(split_of):
@@ -62,7 +63,7 @@ def list_folders(kind: str, location: str, params: WriteParams, labelled: bool =
         if len(names) > 1
     ]
     notes += [
-        f"the folders in {name!r}, {shown(sorted(names))}, are no classes: all they hold is of the class {name!r}"
+        f"the folders in {name!r}, {quoted(sorted(names))}, are no classes: all they hold is of the class {name!r}"
         for name, names in sorted(inner.items())
         if len(names) > 1
     ]
@@ -78,7 +79,7 @@ def list_folders(kind: str, location: str, params: WriteParams, labelled: bool =
         check_class_folders(names, files_of, depth - 2, kind, location, read)
     if kind == IMAGE and (masks := find_masks(listed.names)):
         notes.append(
-            f"{len(masks):,} files have names of masks of other files, {shown(masks)}, but are used as examples of "
+            f"{len(masks):,} files have names of masks of other files, {quoted(masks)}, but are used as examples of "
             "their folder's class; move them out of the source"
         )
     if params.class_names:
@@ -87,8 +88,8 @@ def list_folders(kind: str, location: str, params: WriteParams, labelled: bool =
             counts[class_of[folder]] += count
         if absent := [name for name in params.class_names if name not in counts]:
             raise InputError(
-                f"No folder in {location} for the classes {shown(absent)}. Received: {shown(sorted(counts))}. Correct "
-                "data.class_names, or add the folders."
+                f"No folder in {location} for the classes {quoted(absent)}. Received: {quoted(sorted(counts))}. "
+                "Correct data.class_names, or add the folders."
             )
         listed = listed.in_folders({folder for folder, name in class_of.items() if name in params.class_names})
         notes += [
@@ -167,7 +168,7 @@ def _list(location: str, files: Iterable[storage.StoredFile]) -> _Listed:
 
     known = Files.collect(each_named())
     if garbled:
-        raise InputError(f"File names in {location} that are not UTF-8: {shown(garbled)}. Rename them.")
+        raise InputError(f"File names in {location} that are not UTF-8: {quoted(garbled)}. Rename them.")
     return _Listed(Names(names.pieces()), known, tuple(numbers), np.asarray(folder_of))
 
 
@@ -181,7 +182,7 @@ def _list_loose(kind: str, location: str, params: WriteParams) -> Listing:
     listed = _list(location, chosen)
     if not len(listed.names):
         others = [file.name for file in storage.list_files(location)]
-        raise InputError(f"Found no images in {location}: expected files as .jpg or .png, received {shown(others)}.")
+        raise InputError(f"Found no images in {location}: expected files as .jpg or .png, received {quoted(others)}.")
     labels, classes = without_labels(len(listed.names))
     return Listing(listed.names, labels, classes, root=location, files=listed.files, kind=kind)
 
@@ -195,7 +196,7 @@ def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location
     if table := next((name for name in names if name.endswith(".csv")), ""):
         advice = f"Move them into the folder of their class, or give the list of them: csv:{location}/{table}."
     raise InputError(
-        f"Files without a class in {location}: {shown(examples or list(names))}. Expected "
+        f"Files without a class in {location}: {quoted(examples or list(names))}. Expected "
         f"{'SPLIT/CLASS/FILE' if has_splits else 'CLASS/FILE'}. {advice}"
     )
 

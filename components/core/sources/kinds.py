@@ -6,6 +6,7 @@ import os
 import numpy as np
 
 from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.formatting import quoted
 from tpu_components.core.examples.artifacts import TEST, TRAIN
 from tpu_components.core.examples.class_names import notes_on
 from tpu_components.core.examples.images import has_image_suffix
@@ -26,7 +27,6 @@ from tpu_components.core.sources import (
 from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.pairs import NOT_SUPPORTED
 from tpu_components.core.sources.params import WriteParams, split_source
-from tpu_components.core.sources.targets import shown
 
 _ALL = (
     folders.IMAGES,
@@ -155,7 +155,7 @@ def _check_labels(listing: Listing, source: Source, params: WriteParams) -> None
     names = listing.class_names
     if not params.class_names and not source.has_class_folders and len(names) > 1 and all(map(has_image_suffix, names)):
         raise InputError(
-            f"The labels of {params.source!r} are paths of images: {shown(names)}. {NOT_SUPPORTED} Name the column "
+            f"The labels of {params.source!r} are paths of images: {quoted(names)}. {NOT_SUPPORTED} Name the column "
             "with the class: data.columns={label: …}. If these paths are the classes, list them in data.class_names."
         )
 
@@ -230,13 +230,13 @@ def _check_classes_of_splits(source: str, listing: Listing, is_of_folders: bool)
     for where, names in lacking.items():
         if names:
             raise InputError(
-                f"Classes without {where} examples in {source}: {shown(sorted(names))}. Expected every class "
+                f"Classes without {where} examples in {source}: {quoted(sorted(names))}. Expected every class "
                 "in every split. Add them there, or name the classes to use in data.class_names."
             )
     tested = classes_where(listing.splits == TEST)
     unjudged = [name for name in listing.class_names if name not in tested]
     if tested and unjudged and not is_of_folders:
-        return dataclasses.replace(listing, notes=(*listing.notes, f"no test examples of {shown(unjudged)}"))
+        return dataclasses.replace(listing, notes=(*listing.notes, f"no test examples of {quoted(unjudged)}"))
     return listing
 
 

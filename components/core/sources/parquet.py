@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError, reading
+from tpu_components.core.base.formatting import quoted
 from tpu_components.core.base.names import as_nfc, by_nfc
 from tpu_components.core.examples.class_names import class_name
 from tpu_components.core.examples.example_ids import identify_each
@@ -22,7 +23,6 @@ from tpu_components.core.sources.fields import choose_fields, list_rows, read_id
 from tpu_components.core.sources.listing import Listing, Source, split_named
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import LaterSpans, Spans, copy_contents
-from tpu_components.core.sources.targets import shown
 from tpu_components.core.work.workers import in_threads
 
 _EMBED = (
@@ -162,7 +162,7 @@ def list_hub(location: str, params: WriteParams, labelled: bool) -> Listing:
     config = config or (configs[0] if len(configs) == 1 else "default")
     if config not in configs:
         raise InputError(
-            f"Cannot use {params.source!r}: expected one of its configurations, {shown(configs)}, received "
+            f"Cannot use {params.source!r}: expected one of its configurations, {quoted(configs)}, received "
             f"{config!r}. Write huggingface:{name}:{configs[0]}."
         )
     by_split: dict[str, list[Container]] = {}
@@ -181,7 +181,7 @@ def list_hub(location: str, params: WriteParams, labelled: bool) -> Listing:
     if not chosen:
         raise InputError(
             f"Cannot use {params.source!r}: expected a split train, validation or test with labels, received "
-            f"{shown(sorted(by_split))}. Choose another configuration: {shown(configs)}."
+            f"{quoted(sorted(by_split))}. Choose another configuration: {quoted(configs)}."
         )
     return _list_tables(chosen, splits if labelled else None, params, labelled, notes)
 
@@ -323,7 +323,8 @@ def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str,
     with _opened(file) as table:
         if missing := [name for name in names if name not in by_nfc(table.schema_arrow.names)]:
             raise InputError(
-                f"Missing columns in {file.path}: {shown(missing)}. Expected those that the first file has. Correct it."
+                f"Missing columns in {file.path}: {quoted(missing)}. Expected those that the first file has. "
+                "Correct it."
             )
         num_rows = table.metadata.num_rows
     require_plausible(file.path, file.num_bytes, num_rows * _VALUE_BYTES)

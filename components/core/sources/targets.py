@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import quoted
 from tpu_components.core.examples.artifacts import TargetStatistics
 from tpu_components.core.examples.class_names import MISSING, class_name, missing_labels
 
@@ -23,7 +24,6 @@ _BRACKETS = ("[]", "{}", "()")  # Around a list, as Python, JSON and PostgreSQL 
 _NO_CLASS = -1
 _FRACTION = re.compile(r"[+-]?[0-9]*\.[0-9]+(?:[eE][+-]?[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|" + _FRACTION.pattern)
-_SHOWN = 5
 TARGETS = "Targets must be finite numbers"
 WEIGHTS = "Weights must be finite numbers of at least 0"
 
@@ -232,12 +232,6 @@ def describe_targets(values: np.ndarray) -> tuple[TargetStatistics, ...]:
     return tuple(TargetStatistics(*row) for row in zip(*(column.tolist() for column in columns), strict=True))
 
 
-def shown(items: Sequence[str]) -> str:
-    """Return the first five items, quoted, and the number of further ones, as text for messages."""
-    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return ", ".join(repr(item) for item in items[:_SHOWN]) + more
-
-
 def _first(flags: Iterable[bool]) -> int:
     return next(i for i, flag in enumerate(flags) if flag)
 
@@ -252,14 +246,14 @@ def _classes(occurring: set[str], class_names: Sequence[str], example: Callable[
     if class_names:
         if unknown := occurring - set(class_names):
             raise InputError(
-                f"Labels outside the class list: {shown(sorted(unknown))} (first at {example(unknown)}). Expected one "
+                f"Labels outside the class list: {quoted(sorted(unknown))} (first at {example(unknown)}). Expected one "
                 f"of {list(class_names)}. Correct the labels, or add them to data.class_names."
             )
         return tuple(class_names)
     fractions = sorted(name for name in occurring if _FRACTION.fullmatch(name))
     if fractions and all(map(_NUMBER.fullmatch, occurring)):
         raise InputError(
-            f"Labels are numbers with a fraction: {shown(fractions)} (first at {example({fractions[0]})}). Expected "
+            f"Labels are numbers with a fraction: {quoted(fractions)} (first at {example({fractions[0]})}). Expected "
             "class names or whole numbers. To predict numbers, set data.task to regression. To make each number a "
             "class, list all of them in data.class_names."
         )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError, reading
+from tpu_components.core.base.formatting import quoted
 from tpu_components.core.base.names import as_nfc
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.examples.interface import IMAGE
@@ -26,7 +27,7 @@ from tpu_components.core.sources.listing import Listing, Source, without_labels
 from tpu_components.core.sources.pairs import NOT_SUPPORTED, check_class_folders, find_masks
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import Span, Spans
-from tpu_components.core.sources.targets import Targets, shown
+from tpu_components.core.sources.targets import Targets
 from tpu_components.core.work.workers import in_threads
 
 _CLASS_SUFFIXES = ("cls", "cls.txt", "label", "txt")
@@ -74,7 +75,7 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
     )
     if len(set(keys)) < len(keys):
         twice = [key for key, count in Counter(keys).items() if count > 1]
-        raise InputError(f"Files of one name in an archive: {shown(twice)}. Expected each once. Make it again.")
+        raise InputError(f"Files of one name in an archive: {quoted(twice)}. Expected each once. Make it again.")
     targets = Targets(*without_labels(len(keys)), {})
     reasons: list[Mapping[int, str]] = []
     if labelled:
@@ -87,7 +88,7 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
         reasons.append(targets.unusable)
     if len(targets.unusable) == len(keys):
         raise InputError(
-            f"Images without a label in {location}: {shown(keys)} ({targets.unusable[0]}). Expected NAME.cls or "
+            f"Images without a label in {location}: {quoted(keys)} ({targets.unusable[0]}). Expected NAME.cls or "
             "NAME.json beside NAME.jpg, or a folder for each class."
         )
     kept = [] if labelled else [n for n in ("id", *params.slice_columns) if any(n in each.kept for each in examples)]

@@ -61,9 +61,14 @@ def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, o
     return learning_rate * {"linear": float(num_replicas), "sqrt": math.sqrt(num_replicas), "none": 1.0}[scaling]
 
 
+def _unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer that a LossScaleOptimizer wraps; any other optimizer unchanged."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def learning_rate_at(optimizer: Any, step: int) -> float:
     """Return the learning rate at a step, counted from 0 over the whole training."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # A LossScaleOptimizer wraps another one.
+    optimizer = _unwrapped(optimizer)
     rate, step = optimizer._learning_rate, step // (optimizer.gradient_accumulation_steps or 1)
     is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     return float(np.asarray(rate(step) if is_schedule else rate))
@@ -188,17 +193,17 @@ def used_hyperparameters(model: Any, interface: Interface, params: TrainParams, 
 
 def _used_optimizer(model: Any, params: TrainParams, num_steps: int) -> dict[str, Any]:
     """Return the hyper-parameters of the optimizer in a stage of `num_steps` steps; see `used_hyperparameters`."""
-    optimizer = own_optimizer(model, params)
-    if optimizer is None:
+    own = own_optimizer(model, params)
+    if own is None:
         return {
             "optimizer": "adam" if params.optimizer == OF_THE_MODEL else params.optimizer.lower(),
             "learning_rate": params.learning_rate,
         }
-    inner = getattr(optimizer, "inner_optimizer", optimizer)  # A LossScaleOptimizer wraps another one.
-    name = type(inner).__name__
-    schedule = inner._learning_rate
-    config = inner.get_config()
-    known = inspect.signature(type(inner)).parameters
+    optimizer = _unwrapped(own)
+    name = type(optimizer).__name__
+    schedule = optimizer._learning_rate
+    config = optimizer.get_config()
+    known = inspect.signature(type(optimizer)).parameters
     steps = np.unique(np.linspace(0, max(num_steps - 1, 0), _SAMPLED_STEPS).astype(int))
     is_constant = not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
     peak = max(learning_rate_at(optimizer, int(step)) for step in (steps[:1] if is_constant else steps))
@@ -350,11 +355,10 @@ def _loss_name(params: TrainParams, interface: Interface, brought: Brought) -> s
 
 def _loss(params: TrainParams, interface: Interface, model: Any) -> Any:
     """Return the loss as `model.compile` takes it."""
-    brought = brought_by(model)
-    name = _loss_name(params, interface, brought)
-    own = _own_loss(params, interface, brought)
+    own = _own_loss(params, interface, brought_by(model))
     if params.loss == OF_THE_TASK and own is None:
         return _task_loss(params, interface)
+    name = params.loss if own is None else _name_of(own)
     if interface.task.name == LANGUAGE_MODEL:
         raise InputError(f"loss={name} is not for a language model, which learns the next character. Remove it.")
     each = own or _create("loss", name, params.loss_parameters, reduction="none")
