@@ -249,7 +249,7 @@ class Merger:
 
 
 def _check_scheme(place: str, retired: np.ndarray, num_known: int) -> None:
-    """Warn of a retired test set of which no example is in the data, or only some by IDs of scheme 1.
+    """Warn if no example of a retired test set is in the data, or only some and its IDs are of scheme 1.
 
     Args:
         place: File of the retired test set.
@@ -257,26 +257,26 @@ def _check_scheme(place: str, retired: np.ndarray, num_known: int) -> None:
         num_known: Number of these examples that are in the data.
 
     Raises:
-        InputError: If its IDs are of scheme 1, which other settings of the records would have changed, and no example
-            is in the data.
+        InputError: If its IDs are of scheme 1, which depend on the settings of the records, and no example is in the
+            data.
     """
     is_old, num_missing = len(retired) and not retired["scheme2"].any(), len(retired) - num_known
     cause = (
-        "by an earlier version, which other settings of the records (image_size, channels, encoding, crop_margin, "
-        "apply_rotation) change. Write the records once with the settings of that time and without data.retired_tests, "
-        f"and convert the file: python -m tpu_components.create_tfrecords.convert_ids RECORDS {place}"
+        "An earlier version wrote this file, with IDs that depend on the settings of the records (image_size, "
+        "channels, encoding, crop_margin, apply_rotation). If the settings have changed since then, write the records "
+        "once with the original settings and without data.retired_tests, and convert "
+        f"the file: python -m tpu_components.create_tfrecords.convert_ids RECORDS {place}"
     )
     if is_old and not num_known:
         raise InputError(
             f"Cannot leave out the retired test set {place}: none of its {len(retired):,} examples is in this data "
-            f"set. Expected IDs of scheme 2; received those of scheme 1, {cause}. If its examples were deleted, remove "
-            "it from data.retired_tests."
+            f"set. {cause}. If its examples were deleted, remove it from data.retired_tests."
         )
     if is_old and num_missing:
         progress.say(
             STEP,
             f"warning: {num_missing:,} of the {len(retired):,} examples of the retired test set {place} are not in "
-            f"this data set, or are not recognized, and may be in a split again. Its IDs are of scheme 1, {cause}",
+            f"this data set, or are not recognized and may be in a split again. {cause}",
         )
     elif not num_known:
         progress.say(

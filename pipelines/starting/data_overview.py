@@ -140,7 +140,7 @@ class DataOverview(Displayed):
         return [*self.facts(), *self.remarks()]
 
     def remarks(self) -> list[str]:
-        """Return messages about inputs that were left out, assumptions, unknown words and unusable examples."""
+        """Return messages about left-out inputs, assumptions, unknown words and unusable examples."""
         messages = [*self.notes, *self.warnings]
         parts = [(self.unusable, f"{self.num_inputs:,} cannot be used")]
         parts += [(self.damaged, f"{self.num_looked_at:,} that were read are damaged")]

@@ -56,7 +56,8 @@ class DataSketch:
         num_training: Number of training examples.
         common_words: Counts of the most frequent words of the training examples, as in `Manifest`.
         independence: Effective sample size divided by the number of examples, by name of the distribution; see `Split`.
-        tokenization: Rule that split the texts into words. Empty for images, and in older files, whose rule is `words`.
+        tokenization: Name of the rule by which the texts were split into words. Empty for images, and in older files,
+            whose rule is `words`.
     """
 
     source: str
@@ -75,7 +76,7 @@ class DataSketch:
 
     @property
     def words_rule(self) -> str:
-        """Rule that split the texts into words; `words` if the file does not name one."""
+        """Name of the rule by which the texts were split into words; `words` if the file does not name one."""
         return self.tokenization or WORDS
 
     def divides_like(self, other: Self) -> bool:

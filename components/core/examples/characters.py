@@ -87,7 +87,7 @@ a7c7-a7c9/2:1 a7d0:1 a7d6-a7d8/2:1 a7f5:1 ff21-ff3a:20 10400-10427:28 104b0-104d
 
 
 def parse_ranges(ranges: str) -> Iterator[range]:
-    """Yield the ranges of code points of a list.
+    """Yield the ranges in a list of code points, such as `SEPARATORS`.
 
     Example:
         >>> list(parse_ranges("a1 a7-a9"))

@@ -22,9 +22,9 @@ from tpu_components.core.examples.interface import LANGUAGE_MODEL
 
 MISSING = frozenset(("", "nan", "NaN", "NAN", "Nan", "-nan", "-NaN", "<NA>", "NaT", "#N/A"))
 _UNLABELLED = "-1"
-_UNLABELLED_FORMS = frozenset((_UNLABELLED, "-1.0"))  # The second as pandas writes it once a cell was empty.
+_UNLABELLED_FORMS = frozenset((_UNLABELLED, "-1.0"))  # pandas writes -1.0 if the column has an empty cell.
 _SHOWN = 5
-# In lower case: words of programs and databases for nothing, and errors that Excel writes into cells.
+# In lower case: how programs and databases write a missing value, and errors in cells of Excel.
 _OFTEN_MISSING = frozenset(
     (
         *("none", "na", "n/a", "null", "nil", "(null)", "<null>", "<none>", "<nan>", "\\n", "(blank)", "?", "--"),

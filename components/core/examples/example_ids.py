@@ -16,7 +16,7 @@ records/examples.npz     for each split, in stored order: IDs, ID_TYPE[num_examp
                          copy in training, bool[num_examples]
 model/trained_on.npy     IDs of the training examples, each once, ID_TYPE[…]
 
-In files from earlier versions, the IDs are uint64[…] of scheme 1.
+Files from earlier versions have only IDs of scheme 1, as a uint64 array.
 """
 
 import functools

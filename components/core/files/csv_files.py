@@ -69,7 +69,7 @@ class CsvFile:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns, in NFC; empty for a column without a name."""
+        """Names of the columns in Unicode NFC; a column without a name has an empty one."""
         with self._reading():
             _, _, header = next(self._records(), (0, [], []))
         return [as_nfc(name.strip()) for name in header]

@@ -98,7 +98,7 @@ class Pieces(Sequence[bytes]):
         return [bytes(content[begin:end]) for begin, end in zip(begins, self._ends[places].tolist(), strict=True)]
 
     def take(self, places: np.ndarray) -> "Pieces":
-        """Return the byte strings at indices int[…]."""
+        """Return the byte strings at the indices `places`, int[count], in their order."""
         return Pieces.collect(map(self.__getitem__, places.tolist()))
 
     def __iter__(self) -> Iterator[bytes]:

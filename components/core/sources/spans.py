@@ -65,7 +65,7 @@ class Spans:
         return int(self.sizes.sum())
 
     def take(self, places: np.ndarray) -> "Spans":
-        """Return the spans at indices int[…]."""
+        """Return the spans at the indices `places`, int[count], in their order."""
         rows = self.files[places], self.offsets[places], self.sizes[places]
         return Spans(self.paths, *rows, self.are_copies)
 
@@ -95,7 +95,7 @@ class LaterSpans:
         return self._find()
 
     def take(self, places: np.ndarray) -> "LaterSpans":
-        """Return the spans at indices int[…], which are also computed later."""
+        """Return the spans at the indices `places`, int[count], in their order; they are also computed later."""
         num_bytes = self.num_bytes * len(places) // max(self._count, 1)
         return LaterSpans(self.paths, num_bytes, len(places), functools.partial(self._take, places))
 

@@ -139,9 +139,10 @@ def find_joined(cells: Iterable[str]) -> str | None:
             return cell
     for separator in _SEPARATORS_IN_NAMES:
         parts = [{part for part in re.split(separator, cell) if part} for cell in different]
-        several = [(cell, own) for cell, own in zip(different, parts, strict=True) if len(own) > 1]
-        counts = Counter(part for own in parts for part in own)
-        if several and (len(counts) < len(different) or all(counts[part] > 1 for _, own in several for part in own)):
+        several = [(cell, labels) for cell, labels in zip(different, parts, strict=True) if len(labels) > 1]
+        counts = Counter(label for labels in parts for label in labels)
+        are_shared = all(counts[label] > 1 for _, labels in several for label in labels)
+        if several and (len(counts) < len(different) or are_shared):
             return several[0][0]
     return None
 

@@ -1,4 +1,4 @@
-"""Finds the files for paths in a table that do not exist as written."""
+"""Finds the image files that a table means if its paths do not exist exactly as they are written."""
 
 import contextlib
 import itertools
