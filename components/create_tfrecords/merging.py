@@ -155,7 +155,8 @@ class Merger:
         """
         listing, left_out = self._plan.listing, self._plan.left_out
         # IDs of scheme 1 show which records are equal; those of scheme 2 show only which originals are equal.
-        examples, identities = self.examples, self._columns["identities"].rows()["scheme1"]
+        identities = self._columns["identities"].rows()["scheme1"]
+        examples = self.examples
         looks = self._columns.pop("looks", None)
         near = find_alike(looks.rows()) if looks else np.empty((0, 2), int)
         if len(left_out):
@@ -175,7 +176,8 @@ class Merger:
         Raises:
             InputError: If a split has no examples left, or a test set with IDs of scheme 1 matches no example.
         """
-        result, identities = splits.copy(), self._columns["identities"].rows()
+        result = splits.copy()
+        identities = self._columns["identities"].rows()
         for place, ids in retired.items():
             is_retired = are_among(identities, ids)
             _check_scheme(place, ids, int(are_among(ids, identities).sum()))
@@ -260,7 +262,8 @@ def _check_scheme(place: str, retired: np.ndarray, num_known: int) -> None:
         InputError: If its IDs are of scheme 1, which depend on the settings of the records, and no example is in the
             data.
     """
-    is_old, num_missing = len(retired) and not retired["scheme2"].any(), len(retired) - num_known
+    is_old = len(retired) and not retired["scheme2"].any()
+    num_missing = len(retired) - num_known
     cause = (
         "An earlier version wrote this file, with IDs that depend on the settings of the records (image_size, "
         "channels, encoding, crop_margin, apply_rotation). If the settings have changed since then, write the records "

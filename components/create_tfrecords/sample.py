@@ -32,6 +32,7 @@ def written(sample: DatasetPlan) -> Iterator[tuple[Path, Manifest]]:
         InputError: If the examples cannot be read, or do not fit together.
     """
     with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
-        records_dir, prepared = Path(folder), prepare(sample)
+        records_dir = Path(folder)
+        prepared = prepare(sample)
         write_files(prepared, prepared.write(prepared.cut(1), records_dir), records_dir).save(records_dir)
         yield records_dir, Manifest.load(records_dir, verify=False)

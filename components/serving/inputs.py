@@ -142,7 +142,8 @@ def predict_inputs(
     model = load_model(export_dir, use_int8)
     if isinstance(model.reader, PromptReader):
         raise InputError(f"Cannot answer with {export_dir}: it is a language model, which continues texts.")
-    unread, losses = list[str](), list[Mapping[str, int]]()
+    unread: list[str] = []
+    losses: list[Mapping[str, int]] = []
     for names, batch in _read_inputs(model.reader, inputs, lines, column, unread, losses):
         for start in range(0, len(batch), BATCH_SIZE):
             outputs = model.predict(batch[start : start + BATCH_SIZE])

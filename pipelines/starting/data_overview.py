@@ -403,7 +403,8 @@ def _warn_of_unknown(plan: DatasetPlan, until: float) -> Iterator[str]:
         plan: Plan of a data set of texts.
         until: Time by the monotonic clock after which no more texts are read.
     """
-    params, rule = plan.params, find_tokenization(plan.params.tokenization)
+    params = plan.params
+    rule = find_tokenization(params.tokenization)
     counts = Counter[bytes]()
     for text in _read_texts(plan.listing, plan.order[TRAIN][:_LEARNED_FROM], until):
         counts.update(rule.split(text))

@@ -184,7 +184,8 @@ def _table(rows: Sequence[Sequence[Any]], delimiter: str = ",") -> bytes:
 
 def _texts(_: Path) -> Sequence[bytes]:
     rows = [(f"a text, of {i} words", _CLASSES[i % 2], ("train", "test")[i % 4 == 0]) for i in range(20)]
-    usual, reviews = _table([("text", "label", "split"), *rows]), _table([("review", "sentiment", "x"), *rows], ";")
+    usual = _table([("text", "label", "split"), *rows])
+    reviews = _table([("review", "sentiment", "x"), *rows], ";")
     odd = "v1,v2,,\n" + "".join(f'{i % 2}.0,"a ""text"" of Zoe\u0308 {i}",,\n' for i in range(20))
     return [
         usual,

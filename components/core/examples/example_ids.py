@@ -175,7 +175,8 @@ def load_identities(records_dir: Path, split: str) -> np.ndarray | None:
 
 def load_copied(records_dir: Path, split: str) -> np.ndarray:
     """Load, for each example of a split with IDs, whether it has a copy in training: bool[num_examples]."""
-    name, path = f"{split}{_COPIED}", records_dir / EXAMPLES_FILE
+    name = f"{split}{_COPIED}"
+    path = records_dir / EXAMPLES_FILE
     with reading(path, "the IDs of examples", "Write the folder again."):
         return read_arrays(path, only=name, is_own=True)[name]
 

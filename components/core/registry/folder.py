@@ -192,7 +192,8 @@ class ModelRegistry:
         """
         with self._lock():
             check_promotable(self, number, alias, champion)
-            version, moves = self.version(number), self.moves(alias)
+            version = self.version(number)
+            moves = self.moves(alias)
             if moves and moves[-1].version == version.number:
                 return moves[-1]
             return self._move(alias, version, GATE, reason)
@@ -207,7 +208,8 @@ class ModelRegistry:
         Raises:
             InputError: If a rollback took the alias from the version or its model.
         """
-        version, moves = self.version(number), self.moves(alias)
+        version = self.version(number)
+        moves = self.moves(alias)
         same_model = {each.number for each in self.versions() if each.model_digest == version.model_digest}
         same_model |= {move.version for move in moves if move.model_digest == version.model_digest}  # Deleted since.
         back = _moves_back(moves)
@@ -231,7 +233,8 @@ class ModelRegistry:
             InputError: If the version has the alias already, or is damaged.
         """
         with self._lock():
-            version, moves = self.version(number), self.moves(alias)
+            version = self.version(number)
+            moves = self.moves(alias)
             if moves and moves[-1].version == version.number:
                 raise InputError(f"Version {version.number} of {self.model_name!r} is the {alias} already.")
             return self._move(alias, version, HAND, reason)
@@ -315,7 +318,8 @@ class ModelRegistry:
 
 def _moves_back(moves: Sequence[Move]) -> set[int]:
     """Return the indices of the moves of an alias, the oldest first, that moved it back to an earlier version."""
-    back, stack = set[int](), list[str]()
+    back: set[int] = set()
+    stack: list[str] = []
     for index, move in enumerate(moves):
         is_earlier = move.version in stack
         if move.by == ROLLBACK or (move.by == HAND and is_earlier):

@@ -83,7 +83,8 @@ def _of_task(task: Any, name: str, controls: Collection[str]) -> _Item:
     if not isinstance(task, dict) or not isinstance(data := task.get("data", task), dict):
         raise ValueError(f"{name} without data fields: {str(task)[:60]}")
     choices: dict[str, Sequence[str]] | None = None
-    others, is_disputed = dict[str, None](), False
+    others: dict[str, None] = {}
+    is_disputed = False
     if data is not task:
         done = [each for each in task.get("annotations") or () if isinstance(each, dict)]
         answers = [_answers_in(each, others) for each in done if not each.get("was_cancelled")]

@@ -86,7 +86,8 @@ def _values_of(file: Container, column: str) -> Iterator[Any]:
         num_rows = min(max(SMALL_BYTES // (2 * largest), 1), _MOST_ROWS_AT_ONCE)
         for batch in table.iter_batches(num_rows, columns=[column]):
             values = _decoded(batch.column(0))
-            count, unpacked = count + len(values), unpacked + values.nbytes
+            count += len(values)
+            unpacked += values.nbytes
             require_plausible(file.path, file.num_bytes, unpacked)
             yield from (value.as_py() for value in values)
             del batch, values  # Frees them before the next ones are read.

@@ -61,7 +61,8 @@ def find_files(root: str, keys: Names, folder: str) -> tuple[Names, Files, list[
 
 def _find_others(root: str, names: Sequence[str]) -> dict[str, str]:
     """Return {path that does not exist: the only existing file that matches it}."""
-    others, folders = dict[str, str](), dict[str, _Folder]()
+    others: dict[str, str] = {}
+    folders: dict[str, _Folder] = {}
     for name in names:
         for reading in _readings(root, name):
             parent, _, file = reading.rpartition("/")
@@ -92,7 +93,8 @@ class _Folder:
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = set(names)
-        self._by_name, self._by_stem = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+        self._by_name = defaultdict[str, list[str]](list)
+        self._by_stem = defaultdict[str, list[str]](list)
         for name in sorted(self._names):
             self._by_name[name.casefold()].append(name)
             if has_image_suffix(name):

@@ -70,7 +70,8 @@ def test_a_retired_set_of_an_earlier_version_that_matches_nothing_is_refused_and
     small = WriteParams(f"npz:{tmp_path}/pictures.npz", image_size=(12, 12), num_workers=1)
     write_records(small, tmp_path / "small")
     write_records(WriteParams("sklearn:digits", num_workers=1), tmp_path / "other")
-    test, retired = load_identities(tmp_path / "small", "test"), tmp_path / "examples.npy"
+    test = load_identities(tmp_path / "small", "test")
+    retired = tmp_path / "examples.npy"
     np.save(retired, test["scheme1"])
     large = dataclasses.replace(small, image_size=(16, 16), retired_tests=(str(retired),))
     with pytest.raises(InputError, match=r"none of its \d+ examples is in this data set.*convert_ids RECORDS "):
@@ -88,7 +89,8 @@ def test_a_retired_set_of_an_earlier_version_that_matches_nothing_is_refused_and
 
 def test_a_retired_set_of_an_earlier_version_that_matches_in_part_is_warned_about_until_converted(tmp_path, capsys):
     """Rotated photos have another ID of scheme 1 with and without `apply_rotation`; the others have the same."""
-    noise, exif = np.random.default_rng(0).integers(0, 256, (200, 12, 12), np.uint8), Image.Exif()
+    noise = np.random.default_rng(0).integers(0, 256, (200, 12, 12), np.uint8)
+    exif = Image.Exif()
     for i, pixels in enumerate(noise):
         exif[0x0112] = 6 if i % 3 == 0 else 1
         (tmp_path / f"photos/{i % 2}").mkdir(parents=True, exist_ok=True)
@@ -125,7 +127,8 @@ def test_the_command_converts_files_and_says_how_many(tmp_path, capsys, monkeypa
 
 
 def test_records_of_an_earlier_version_convert_nothing_and_converted_files_stay(tmp_path):
-    before, file = _write(tmp_path, 200), tmp_path / "examples.npy"
+    before = _write(tmp_path, 200)
+    file = tmp_path / "examples.npy"
     ids = _ids(before["test"])
     other = ids.copy()
     other["scheme1"] += 1  # Converted by records with other settings.

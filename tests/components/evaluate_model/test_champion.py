@@ -187,7 +187,8 @@ def test_a_decision_that_came_during_the_evaluation_is_counted_first(
     registry, digits_records, trained_digits, tmp_path, monkeypatch
 ):
     """Another model is judged on the same test set while this one predicts."""
-    params, identities = _against_the_best(registry), load_identities(digits_records, "test")
+    params = _against_the_best(registry)
+    identities = load_identities(digits_records, "test")
 
     def predict_slowly(*arguments):
         HeldOutSet.find(f"{registry.directory}/tests", identities, "other").record("other", False, {}, {})
@@ -204,7 +205,8 @@ def test_decisions_that_cannot_be_counted_are_refused(registry, digits_records, 
     """Records of an older version have no IDs of examples."""
     records = shutil.copytree(digits_records, tmp_path / "records")
     (records / "examples.npz").unlink()
-    params, model = _against_the_best(registry), _with_other_bytes(trained_digits, tmp_path / "b")
+    params = _against_the_best(registry)
+    model = _with_other_bytes(trained_digits, tmp_path / "b")
     with pytest.raises(InputError, match=r"test_decisions=52 requires: .* without IDs. Run create_tfrecords again"):
         evaluate_model(params, records, model, tmp_path / "evaluation")
     with pytest.raises(InputError, match="test_decisions=52 cannot be counted for a language_model"):

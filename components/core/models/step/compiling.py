@@ -412,7 +412,8 @@ def _on_probabilities(metric: Any, ends_with_logits: bool) -> Any:
         metric: A Keras metric.
         ends_with_logits: Whether the user's model returns logits. A threshold outside of (0, 1) is then one of logits.
     """
-    config, changed = metric.get_config(), dict[str, Any]()
+    config = metric.get_config()
+    changed: dict[str, Any] = {}
     if config.get("from_logits"):
         changed["from_logits"] = False
     for name in ("threshold", "thresholds"):

@@ -473,7 +473,8 @@ def _16_bits(form: str, most: int) -> bytes:
     grey = np.linspace(0, most, 64).round().astype(np.uint16).reshape(8, 8, 1)
     kind, _, form = form.partition(" ")
     if kind == "PNG":
-        full, colours = np.full_like(grey, 65535), np.repeat(grey, 3, axis=2)
+        full = np.full_like(grey, 65535)
+        colours = np.repeat(grey, 3, axis=2)
         planes = {"L": (0, grey), "RGB": (2, colours), "LA": (4, np.dstack([grey, full]))}
         return _raw_png(*planes.get(form, (6, np.dstack([colours, full]))))
     if kind == "PPM":
@@ -524,7 +525,8 @@ def test_a_drawing_in_the_transparency_is_noticed(kind, mode, channels):
     whole = drawing.copy()
     whole[:8, :, :3] = 200
     for pixels, is_only_alpha in ((drawing, True), (whole, False)):
-        image, buffer = Image.fromarray(pixels), io.BytesIO()
+        image = Image.fromarray(pixels)
+        buffer = io.BytesIO()
         if mode in ("LA", "P"):
             image = image.convert("LA") if mode == "LA" else image.quantize(8)
         image.save(buffer, kind, **({"lossless": mode != "lossy", "exact": True} if kind == "WEBP" else {}))

@@ -204,7 +204,9 @@ def test_classes_of_characters_are_those_of_unicode_14():
     variants = characters.parse_replacements(characters.ASCII_VARIANTS)
     scripts = "THAI|LAO|MYANMAR|KHMER|CJK|HIRAGANA|KATAKANA|BOPOMOFO|HENTAIGANA"
     for number in (*range(128, 0xD800), *range(0xE000, 0x110000)):
-        text, category, its_class = chr(number), unicodedata.category(chr(number)), classes.get(number)
+        text = chr(number)
+        category = unicodedata.category(chr(number))
+        its_class = classes.get(number)
         assert lower.get(number, number) == ord("σ" if text == "ς" else text.lower()[0]), hex(number)
         if its_class == "ignored":
             assert category in ("Cf", "Mn", "Cn"), hex(number)

@@ -159,7 +159,8 @@ def test_class_names_fit_labels_of_another_unicode_form(kind, form, tmp_path):
 
 def _names_of_all_blocks(count, is_usable):
     """Different names from all planes of Unicode, some with controls and marks of direction, in NFC."""
-    draw, names = random.Random(5), {}
+    draw = random.Random(5)
+    names = {}
     while len(names) < count:
         letters = [chr(draw.choice((draw.randrange(0x20, 0x2FF), draw.randrange(0x300, 0x1FFFF)))) for _ in range(4)]
         letters.insert(
