@@ -54,7 +54,7 @@ def convert_ids(records_dir: Path, files: Sequence[str]) -> Converted:
     if not known["scheme2"].any():
         raise InputError(
             f"Cannot convert files by {records_dir}: an earlier version wrote these records, with IDs of scheme 1 "
-            "only. Write the records again with this version and the original settings, into another folder."
+            "only. Write the records again with this version and the settings of these records, into another folder."
         )
     converted = {}
     for file in files:
