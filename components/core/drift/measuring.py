@@ -84,6 +84,9 @@ def thin_out(pixels: np.ndarray) -> np.ndarray:
 def measure_pictures(pictures: Sequence[np.ndarray]) -> np.ndarray:
     """Measure pictures of any sizes.
 
+    Args:
+        pictures: uint8[height, width, 1 or 3] each, with at most 127 pixels per side, as `thin_out` returns them.
+
     Returns:
         int16[num_pictures, 5]: brightness, contrast and sharpness in tenths of a grey level, and the shares of red and
         blue in thousandths.
@@ -93,9 +96,10 @@ def measure_pictures(pictures: Sequence[np.ndarray]) -> np.ndarray:
     for shape in set(shapes):
         places = [i for i, own in enumerate(shapes) if own == shape]
         values = np.stack([pictures[i] for i in places])
-        grey = values[..., 0].astype(np.uint16) * 4
         if shape[2] == 3:
             grey = values[..., 0] * _GREY[0] + values[..., 1] * _GREY[1] + values[..., 2] * _GREY[2]
+        else:
+            grey = values[..., 0].astype(np.uint16) * 4
         measured[places, :3] = _measure(grey)
         measured[places, 3:] = _measure_colours(values) if shape[2] == 3 else _GREY_SHARE
     return measured
@@ -105,19 +109,21 @@ def _measure(grey: np.ndarray) -> np.ndarray:
     """Return brightness, contrast and sharpness, int16[N, 3]; `grey` is 4 times the grey levels, uint16[N, h, w]."""
     _, height, width = grey.shape
     flat, count = grey.reshape(len(grey), -1), height * width
-    total = flat.sum(1, dtype=np.int64)
+    # Sums in int32 are twice as fast, and those over 127 x 127 pixels fit into it.
+    total = flat.sum(1, dtype=np.int32).astype(np.int64)
     squares = np.einsum("ij,ij->i", flat, flat, dtype=np.int64, casting="unsafe")
     deviation = np.sqrt((count * squares - total**2).astype(np.float64)) / count
     signed = grey.astype(np.int16)
-    steps = sum(np.abs(np.diff(signed, axis=axis)).sum((1, 2), dtype=np.int64) for axis in (1, 2))
+    steps = sum(np.abs(np.diff(signed, axis=axis)).sum((1, 2), dtype=np.int32) for axis in (1, 2))
     num_steps = max((height - 1) * width + height * (width - 1), 1)
     return np.rint(np.stack([total / count, deviation, steps / num_steps], axis=1) * 2.5).astype(np.int16)
 
 
 def _measure_colours(values: np.ndarray) -> np.ndarray:
     """Return the shares of red and blue in thousandths, int16[N, 2], of uint8[N, height, width, 3]."""
-    # Channel by channel: a tenth of the time of all three at once.
-    light = np.stack([values[..., channel].sum((1, 2), dtype=np.int64) for channel in range(3)], axis=1)
+    # First over rows, in uint16, into which 127 rows fit: a tenth of the time of rows and columns at once.
+    columns = values.reshape(*values.shape[:2], -1).sum(1, dtype=np.uint16)
+    light = columns.reshape(len(values), -1, 3).sum(1, dtype=np.int64)
     whole = light.sum(1)
     shares = 1000 * light[:, ::2] // np.maximum(whole, 1)[:, None]
     return np.where(whole[:, None] > 0, shares, _GREY_SHARE).astype(np.int16)

@@ -165,8 +165,7 @@ def describe_losses(counts: Mapping[str, int], total: int) -> list[str]:
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class OpenImage:
+class OpenImage(NamedTuple):
     """An image file of which only the header has been read.
 
     Attributes:
@@ -228,7 +227,7 @@ def open_image(
             picture = whole.decode()
             return picture._replace(pixels=middle(picture.pixels[None], size)[0], is_original=False)
 
-        return dataclasses.replace(whole, decode=decode_middle)
+        return whole._replace(decode=decode_middle)
     height, width, kind = jpeg_header(content, rule.max_pixels)
     if not kind or content.count(_START_OF_SCAN) > _MAX_SCANS:
         image = _open_with_pillow(content, rule, watch)

@@ -196,10 +196,11 @@ class UnicodeTokenization(Tokenization):
 
     def unite(self, counts: Counter[bytes]) -> Counter[bytes]:
         """Add up the counts of the NFC and NFD forms of each token."""
-        united = Counter[bytes]()
-        for token, count in counts.items():
-            composed = token if token.isascii() else unicodedata.normalize("NFC", token.decode()).encode()
-            united[composed if token in self.spellings(composed) else token] += count
+        united = counts.copy()
+        for token in [token for token in counts if not token.isascii()]:
+            composed = unicodedata.normalize("NFC", token.decode()).encode()
+            if composed != token and token in self.spellings(composed):
+                united[composed] += united.pop(token)
         return united
 
 
@@ -304,13 +305,10 @@ class Tokenizer:
         tokens = self._split(text)
         wanted = self._given.num_tokens
         kept = tokens[:wanted] if self._given.truncate == END else tokens[-wanted:]
-        numbers = [self._ids.get(token, UNKNOWN) for token in kept]
         ids = np.full(wanted, PADDING, np.int32)
-        if self._given.truncate == END:
-            ids[: len(numbers)] = numbers
-        else:
-            ids[wanted - len(numbers) :] = numbers
-        return EncodedText(ids, len(tokens), numbers.count(UNKNOWN))
+        numbers = ids[: len(kept)] if self._given.truncate == END else ids[wanted - len(kept) :]
+        numbers[:] = np.fromiter(map(self._ids.get, kept, itertools.repeat(UNKNOWN)), np.int32, len(kept))
+        return EncodedText(ids, len(tokens), int(np.count_nonzero(numbers == UNKNOWN)))
 
     def encode_stored(self, content: bytes) -> EncodedText:
         """Return the token ids of a text from a file or table; training and predict_batch share this function.

@@ -27,13 +27,14 @@ _NEUTRAL = re.compile(
     "val|valid|validation|test|testing|txt|xml|json"
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+")
-_MASK_WORD = re.compile("(?i)mask|seg|gt|label|annot|truth|target|matte|trimap")  # In the names of masks.
+_MASK_WORDS = ("mask", "seg", "gt", "label", "annot", "truth", "target", "matte", "trimap")  # In the names of masks.
 _SEPARATORS = re.compile(r"[-_. ]+")
 _PICTURE_STARTS = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*")
 _PAIRED_SHARE = 0.9
 _FEWEST_NAMED = 2  # Pairs that are enough if the folder names suggest inputs and answers.
 _FEWEST_UNNAMED = 5  # Pairs that are enough if only the images suggest it.
 _COMPARED_NAMES = 1000
+_SEARCHED_AT_ONCE = 1 << 12
 _COMPARED_PAIRS = 6
 _MOST_COLOURS = 16  # Of a mask.
 _FEWEST_COLOURS = 64  # Of a picture.
@@ -119,11 +120,20 @@ def find_masks(paths: Sequence[str]) -> list[str]:
         >>> find_masks(["a/0.png", "a/0_mask.png", "b/with_mask.png", "0.jpg", "0.seg.png"])
         ['a/0_mask.png', '0.seg.png']
     """
-    if not any(_MASK_WORD.search(path, path.rfind("/") + 1) for path in paths):  # There are rarely masks.
+    if not _have_word(_MASK_WORDS, paths):  # There are rarely masks.
         return []
     names = [(path, *_split_name(path)) for path in paths]
     pictures = {stem for _, stem, is_answer in names if not is_answer}
     return [path for path, stem, is_answer in names if is_answer and stem in pictures]
+
+
+def _have_word(words: Sequence[str], paths: Iterable[str]) -> bool:
+    """Return whether one of the words is in the file name of any path; `words` are in lower case."""
+    names = (path.rpartition("/")[2] for path in paths)
+    while joined := "\n".join(itertools.islice(names, _SEARCHED_AT_ONCE)).lower():
+        if any(word in joined for word in words):
+            return True
+    return False
 
 
 def is_picture(value: Any) -> bool:
@@ -145,6 +155,8 @@ def _split_name(path: str) -> tuple[str, bool]:
     """Return a path without its extension and words for a role, and whether one of these words means an answer."""
     folder, slash, name = path.rpartition("/")
     stem, dot, suffix = name.rpartition(".")
+    if stem.isdigit() and suffix.isalnum():  # The names of most files.
+        return f"{folder}{slash}{stem}", False
     words = _SEPARATORS.split(stem if dot and suffix.isalnum() else name)
     roles = [_role_of(word) for word in words]
     kept = [word for word, role in zip(words, roles, strict=True) if role is None] or words
