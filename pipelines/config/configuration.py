@@ -61,6 +61,7 @@ class Config:
         machine: Machine with a TPU or GPUs that trains in the cloud; None if the configuration names none.
         preflight: Parameters of preflight_training, most of them from the training and the machine. None leaves the
             step out, which is the default without `machine`.
+        is_preflight_off: Whether the configuration says `preflight: false`, which holds for any machine.
         model_files: Further files and folders, here or on gs://, that the model's code reads; cached steps run again
             when one of them changes. Files that the code or a parameter names are detected automatically.
         deploy: Parameters of deploy_model; None leaves the step out. If `deploy.registry` is empty, a local run uses
@@ -78,6 +79,7 @@ class Config:
     deploy: DeployParams | None = None
     model_files: tuple[str, ...] = ()
     resources: Mapping[str, StepResources] = dataclasses.field(default_factory=dict)
+    is_preflight_off: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def steps(self) -> list[str]:
@@ -110,6 +112,17 @@ class Config:
     def changed(self, section: str, **values: Any) -> Self:
         """Return a copy of the configuration with some values of a section replaced."""
         return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **values)})
+
+    def with_machine(self, machine: MachineSpec) -> Self:
+        """Return the configuration as if its section `machine` were this machine: with preflight, unless it is off.
+
+        Raises:
+            InputError: If the machine does not run the training's backend.
+        """
+        preflight = self.preflight
+        if preflight is None and not self.is_preflight_off:
+            preflight = PreflightParams(self.training, paid=machine.paid)
+        return dataclasses.replace(self, machine=machine, preflight=preflight)
 
     @property
     def evaluation_machine(self) -> MachineSpec | None:
@@ -314,6 +327,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     read("machine", lambda value: None if value is None else parse_machine(value, training.backend))
     # Compiling for a TPU takes time: preflight runs only if a machine or section preflight is configured.
     machine = sections.get("machine")
+    is_preflight_off = raw.get("preflight") is False
     if "preflight" not in raw and raw.get("machine") is None:
         raw["preflight"] = False
     fixed = {"training": training, "epochs": 0, "paid": machine.paid if machine else PaidMachine()}
@@ -321,7 +335,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     read("deploy", _read_deploy, sections.get("name", "name"), raw.get("export") is not False)
     read("resources", _read_section, Mapping[Annotated[str, STEPS], StepResources], "resources")
     mistakes.raise_all()
-    config = Config(model_files=sections.pop("model").files, **sections)
+    config = Config(model_files=sections.pop("model").files, is_preflight_off=is_preflight_off, **sections)
     _check_machines(config)
     return config
 

@@ -207,13 +207,15 @@ class TrainingTimeout:
     reason: str
 
 
-def training_timeout(config: Config, machine: MachineSpec, target: str) -> TrainingTimeout:
-    """Return the time limit of a configuration's training on a machine.
+def training_timeout(config: Config, target: str) -> TrainingTimeout:
+    """Return the time limit of the training on the configuration's machine, which it must have.
 
     The first that exists: 1. `machine.timeout_seconds`. 2. Preflight's estimate for a TPU on Vertex AI, from
     `preflight_training.params.timeout_seconds`; Kubeflow accepts no time limit while the pipeline runs. 3. The time
     that `preflight.max_price_usd` pays for, with a margin for TPUs. 4. A day.
     """
+    machine = config.machine
+    assert machine is not None
     hours, floor = "{:g} h".format, TIMEOUT_FLOOR_SECONDS / 3600
     if machine.timeout_seconds:
         reason = f"training is stopped after {hours(machine.timeout_seconds / 3600)}, as machine.timeout_seconds says"
@@ -237,10 +239,11 @@ def training_timeout(config: Config, machine: MachineSpec, target: str) -> Train
 def paid_on(config: Config, machine: MachineSpec, target: str, region: str = "") -> PaidMachine:
     """Return a machine with the target's price, and the training's time limit and number of attempts.
 
-    All commands get their prices from this function, so they all show the price of the same region.
+    All commands get time limits and prices from this function, so they all show the same for the same run, whether the
+    machine is named by the configuration, by `--set machine=…` or by `--compare`.
 
     Args:
-        config: Configuration of the training.
+        config: Configuration of the training; its own machine is ignored.
         machine: The machine.
         target: The platform, for example `vertex`.
         region: Region from the settings, which Vertex AI uses for a machine without its own region. Ignored if the
@@ -251,7 +254,8 @@ def paid_on(config: Config, machine: MachineSpec, target: str, region: str = "")
     """
     if target == VERTEX and not machine.region and region in machine.slice.regions:
         machine = dataclasses.replace(machine, region=region)
-    timeout = training_timeout(config, machine, target)
+    config = config.with_machine(machine)
+    timeout = training_timeout(config, target)
     return PaidMachine(
         machine.name,
         machine.region,
@@ -268,7 +272,7 @@ def on_machine(config: Config, machine: MachineSpec, target: str = VERTEX, regio
     Raises:
         InputError: If the machine does not run the training's backend.
     """
-    config = dataclasses.replace(config, machine=machine)
+    config = config.with_machine(machine)
     if config.preflight is None:
         return config
     return dataclasses.replace(config, preflight=preflight_params(config, paid_on(config, machine, target, region)))

@@ -102,7 +102,7 @@ def compile_pipeline(config: Config, target: str, settings: Settings) -> Compile
     from tpu_pipelines.pipeline.exit_task import exit_task
     from tpu_pipelines.pipeline.training_pipeline import training_pipeline
 
-    timeout = training_timeout(config, machine, target)
+    timeout = training_timeout(config, target)
     limited = dataclasses.replace(machine, timeout_seconds=timeout.seconds)
     checkpoints = checkpoint_folder(config, made_with["train_model"])
     config = dataclasses.replace(config, training=training)

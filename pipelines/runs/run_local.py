@@ -30,6 +30,7 @@ from tpu_components.core.examples.artifacts import (
 )
 from tpu_components.core.files import storage
 from tpu_components.core.machines.device import describe_host
+from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE, parse_machine
 from tpu_components.core.registry.opening import open_registry, parse_reference
 from tpu_components.core.registry.reference import MODEL_DIR, is_on_vertex, reference
 from tpu_components.core.registry.versions import Version, model_digest, now
@@ -44,8 +45,8 @@ from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_pipelines.checking.checks import check_model_works, check_run, needs_check
 from tpu_pipelines.checking.workspace import LOG_FILE, SUMMARY_FILE, check_history, history_dir, with_registry
-from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.config.resources import on_machine
+from tpu_pipelines.config.configuration import Config, preflight_params
+from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import variable
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS
 from tpu_pipelines.pipeline.cache_keys import data_version, fingerprints, lineage, step_keys
@@ -152,10 +153,12 @@ def _without_missing_compiler(config: Config) -> Config:
 
 def _priced_like_a_submission(config: Config) -> Config:
     """Return the configuration with the price that `submit` shows for its machine, in the region of the settings."""
-    if config.machine is None or config.preflight is None:
+    if config.preflight is None:
         return config
     region = os.environ.get(variable("region"), "")  # A local run needs no other setting, so do not check the others.
-    return on_machine(config, config.machine, config.preflight.paid.target, region)
+    machine = config.machine or parse_machine(CHEAPEST_MACHINE)
+    paid = paid_on(config, machine, config.preflight.paid.target, region)
+    return dataclasses.replace(config, preflight=preflight_params(config, paid))
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@ import pytest
 from tpu_components.core.base.errors import InputError
 from tpu_components.preflight_training.params import timeout_seconds
 from tpu_pipelines.config.configuration import load_config
-from tpu_pipelines.config.resources import paid_on
+from tpu_pipelines.config.resources import on_machine, paid_on, training_timeout
 from tpu_pipelines.config.steps import gib
 
 
@@ -58,6 +58,24 @@ def test_a_machine_is_paid_for_until_its_training_is_stopped_as_often_as_it_may_
     config = load_config("digits", overrides)
     paid = paid_on(config, config.machine, target)
     assert (paid.target, paid.timeout_seconds, paid.attempts) == (target, *expected)
+
+
+@pytest.mark.parametrize("target", ["vertex", "kubeflow"])
+@pytest.mark.parametrize("machine", ["v5e-4", "v5e-16", "l4-1", "{name: v5e-4, spot: true}"])
+@pytest.mark.parametrize("preflight", [[], ["preflight=true"], ["preflight=false"], ["preflight.max_price_usd=40"]])
+def test_a_machine_costs_the_same_whether_it_is_compared_or_configured(preflight, machine, target):
+    """`preflight --compare v5e-4`, `--set machine=v5e-4` and compile of a configuration that names no machine."""
+    without = load_config("mnist_cnn", preflight)
+    configured = load_config("mnist_cnn", [*preflight, f"machine={machine}"])
+    compared = paid_on(without, configured.machine, target)
+    moved = on_machine(without, configured.machine, target)
+    assert without.machine is None
+    assert compared == paid_on(configured, configured.machine, target)
+    assert moved == on_machine(configured, configured.machine, target)
+    assert (moved.preflight is None) == (preflight == ["preflight=false"])
+    limit = training_timeout(moved, target)
+    assert compared.timeout_seconds == (0 if limit.is_estimated else limit.seconds)
+    assert limit.is_estimated == (target == "vertex" and machine != "l4-1" and moved.preflight is not None)
 
 
 @pytest.mark.parametrize(
