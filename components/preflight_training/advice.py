@@ -177,13 +177,21 @@ class Adviser:
 
 
 def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:
-    """Return advice on which of several machines to take; () for one machine, or if none passed."""
+    """Return advice on which of several machines to take, and which are missing; () for one machine."""
     passed = [report for report in reports if report.passed and report.epoch]
-    best = cheapest(passed)
-    if len(reports) < 2 or best is None:
+    best, words = cheapest(passed), []
+    if len(reports) < 2:
         return ()
+    if undecided := [report for report in reports if report.is_undecided]:
+        hourly = ", ".join(report.label + (f" ({report.cost.text})" if report.cost else "") for report in undecided)
+        words = [
+            f"The comparison is incomplete: nothing is known about {hourly}, because the compiler did not finish. One "
+            "of these may be cheaper or faster. See the reasons, and run the command again: results are cached."
+        ]
+    if best is None:
+        return tuple(words)
     fastest = min(passed, key=lambda report: (report.epoch_seconds, report.usd_per_run))
-    words = [f"Cheapest: {_describe(best)}."] if best.cost else []
+    words += [f"Cheapest: {_describe(best)}."] if best.cost else []
     if best.cost and best.epoch_seconds < _AS_FAST * fastest.epoch_seconds:
         words.append(f"None is more than {_AS_FAST - 1:.0%} faster.")
     else:

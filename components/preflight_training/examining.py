@@ -318,7 +318,7 @@ class MachineExamination:
     def _cost(self) -> Cost | None:
         """Return the prices; without the time of an epoch, only those of an hour and of the time limit."""
         price, epoch, timeout = self.paid.price, self._epoch, self._timeout_seconds
-        if price is None or self.outcome.verdict not in PASSING:
+        if price is None:
             return None
         usd_per_second, epochs = price.usd_per_hour / 3600, self.compilation.training.epochs
         return Cost(

@@ -12,19 +12,21 @@ from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.preflight_training.compiling.compiler import FITS, MAY_FIT
+from tpu_components.preflight_training.compiling.sandbox import CRASHED, OUT_OF_MEMORY, TIMED_OUT
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.estimate import Accuracy, EpochTime, LayerTime, StepTime
 from tpu_components.preflight_training.largest_batch import LargestBatch
 
 PASSING = (FITS, MAY_FIT)
+_UNDECIDED = (TIMED_OUT, OUT_OF_MEMORY, CRASHED)
 _VERDICTS = {
     FITS: "fits",
     MAY_FIT: "may fit",
     "does_not_fit": "does not fit",
     "does_not_compile": "does not compile",
-    "timed_out": "was not compiled in time",
-    "out_of_memory": "was not compiled in this machine's memory",
-    "crashed": "crashed the compiler",
+    TIMED_OUT: "was not compiled in time",
+    OUT_OF_MEMORY: "was not compiled in this machine's memory",
+    CRASHED: "crashed the compiler",
 }
 
 
@@ -34,7 +36,8 @@ class Cost:
 
     Attributes:
         usd_per_hour: Price of an hour.
-        usd_per_epoch: Price of an epoch. This and the next three are None without an estimate of time, as on a GPU.
+        usd_per_epoch: Price of an epoch. This and the next three are None without an estimate of time, as on a GPU or
+            if the training does not fit.
         usd_per_run: Expected price of a run: the time of all epochs. `LEFT_OUT` lists the costs that come on top.
         low_usd_per_run: Lower end of the 90% interval.
         high_usd_per_run: Upper end of the 90% interval.
@@ -121,7 +124,7 @@ class MachineReport:
         accuracy: Accuracy of the estimates for the generation.
         step: Time of a step; None unless the training fits. The same holds for `epoch`.
         epoch: Time of an epoch.
-        cost: Prices; None if no trustworthy price is known.
+        cost: Prices, only that of an hour if the training does not fit; None if no trustworthy price is known.
         layers: Times of the layers in a step, the longest first.
         host_calls: Operations that call the host in every step.
         unknown_loops: Number of loops of unknown length, which are counted once.
@@ -233,6 +236,16 @@ class MachineReport:
         return self.verdict in PASSING and not self.broken
 
     @property
+    def is_undecided(self) -> bool:
+        """Whether the compiler did not finish, so that it is unknown whether the training fits."""
+        return self.verdict in _UNDECIDED
+
+    @property
+    def verdict_text(self) -> str:
+        """The verdict in words; `refused` if a budget is exceeded."""
+        return "refused" if self.verdict in PASSING and self.broken else self.verdict.replace("_", " ")
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         """Reasons for which the training did not pass."""
         if self.verdict in PASSING:
@@ -297,6 +310,11 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of the file."""
         return super().as_dict() | {"machines": [machine.as_dict() for machine in self.machines]}
+
+    @property
+    def undecided(self) -> tuple[MachineReport, ...]:
+        """The machines whose compilation did not finish; with any, a comparison is incomplete."""
+        return tuple(machine for machine in self.machines if machine.is_undecided)
 
     @property
     def best(self) -> MachineReport | None:

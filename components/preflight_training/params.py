@@ -48,7 +48,8 @@ class PreflightParams:
             `machine.timeout_seconds` is set. A run may cost more: see the highest price in preflight's report.
         max_host_wait: Refuse a run in which the device waits for data for more than this share of the time; 0 is no
             limit.
-        compile_timeout_seconds: Time limit of one compilation, in seconds.
+        compile_timeout_seconds: Time limit of one compilation, in seconds, without the time in which a loaded machine
+            gives the compiler no CPU.
         compile_memory_mib: Memory limit of a compilation, in MiB.
     """
 

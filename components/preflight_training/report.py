@@ -15,7 +15,7 @@ from tpu_components.core.pages.blocks import Block, Cell, Fields, Figure, Sectio
 from tpu_components.preflight_training.compiling.compiler import FITS, MAY_FIT
 from tpu_components.preflight_training.data import DataFacts
 from tpu_components.preflight_training.estimate import INTERVALS, EpochTime, LayerTime, StepTime
-from tpu_components.preflight_training.findings import LEFT_OUT, PASSING, MachineReport, PreflightReport
+from tpu_components.preflight_training.findings import LEFT_OUT, MachineReport, PreflightReport
 from tpu_components.preflight_training.largest_batch import LargestBatch
 
 _UNKNOWN = "?"
@@ -77,7 +77,7 @@ def as_text(report: PreflightReport) -> str:
     machines = report.machines
     if len(machines) == 1:
         text = _MachineText(report, machines[0])
-        verdict, on, blocks = text.verdict, f" on {machines[0].machine}", text.describe(is_short=True)
+        verdict, on, blocks = machines[0].verdict_text, f" on {machines[0].machine}", text.describe(is_short=True)
     else:
         verdict, on = _tally(report), ""
         blocks = [*_compare(report), Sentences(_reasons(report)), Sentences(report.advice), _advice(report)]
@@ -117,15 +117,18 @@ def _decision(report: PreflightReport) -> Sentences:
     """Return the verdict about all machines, its reasons, and the advice on which machine to take."""
     best, (first, *others), texts = report.best, report.machines, _reasons(report)
     if others:
-        title = _tally(report) + (f": take {best.label}" if best and best.epoch else "")
-        texts = [*(report.advice if best else ()), *texts]
+        title = _tally(report)
+        if best and best.epoch and not report.undecided:
+            title += f": take {best.label}"
+        texts = [*report.advice, *texts]
     else:
-        title = _MachineText(report, first).verdict
+        title = first.verdict_text
         compiled = f"The training step compiles for {first.machine}, fits its memory and keeps every budget."
         texts = texts or [compiled if first.verdict == FITS else f"It {first.summary}."]
     if best and not best.worth_it:
         texts.append("A TPU is hardly worth its price for this model and data: see the advice.")
-    return Sentences(texts, title[0].upper() + title[1:], best is not None)
+    passed = None if report.undecided and best else best is not None
+    return Sentences(texts, title[0].upper() + title[1:], passed)
 
 
 def _reasons(report: PreflightReport) -> list[str]:
@@ -138,12 +141,6 @@ class _MachineText:
 
     report: PreflightReport
     machine: MachineReport
-
-    @property
-    def verdict(self) -> str:
-        """The verdict in words; `refused` if a budget is exceeded."""
-        machine = self.machine
-        return "refused" if machine.verdict in PASSING and machine.broken else machine.verdict.replace("_", " ")
 
     def figures(self) -> list[Block]:
         """Return step time, epoch time, price, memory, waiting and utilization; [] if no time is known."""
@@ -266,7 +263,7 @@ class _MachineText:
         peak = f"≥{peak}" if machine.verdict == MAY_FIT else peak
         row = (
             machine.label,
-            Cell(self.verdict, "good" if machine.passed else "bad"),
+            Cell(machine.verdict_text, "good" if machine.passed else "doubtful" if machine.is_undecided else "bad"),
             Cell(f"{peak}/{machine.capacity_bytes / 2**30:.2f}", share=machine.peak_bytes / machine.capacity_bytes),
             _largest(machine.largest_batch),
         )
@@ -314,8 +311,9 @@ def _largest(batch: LargestBatch | None) -> str:
 
 
 def _tally(report: PreflightReport) -> str:
-    passed = sum(machine.passed for machine in report.machines)
-    return f"{passed or 'none'} of {len(report.machines)} machines {'pass' if passed > 1 else 'passes'}"
+    passed, undecided = sum(machine.passed for machine in report.machines), len(report.undecided)
+    tally = f"{passed or 'none'} of {len(report.machines)} machines {'pass' if passed > 1 else 'passes'}"
+    return f"{tally}; {undecided} of them {'are' if undecided > 1 else 'is'} not known" if undecided else tally
 
 
 def _advice(report: PreflightReport) -> Sentences:

@@ -243,7 +243,7 @@ def _preflights(runs: Mapping[str, RunFindings]) -> Table:
     rows = []
     for name, report in reports.items():
         machine = report.machines[0]
-        cells = ["does not fit", "", ""]
+        cells = [machine.verdict_text, "", ""]
         if footprint := report.footprint(machine):
             price = f"{machine.cost.text}, {billed_by(machine.cost.target)}" if machine.cost else ""
             cells = [time(footprint.step_ms / 1e3), byte_size(footprint.peak_bytes), price]

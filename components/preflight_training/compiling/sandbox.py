@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ TIMED_OUT, OUT_OF_MEMORY, CRASHED = "timed_out", "out_of_memory", "crashed"
 _ENDS = (TIMED_OUT, OUT_OF_MEMORY, CRASHED)  # A child has ended, or is ended, with these outcomes.
 CACHE_VARIABLE = "TPU_PIPELINES_CACHE_DIR"
 _LOOK_EVERY_SECONDS = 0.2
-SAY_EVERY_SECONDS = 15.0
+SAY_EVERY_SECONDS = 30.0
 # Without these libtpu asks a metadata server which TPU it is on, and lets one process at a time load it.
 COMPILER_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -65,7 +65,7 @@ class Sandbox:
     """Compiles programs in child processes with limits.
 
     Attributes:
-        timeout_seconds: Time limit of one compilation.
+        timeout_seconds: Time limit of one compilation; see `Clock`.
         memory_mib: Memory limit of a child, in MiB.
         cache_dir: Folder that keeps outcomes and compiled programs' figures.
     """
@@ -127,8 +127,9 @@ class Sandbox:
     def _receive(self, machine: str, child: subprocess.Popen[bytes], pipe: "Connection[Any, Any]", log: Any) -> Outcome:
         """Return the next outcome that a child sends; if it sends none, an outcome that says why."""
         started = said = time.monotonic()
+        clock = Clock(Path(f"/proc/{child.pid}/task"))
         while True:
-            seconds = time.monotonic() - started
+            seconds, computed = time.monotonic() - started, clock.read()
             try:
                 message = pipe.recv() if pipe.poll(_LOOK_EVERY_SECONDS) else None
             except (EOFError, OSError):  # The process has ended; even with exit code 0: the model may call sys.exit.
@@ -141,10 +142,10 @@ class Sandbox:
                 said = time.monotonic()
                 progress.say(
                     "preflight_training",
-                    f"{machine}: still compiling after {seconds:,.0f} s; an awkward shape takes the compiler minutes, "
-                    f"once. Given up after {self.timeout_seconds:,.0f} s",
+                    f"{machine}: still compiling after {seconds:,.0f} s, {computed:,.0f} s without waiting for a CPU. "
+                    f"Unusual shapes take minutes, but only once. The limit is {self.timeout_seconds:,.0f} s",
                 )
-            if seconds > self.timeout_seconds:
+            if computed > self.timeout_seconds:
                 reason = f"not compiled after {self.timeout_seconds:,.0f} s; raise preflight.compile_timeout_seconds"
                 return Outcome(TIMED_OUT, reason, compile_seconds=seconds)
             if _resident_mib(child.pid) > self.memory_mib:
@@ -153,6 +154,45 @@ class Sandbox:
                     "preflight.compile_memory_mib, or compile on a larger machine"
                 )
                 return Outcome(OUT_OF_MEMORY, reason, compile_seconds=seconds)
+
+
+class Clock:
+    """Measures the time of a process without the time in which a loaded machine gives it no CPU.
+
+    While a thread of the process runs or waits for a CPU, the process's CPU time counts, at most the wall time. While
+    all threads sleep, the wall time counts, so that a process that hangs reaches its limit. Without /proc, the wall
+    time counts.
+
+    Args:
+        tasks: Folder of the process's threads in /proc.
+        now: Returns the wall time in seconds.
+    """
+
+    def __init__(self, tasks: Path, now: Callable[[], float] = time.monotonic) -> None:
+        self._tasks, self._now = tasks, now
+        self._seconds = 0.0
+        self._wall, self._cpu = now(), self._sample()[0]
+
+    def read(self) -> float:
+        """Return the seconds since the clock was made. Call it often, because it samples the threads' states."""
+        wall, (cpu, is_runnable) = self._now(), self._sample()
+        passed, computed = wall - self._wall, max(cpu - self._cpu, 0.0)
+        self._seconds += min(passed, computed) if is_runnable else passed
+        self._wall, self._cpu = wall, cpu
+        return self._seconds
+
+    def _sample(self) -> tuple[float, bool]:
+        """Return the CPU seconds of all threads, and whether one of them runs or waits for a CPU.
+
+        The fields are those of proc_pid_stat(5), after the name in brackets: state, and 11 further on utime and stime.
+        """
+        ticks, is_runnable = 0, False
+        with contextlib.suppress(OSError):  # The process, or a thread, has just ended.
+            for task in self._tasks.iterdir():
+                fields = (task / "stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+                is_runnable |= fields[0] == "R"
+        return ticks / os.sysconf("SC_CLK_TCK"), is_runnable
 
 
 def _key(compilation: Compilation) -> str:

@@ -239,6 +239,16 @@ def test_comparison_leaves_out_what_does_not_pass():
     assert compare([_report("v5e-8", 0.5, 0.9)]) == ()
 
 
+@pytest.mark.parametrize("verdict", ["timed_out", "out_of_memory", "crashed"])
+def test_a_comparison_without_a_machine_that_was_not_compiled_is_incomplete(verdict):
+    missing = dataclasses.replace(_report("v6e-1", 0.1, 0.1), verdict=verdict, step=None, epoch=None)
+    first, *others = compare([_report("v5e-1", 4.0, 0.5), missing])
+    assert first.startswith("The comparison is incomplete: nothing is known about v6e-1")
+    assert others[0].startswith("Cheapest: v5e-1")
+    assert len(compare([missing, missing])) == 1, "also if none passes"
+    assert compare([missing]) == ()
+
+
 def test_a_machine_hardly_faster_than_the_cheapest_is_not_advised():
     words = compare([_report("v5e-4", 6.0, 1.0), _report("v5e-8", 5.9, 2.0)])
     assert words[0].startswith("Cheapest: v5e-4")

@@ -328,6 +328,15 @@ def test_the_spread_of_the_hosts_rate_widens_the_interval(fitting):
     assert "100 (80–130) here (24 CPUs of 4, from files)" in report.fed_by(host)
 
 
+@pytest.mark.parametrize("verdict", ["timed_out", "crashed", "does_not_compile", "does_not_fit"])
+def test_a_machine_without_an_estimate_keeps_the_price_of_an_hour(verdict, tmp_path, monkeypatch):
+    outcome = Outcome(verdict, "no")
+    monkeypatch.setattr(sandbox.Sandbox, "compile_all", lambda _, compilations: [outcome] * len(compilations))
+    report = _examine(tmp_path)
+    assert (report.cost.usd_per_hour, report.cost.usd_per_run, report.cost.most_usd_per_run) == (1.38, None, None)
+    assert not report.passed
+
+
 def test_largest_batch_is_guessed_where_it_is_not_searched(cache_dir):
     largest = _examine(cache_dir).largest_batch
     assert not largest.is_exact

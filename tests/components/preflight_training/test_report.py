@@ -254,6 +254,18 @@ def test_text_explains_failures_below_the_table_and_advises_about_the_cheapest_t
     assert "Advice about v2-8" not in text
 
 
+def test_a_machine_that_was_not_compiled_keeps_its_price_and_nothing_is_recommended_beside_it(words):
+    hourly = dataclasses.replace(_COST, usd_per_run=None, most_usd_per_run=None)
+    missing = _failed("v6e-8", "timed_out", reason="not compiled after 900 s", layer="", source="", cost=hourly)
+    report = _report(_MACHINE, missing)
+    text = as_text(report)
+    assert text.splitlines()[0].endswith("1 of 2 machines passes; 1 of them is not known")
+    (row,) = re.findall(r"^v6e-8 .*", text, re.M)
+    assert row.split()[-3:] == ["11.04", "–", "–"]
+    assert "take v5e-8" not in words(report)
+    assert "take v5e-8" in words(_report(_MACHINE, _other("v5e-1", 0.1)))
+
+
 def test_text_advises_about_all_machines_when_none_passed():
     text = as_text(_report(_failed("v2-8"), _failed("v3-8"), advice=()))
     assert ": none of 2 machines passes\n" in text

@@ -101,7 +101,38 @@ def test_a_long_compilation_says_now_and_then_that_it_goes_on_and_is_given_up(mo
     assert "not compiled after 3 s" in outcome.reason
     assert not list(tmp_path.glob("*.json"))
     said = capfd.readouterr().err
-    assert re.search(r"\[preflight_training\] v5e-1: still compiling after \d s; an awkward shape", said)
+    assert re.search(r"\[preflight_training\] v5e-1: still compiling after \d s, \d s without waiting", said)
+
+
+@pytest.mark.parametrize(
+    ("states", "cpu", "expected"),
+    [
+        ("S", 0, 60),  # It hangs.
+        ("R", 60, 60),
+        ("R", 15, 15),  # Other processes have the CPU three quarters of the time.
+        ("SRR", 20, 60),  # Three threads of 20 s each: a minute of CPU time in a minute.
+        ("SRR", 60, 60),  # On three CPUs, the wall time counts.
+    ],
+)
+def test_time_without_a_cpu_does_not_count_for_the_limit_and_sleep_does(states, cpu, expected, tmp_path):
+    """A minute of a process; `cpu` is the CPU time of each of its threads."""
+    minute = iter([0.0, 60.0])
+
+    def write(seconds):
+        for i, state in enumerate(states):
+            (tmp_path / str(i)).mkdir(exist_ok=True)
+            ticks = seconds * os.sysconf("SC_CLK_TCK")
+            fields = [state, *["0"] * 10, str(ticks // 2), str(ticks - ticks // 2), *["0"] * 30]
+            (tmp_path / str(i) / "stat").write_text(f"{i} (a ) name) {' '.join(fields)}")
+
+    write(7)
+    clock = sandbox.Clock(tmp_path, now=lambda: next(minute))
+    write(7 + cpu)
+    assert clock.read() == expected
+
+
+def test_a_line_at_most_every_half_minute_says_that_a_compilation_goes_on():
+    assert sandbox.SAY_EVERY_SECONDS >= 30
 
 
 @pytest.mark.usefixtures("warm_compiler")
