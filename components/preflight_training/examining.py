@@ -2,9 +2,12 @@
 
 import dataclasses
 import functools
+import math
 import time as clock
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.formatting import dollars, percent, time
@@ -398,4 +401,6 @@ class MachineExamination:
             return find_largest_batch(attempt, asked, capacity)
         if outcome.verdict != FITS or training.sharding == FULLY_SHARDED:
             return None  # A fully sharded step gathers all weights, whatever the batch.
-        return estimate_largest_batch(attempt, asked, outcome.peak_bytes, capacity)
+        shapes = self.compilation.with_batch(1).replica_shapes
+        example_bytes = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes)
+        return estimate_largest_batch(attempt, asked, outcome.peak_bytes, capacity, example_bytes)

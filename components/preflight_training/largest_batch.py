@@ -8,7 +8,7 @@ from tpu_components.preflight_training.compiling.compiler import DOES_NOT_FIT, F
 _GUESS_IS_GOOD_TO = 256  # The relative error of a guess is usually below 1/256.
 _MAX_GUESSES = 3
 _SECOND = 16  # Ratio of the two sizes of an estimate; large, so that padding hardly matters.
-_LANES = 128  # The compiler pads arrays to multiples of it, so memory grows in steps of 128 examples.
+_LANES = 128  # The compiler may pad arrays to multiples of it, so that memory grows in steps of 128 examples.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,32 +62,38 @@ def find_largest_batch(attempt: Callable[[int], Outcome], first: int, capacity_b
 
 
 def estimate_largest_batch(
-    attempt: Callable[[int], Outcome], first: int, num_bytes: int, capacity_bytes: int
+    attempt: Callable[[int], Outcome], first: int, num_bytes: int, capacity_bytes: int, example_bytes: int
 ) -> LargestBatch | None:
     """Estimate the largest batch from the memory of a batch that fits and of one 16 times as large.
+
+    Both sizes are multiples of 128: a batch of 8 may take the memory of one of 128, and no growth can be seen between
+    them.
 
     Args:
         attempt: Compiles the program with a batch size.
         first: Batch size that fits.
         num_bytes: Memory of that batch, in bytes.
         capacity_bytes: Available memory, in bytes.
+        example_bytes: Size of one example in a batch, in bytes; must be positive.
 
     Returns:
-        The batch; None if it cannot be estimated from the larger one.
+        The batch, at most as many examples as the memory holds without any program; None if it cannot be estimated from
+        the larger one.
 
     Example:
         >>> def attempt(size):
         ...     return Outcome(FITS, peak_bytes=500 + size)
-        >>> estimate_largest_batch(attempt, first=64, num_bytes=564, capacity_bytes=7_000)
+        >>> estimate_largest_batch(attempt, first=128, num_bytes=628, capacity_bytes=7_000, example_bytes=1)
         LargestBatch(size=6500, is_exact=False)
     """
-    second = _SECOND * first
+    padded = -(-first // _LANES) * _LANES
+    second = _SECOND * padded
     outcome = attempt(second)
-    guess = _guess([(first, num_bytes), (second, outcome.peak_bytes)], capacity_bytes) if outcome.peak_bytes else None
+    guess = _guess([(padded, num_bytes), (second, outcome.peak_bytes)], capacity_bytes) if outcome.peak_bytes else None
     if outcome.verdict not in (FITS, DOES_NOT_FIT) or guess is None:
         return None
     size = max(guess, second) if outcome.verdict == FITS else max(min(guess, second - 1), first)
-    return LargestBatch(size, is_exact=False)
+    return LargestBatch(min(size, capacity_bytes // example_bytes), is_exact=False)
 
 
 def _guess(known: list[tuple[int, int]], capacity_bytes: int) -> int | None:

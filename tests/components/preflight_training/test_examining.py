@@ -337,6 +337,19 @@ def test_a_machine_without_an_estimate_keeps_the_price_of_an_hour(verdict, tmp_p
     assert not report.passed
 
 
+@pytest.mark.parametrize("data", [_DATA, dataclasses.replace(_DATA, num_examples=10**9)], ids=["few", "many"])
+def test_the_memory_holds_the_examples_of_the_largest_batch(data, tmp_path, monkeypatch):
+    """An image of 64 bytes with its label and weight, and a compiler that hardly counts them."""
+
+    def compile_all(_, compilations):
+        sizes = [compilation.training.batch_size_per_replica for compilation in compilations]
+        return [Outcome(FITS, peak_bytes=1_000 + size // 4, held_bytes=1_000) for size in sizes]
+
+    monkeypatch.setattr(sandbox.Sandbox, "compile_all", compile_all)
+    report = _examine(tmp_path, data, batch_size_per_replica=8)
+    assert report.largest_batch.size == report.capacity_bytes // (64 + 4 + 4)
+
+
 def test_largest_batch_is_guessed_where_it_is_not_searched(cache_dir):
     largest = _examine(cache_dir).largest_batch
     assert not largest.is_exact
