@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tpu_components.core.base.cpus import available_cpus
+from tpu_components.core.base.cpus import available_cpus, cpu_times
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.base.frameworks import tf
@@ -21,6 +21,7 @@ from tpu_components.preflight_training.compiling import compile_cache
 _MEASURED_SECONDS = 0.5
 _MEASURED_PASSES = 3  # At least, for the spread; fewer if they take long.
 _MOST_SECONDS = 10.0
+_MUCH_LOAD = 0.25  # Load by other processes from which a rate is measured again the next time.
 MEASURED_BYTES = 256 << 20  # Decoded; enough for a steady rate, little enough to hold beside a compilation.
 FEED_BATCH = 1024  # Batch size of the measurement; the rate hardly depends on it.
 
@@ -40,6 +41,7 @@ class HostRate:
         cpus: Number of CPUs that this process may use.
         low_per_second: `feed_per_second` of the slowest pass; 0 if there was one pass.
         high_per_second: `feed_per_second` of the fastest pass.
+        load: Share of this machine's CPU time that other processes used meanwhile; 0 if unknown.
     """
 
     read_per_second: float
@@ -48,6 +50,12 @@ class HostRate:
     cpus: int
     low_per_second: float = 0.0
     high_per_second: float = 0.0
+    load: float = 0.0
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other processes used so much of this machine that it could feed more without them."""
+        return self.load >= _MUCH_LOAD
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -125,7 +133,7 @@ class Measurement:
         return self.recall([manifest.fingerprint], lambda: self.measure(records_dir, manifest, counts))
 
     def recall(self, key: Sequence[Any], find: Callable[[], DataFacts]) -> DataFacts:
-        """Return cached facts about some data; if there are none, call `find` and cache its result.
+        """Return cached facts about some data; if there are none, or only disturbed ones, call `find` and cache them.
 
         Args:
             key: Values that the facts depend on, besides the reader, the machine and this module's code.
@@ -135,7 +143,7 @@ class Measurement:
         digest = digest_of([*key, *reader, *machine, code_of([__name__]).digest])
         path = self.cache_dir / f"data-{digest}.json"
         facts: DataFacts | None = compile_cache.recall(path, DataFacts)
-        if facts is None:
+        if facts is None or facts.host.is_disturbed:
             facts = find()
             compile_cache.keep(path, dataclasses.asdict(facts))
         return facts
@@ -162,6 +170,7 @@ class Measurement:
         in_memory = feeding.is_held_in_memory(decoded_bytes, self.in_memory_mib)
         part = _first_shards(manifest)
         batch_size = min(FEED_BATCH, part.split(TRAIN).num_examples)
+        before = cpu_times()
         read, _, _ = measure_rate(
             lambda: (
                 len(batch[LABEL_FEATURE]) for batch in records.read_batches(records_dir, part, TRAIN, with_margin=True)
@@ -175,7 +184,7 @@ class Measurement:
             interface=manifest.interface,
             num_examples=num_examples,
             decoded_bytes=decoded_bytes,
-            host=HostRate(read, feed, in_memory, available_cpus(), low, high),
+            host=HostRate(read, feed, in_memory, available_cpus(), low, high, cpu_times().others_since(before)),
             num_validation=num_validation,
         )
 

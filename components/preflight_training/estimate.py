@@ -19,12 +19,22 @@ from tpu_components.preflight_training.compiling.hlo import SUBLANES, LayerCost,
 _HOP_SECONDS = 1e-6
 
 _FEW_PROGRAMS = 3  # With fewer programs, the interval depends much on the step times of other generations.
-# Cross-validation: number of published step times inside the interval that is computed without their own program, and
-# number of all.
+# Cross-validation: number of published figures inside the interval that is computed without their own program, and
+# number of all; and how many of all are times of whole training steps. The others are rates of large language models,
+# which are compared with the feed-forward part of one decoder block.
 HELD_OUT = (76, 81)
+WHOLE_STEPS = 8
+# Published step times that are not in the table: number inside the interval, and number of all; the median and the
+# largest error. Of these, the whole training steps: number and median error; all were slower than estimated.
+UNSEEN, UNSEEN_ERRORS = (10, 13), (0.17, 0.38)
+UNSEEN_WHOLE_STEPS, UNSEEN_WHOLE_ERROR = 7, 0.17
 INTERVALS = (
-    f"In brackets: meant to hold nine of ten steps. Of the published steps that it was not made of, it held "
-    f"{HELD_OUT[0]} of {HELD_OUT[1]} ({HELD_OUT[0] / HELD_OUT[1]:.0%})"
+    f"In brackets: an interval meant to hold nine of ten steps. Of {UNSEEN[1]} other published step times it held "
+    f"{UNSEEN[0]} ({UNSEEN[0] / UNSEEN[1]:.0%}); the median error was {UNSEEN_ERRORS[0]:.0%}, the largest "
+    f"{UNSEEN_ERRORS[1]:.0%}, and all {UNSEEN_WHOLE_STEPS} whole training steps among them were slower than estimated, "
+    f"by {UNSEEN_WHOLE_ERROR:.0%} in the median. Of the {HELD_OUT[1]} figures that it is made of, {WHOLE_STEPS} are "
+    "whole training steps, on v2 and v3; the others are of one feed-forward block, without attention, communication "
+    "and optimizer"
 )
 
 
@@ -36,10 +46,13 @@ class Accuracy:
         factor: Expected ratio.
         low: Lower end of the 90% interval.
         high: Upper end of the 90% interval.
-        steps: Number of published step times of this generation.
-        programs: Number of compiled programs whose estimates these step times were compared with.
-        held_out: Leave-one-program-out cross-validation: how many of the `steps` step times lie in the interval that
-            the other programs give; None without cross-validation.
+        steps: Number of published figures of this generation.
+        programs: Number of compiled programs whose estimates these figures were compared with.
+        held_out: Leave-one-program-out cross-validation: how many of the `steps` figures lie in the interval that the
+            other programs give; None without cross-validation.
+        estimates: Number of distinct estimates among the `steps` comparisons; None in older files.
+        whole_steps: How many of the `steps` figures are times of whole training steps; the others are rates that are
+            compared with one feed-forward block. None in older files.
     """
 
     factor: float
@@ -48,6 +61,8 @@ class Accuracy:
     steps: int
     programs: int
     held_out: int | None = None
+    estimates: int | None = None
+    whole_steps: int | None = None
 
     def words(self, generation: str) -> str:
         """Describe the factor and interval of a TPU generation's step times, and the published times behind them."""
@@ -57,22 +72,26 @@ class Accuracy:
             else ""
         )
         tried = "" if self.held_out is None else f"; held out, the interval held {self.held_out} of these {self.steps}"
+        kinds = ""
+        if self.whole_steps is not None:
+            whole = f"{self.whole_steps or 'none'} of them of {'a ' * (self.whole_steps < 2)}whole training step"
+            kinds = f" ({whole}{'s' * (self.whole_steps > 1)}; {self.estimates} distinct estimates)"
         return (
             f"{generation}: the compiler's estimate times {self.factor:g}, nine of ten meant to take "
-            f"{self.low / self.factor:.2g} to {self.high / self.factor:.2g} times as long, by published step times: "
-            f"{self.steps}, through {self.programs} compiled program{'s' * (self.programs != 1)}{few}{tried}"
+            f"{self.low / self.factor:.2g} to {self.high / self.factor:.2g} times as long, by published figures: "
+            f"{self.steps}{kinds}, through {self.programs} compiled program{'s' * (self.programs != 1)}{few}{tried}"
         )
 
 
 _UNKNOWN = Accuracy(1.0, 1.0, 1.0, 0, 0)  # For GPUs, whose time is not estimated.
 _ACCURACIES = {
-    "v2": Accuracy(0.9, 0.7, 1.17, 1, 1, 1),
-    "v3": Accuracy(0.92, 0.72, 1.18, 7, 3, 7),
-    "v4": Accuracy(0.85, 0.66, 1.11, 6, 1, 6),
-    "v5e": Accuracy(0.84, 0.65, 1.1, 24, 1, 24),
-    "v5p": Accuracy(0.9, 0.7, 1.17, 18, 1, 17),
-    "v6e": Accuracy(0.79, 0.61, 1.03, 18, 1, 14),
-    "7x": Accuracy(0.82, 0.63, 1.06, 7, 1, 7),
+    "v2": Accuracy(0.9, 0.7, 1.17, 1, 1, 1, 1, 1),
+    "v3": Accuracy(0.92, 0.72, 1.18, 7, 3, 7, 3, 7),
+    "v4": Accuracy(0.85, 0.66, 1.11, 6, 1, 6, 1, 0),
+    "v5e": Accuracy(0.84, 0.65, 1.1, 24, 1, 24, 2, 0),
+    "v5p": Accuracy(0.9, 0.7, 1.17, 18, 1, 17, 3, 0),
+    "v6e": Accuracy(0.79, 0.61, 1.03, 18, 1, 14, 3, 0),
+    "7x": Accuracy(0.82, 0.63, 1.06, 7, 1, 7, 2, 0),
 }
 
 
@@ -110,7 +129,7 @@ class StepTime:
 
     @property
     def text(self) -> str:
-        """Time of the step, and the interval that contains it in 90% of cases."""
+        """Time of the step, and the interval that is meant to contain it in 90% of cases."""
         return time_within(self.total_ms / 1e3, self.low_ms / 1e3, self.high_ms / 1e3)
 
 
@@ -159,7 +178,7 @@ class EpochTime:
 
     @property
     def text(self) -> str:
-        """Time of the epoch, and the interval that contains it in 90% of cases.
+        """Time of the epoch, and the interval that is meant to contain it in 90% of cases.
 
         Example:
             >>> EpochTime(49, 0.4, 0.41, 1000.0, 0.0, 0.3, 0.6).text

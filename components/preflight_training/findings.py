@@ -219,9 +219,10 @@ class MachineReport:
         where = "memory" if measured.in_memory else "files"
         low, high = (f"{times * measured.feed_per_second:,.0f}" for times in measured.spread)
         passes = f" ({low}–{high})" if low != high else ""
+        load = f", while other processes used {percent(measured.load)} of this machine" if measured.is_disturbed else ""
         here = (
             f"{measured.feed_per_second:,.0f}{passes} here ({measured.cpus} CPUs of {measured.feed_per_cpu:,.0f}, from "
-            f"{where})"
+            f"{where}{load})"
         )
         if not self.host_cpus:
             each = f"{self.feed_per_second:,.0f} by {whose}, if each feeds what this machine does: "

@@ -297,6 +297,7 @@ def _data(data: DataFacts) -> list[tuple[str, str]]:
         ("read from the files", f"{host.read_per_second:,.0f} examples/s"),
         (f"fed to training, from {where}", f"{host.feed_per_second:,.0f} examples/s"),
         ("CPUs of this machine", f"{host.cpus}, each feeds {host.feed_per_cpu:,.0f} examples/s"),
+        ("other processes used", f"{percent(host.load)} of this machine meanwhile" if host.load else ""),
     ]
 
 

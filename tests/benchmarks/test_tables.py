@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.benchmarks import precision, truth
 from tests.benchmarks.precision import BFLOAT16, FLOAT32, Trained
-from tpu_components.preflight_training.estimate import HELD_OUT, accuracy_of
+from tpu_components.preflight_training.estimate import HELD_OUT, WHOLE_STEPS, accuracy_of
 
 _README = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
 
@@ -31,6 +32,28 @@ def test_the_interval_is_stated_with_the_share_of_steps_that_it_held_without_hav
     assert (sum(is_held for _, _, is_held in tried), len(tried)) == HELD_OUT == (76, 81)
     v6e = truth.load_generations()["v6e"]
     assert accuracy_of(v6e).words("v6e").endswith("; held out, the interval held 14 of these 18")
+
+
+def test_what_the_interval_rests_on_is_stated(rows):
+    """81 rows: 8 whole steps of 4 programs, and 73 rows of one block with 11 distinct estimates."""
+    tried = [(row, ratio) for row, ratio, _ in truth.cross_validate(rows)]
+    assert truth.basis(rows) == (4 + 11, WHOLE_STEPS)
+    assert {row.generation for row, _ in tried if row.way == "step"} == {"v2", "v3"}
+    assert {row.program for row, _ in tried if row.way == "block"} == {"decoder"}
+    median, largest = truth.errors([ratio for row, ratio in tried if row.way == "step"])
+    assert (f"{median:.0%}", f"{largest:.0%}") == ("2%", "11%")
+    median, _ = truth.errors([ratio for _, ratio in tried])
+    assert (f"{median:.0%}", f"{max(abs(1 / ratio - 1) for _, ratio in tried):.0%}") == ("10%", "38%")
+    generations = truth.load_generations()
+    assert "7 of them of whole training steps; 3 distinct estimates" in accuracy_of(generations["v3"]).words("v3")
+    assert "1 of them of a whole training step; 1 " in accuracy_of(generations["v2"]).words("v2")
+    assert "none of them of a whole training step; 2 " in accuracy_of(generations["v5e"]).words("v5e")
+
+
+@pytest.mark.parametrize("path", ["README.md", "components/preflight_training/README.md"])
+def test_no_page_promises_the_share_of_the_cross_validation_alone(path):
+    text = (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
+    assert "10" in re.findall(r"13 published step times[^\n]*", text)[0]
 
 
 @pytest.mark.parametrize("table", [truth.table, precision.table], ids=["truth", "precision"])

@@ -217,8 +217,20 @@ def accuracies(rows: Sequence[Row]) -> dict[str, Accuracy]:
         steps = sum(row.is_fitted and row.generation == generation.name for row in rows)
         held = sum(is_held for row, _, is_held in tried if row.generation == generation.name)
         programs = len(ratios.get(generation.name, {}))
-        found[generation.name] = Accuracy(factor, low, high, steps, programs, held)
+        estimates, whole = basis(rows, generation.name)
+        found[generation.name] = Accuracy(factor, low, high, steps, programs, held, estimates, whole)
     return found
+
+
+def basis(rows: Iterable[Row], generation: str = "") -> tuple[int, int]:
+    """Distinct estimates of the fitted rows of a generation, or of all, and how many of these rows are whole steps.
+
+    Whole steps of one program and batch differ only by the communication of the slice, so these count once.
+    """
+    fitted = [row for row in rows if row.is_fitted and generation in ("", row.generation)]
+    whole = [row for row in fitted if row.way == "step"]
+    blocks = {(row.generation, round(row.estimated, 6)) for row in fitted if row.way != "step"}
+    return len(blocks) + len({place(row) for row in whole}), len(whole)
 
 
 def cross_validate(rows: Sequence[Row]) -> list[tuple[Row, float, bool]]:
@@ -333,11 +345,16 @@ def table() -> list[str]:
     columns = ("generation", "rows", "median", "95%", "median after", "95% after", "in the interval")
     lines += Table(dict(zip(columns, "<>>>>>>", strict=True)), summary).lines()
     corrections = [
-        (name, f"{one.factor:.2f}", f"{one.low:.2f} to {one.high:.2f}", str(one.steps), str(one.programs))
+        (
+            name,
+            f"{one.factor:.2f}",
+            f"{one.low:.2f} to {one.high:.2f}",
+            *map(str, (one.steps, one.whole_steps, one.estimates, one.programs)),
+        )
         for name, one in accuracies(rows).items()
     ]
-    columns = ("generation", "factor", "nine of ten", "step times", "programs")
-    return [*lines, "", *Table(dict(zip(columns, "<>>>>", strict=True)), corrections).lines()]
+    columns = ("generation", "factor", "nine of ten", "figures", "whole steps", "distinct estimates", "programs")
+    return [*lines, "", *Table(dict(zip(columns, "<>>>>>>", strict=True)), corrections).lines()]
 
 
 def _cells(row: Row, ratio: float | None, is_held: bool) -> tuple[str, ...]:

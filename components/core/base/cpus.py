@@ -1,10 +1,13 @@
-"""Counts the CPUs that this process may use."""
+"""Counts the CPUs that this process may use, and measures how much of them other processes use."""
 
 import contextlib
+import dataclasses
 import os
+import time
 from pathlib import Path
 
 QUOTA_PATH = Path("/sys/fs/cgroup/cpu.max")
+STAT_PATH = Path("/proc/stat")
 
 
 def available_cpus() -> int:
@@ -18,3 +21,44 @@ def available_cpus() -> int:
         quota, period = map(int, QUOTA_PATH.read_text().split())
         num_cpus = min(num_cpus, max(1, round(quota / period)))
     return num_cpus
+
+
+@dataclasses.dataclass(frozen=True)
+class CpuTimes:
+    """CPU time that was used until a moment, in seconds.
+
+    Attributes:
+        whole: What all CPUs of the machine had, idle or not.
+        busy: What all processes used of it.
+        own: What this process used of it.
+    """
+
+    whole: float
+    busy: float
+    own: float
+
+    def others_since(self, earlier: "CpuTimes") -> float:
+        """Return the share of the machine's CPU time that other processes have used since an earlier moment.
+
+        Example:
+            >>> CpuTimes(whole=110.0, busy=60.0, own=6.0).others_since(CpuTimes(whole=100.0, busy=52.0, own=2.0))
+            0.4
+        """
+        whole = self.whole - earlier.whole
+        others = (self.busy - earlier.busy) - (self.own - earlier.own)
+        return min(max(others / whole, 0.0), 1.0) if whole > 0 else 0.0
+
+
+def cpu_times() -> CpuTimes:
+    """Return the CPU times until now, as /proc/stat has them; zeros for the machine if there is no such file.
+
+    The first line has user, nice, system, idle, iowait, irq, softirq and steal, the last of which other virtual
+    machines used: https://man7.org/linux/man-pages/man5/proc_stat.5.html
+    """
+    whole = busy = 0.0
+    with contextlib.suppress(OSError, ValueError):
+        with STAT_PATH.open() as file:
+            fields = [int(field) / os.sysconf("SC_CLK_TCK") for field in file.readline().split()[1:9]]
+        whole = sum(fields)
+        busy = whole - sum(fields[3:5])
+    return CpuTimes(whole, busy, time.process_time())

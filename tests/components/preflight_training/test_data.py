@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tpu_components.core.base import typed_values
+from tpu_components.core.base.cpus import CpuTimes
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TRAIN, Manifest
 from tpu_components.create_tfrecords import WriteParams, write_records
@@ -21,6 +22,17 @@ from tpu_components.preflight_training.data import DataFacts, Measurement, measu
 
 def _load(records, cache_dir, in_memory_mib=4096):
     return Measurement(in_memory_mib, 1000, cache_dir, lambda *_: None).of_records(records)
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Set the share of this machine that other processes are said to use."""
+
+    def use(share):
+        moments = itertools.count()
+        monkeypatch.setattr(data, "cpu_times", lambda: CpuTimes(float(now := next(moments)), share * now, 0.0))
+
+    return use
 
 
 @pytest.mark.heavy  # Another process with TensorFlow: 5 s.
@@ -62,8 +74,9 @@ def test_the_import_of_tensorflow_is_no_part_of_a_rate(digits_records, tmp_path)
     assert set(done.stdout.split()) == {"True"}
 
 
-def test_a_compilation_is_over_before_anything_is_measured(digits_records, tmp_path):
+def test_a_compilation_is_over_before_anything_is_measured(digits_records, tmp_path, load):
     """Before, there is nothing to read in the files."""
+    load(0.0)
     done, records = [], tmp_path / "records"
     shutil.copytree(digits_records, records)
     for shard in records.glob("*.tfrecord"):
@@ -84,7 +97,19 @@ def test_what_does_not_fit_in_memory_is_fed_from_its_files(digits_records, tmp_p
     assert facts.host.feed_per_second > 0
 
 
-def test_rates_are_measured_once_per_data_set_and_reader(digits_records, tmp_path):
+def test_a_rate_that_was_measured_beside_other_work_says_so_and_is_measured_again(digits_records, tmp_path, load):
+    load(0.6)
+    disturbed = _load(digits_records, tmp_path)
+    assert disturbed.host.load == pytest.approx(0.6)
+    load(0.1)
+    undisturbed = _load(digits_records, tmp_path)
+    assert undisturbed.host.load == pytest.approx(0.1)
+    load(0.6)
+    assert _load(digits_records, tmp_path) == undisturbed, "kept"
+
+
+def test_rates_are_measured_once_per_data_set_and_reader(digits_records, tmp_path, load):
+    load(0.0)
     first = _load(digits_records, tmp_path)
     assert _load(digits_records, tmp_path) == first  # To the last digit: read from the file.
     (kept,) = tmp_path.glob("data-*.json")

@@ -94,6 +94,10 @@ def test_the_machines_own_host_feeds_it(fitting):
     assert report.fed_by(small.host) == (
         "600,000 by its host (24 vCPUs), if that grows with the CPUs: 100,000 here (4 CPUs of 25,000, from memory)"
     )
+    loaded = dataclasses.replace(small.host, load=0.6)
+    assert report.fed_by(loaded).endswith(
+        "(4 CPUs of 25,000, from memory, while other processes used 60% of this machine)"
+    )
     several = dataclasses.replace(report, hosts=4, feed_per_second=2_400_000)
     assert several.fed_by(small.host).startswith("2,400,000 by its 4 hosts (24 vCPUs each), if that")
     unknown = dataclasses.replace(several, host_cpus=0)

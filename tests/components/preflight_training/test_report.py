@@ -194,9 +194,12 @@ def test_text_ends_with_what_the_figures_rest_on():
     assert f"prices {_KIND} (2026-08-22); https://cloud.google.com" in _squeeze(text)
     assert "nothing was run on a TPU" in _squeeze(text)
     origin = "v5e: the compiler's estimate times 1.1, nine of ten meant to take 0.8 to 1.2 times as long"
-    assert f"{origin}, by published step times: 24, through 4 compiled programs" in _squeeze(text)
-    assert "In brackets: meant to hold nine of ten steps" in _squeeze(text)
-    assert "it held 76 of 81 (94%)" in _squeeze(text)
+    assert f"{origin}, by published figures: 24, through 4 compiled programs" in _squeeze(text)
+    assert "In brackets: an interval meant to hold nine of ten steps. Of 13 other published step times it held 10" in (
+        _squeeze(text)
+    )
+    assert "all 7 whole training steps among them were slower than estimated, by 17% in the median" in _squeeze(text)
+    assert "94%" not in text
     assert "TensorFlow" not in text
     assert "TensorFlow jobs run an older compiler than this one" in _squeeze(as_text(_report(backend="tensorflow")))
 
