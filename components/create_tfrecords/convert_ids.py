@@ -4,7 +4,6 @@ Such a file has only IDs of scheme 1, which depend on the settings of the record
 the original settings have both IDs of every example.
 """
 
-import argparse
 import dataclasses
 import io
 import sys
@@ -77,7 +76,7 @@ def convert_ids(records_dir: Path, files: Sequence[str]) -> Converted:
 
 def main() -> int:
     """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = command_line.ArgumentParser(
         prog="python -m tpu_components.create_tfrecords.convert_ids",
         description="Add IDs of scheme 2 to files of example IDs that an earlier version wrote.",
     )

@@ -153,8 +153,7 @@ def _check_evaluation(evaluation: Evaluation, directory: Path, model_dir: Path, 
     """Raise InputError unless the gate has passed this model on these records."""
     if not evaluation.gate.promote:
         raise InputError(
-            f"Refused to deploy {model_dir}: the gate said no ({'; '.join(map(str, evaluation.gate.reasons))}). Train "
-            "a better model."
+            f"Refused to deploy {model_dir}: the gate said no ({evaluation.gate.decisive}). Train a better model."
         )
     for what, expected, received in (
         ("model", evaluation.model.digest, model_digest(model_dir)),

@@ -123,8 +123,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         (staged / REPORT_FILE).write_text(report, encoding="utf-8")
     decision = evaluation.gate
     verdict = "passed the gate" if decision.promote else "did not pass the gate"
-    reasons = [reason.text if decision.promote else str(reason) for reason in decision.reasons]
-    progress.say("evaluate_model", f"{verdict}: {'; '.join(reasons)}")
+    progress.say("evaluate_model", f"{verdict}: {decision.decisive}")
     return EvaluateResult(
         promote=decision.promote,
         reasons=decision.reasons,

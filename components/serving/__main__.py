@@ -3,7 +3,6 @@
 https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
 """
 
-import argparse
 import os
 import sys
 
@@ -17,7 +16,7 @@ from tpu_components.serving.params import ServeParams, key_to_verify, vertex_def
 def main() -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code."""
     leave_current_folder()
-    parser = argparse.ArgumentParser(
+    parser = command_line.ArgumentParser(
         prog="python -m tpu_components.serving",
         description="Serve an export over HTTP, as Vertex AI asks of a container.",
         epilog="Example: python -m tpu_components.serving runs/digits/export --port 8080",

@@ -11,7 +11,7 @@ from typing import Any
 from tpu_components.core.base.errors import DONE
 from tpu_components.core.base.import_path import leave_current_folder, with_variables
 from tpu_components.core.base.progress import LOUDNESS_VARIABLE, QUIET, VERBOSE
-from tpu_components.core.step.command_line import exit_code
+from tpu_components.core.step.command_line import ArgumentParser, exit_code
 from tpu_pipelines.cli.arguments import LOUDNESS
 from tpu_pipelines.cli.commands import COMMANDS
 from tpu_pipelines.cli.output import tell_error
@@ -39,7 +39,7 @@ def _open_output() -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="tpu-pipelines",
         description="Labelled data to a Keras model trained on a Cloud TPU and served on CPU.",
         epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments, configuration or data, 3 rejected by the gate or by "

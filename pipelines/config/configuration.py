@@ -35,7 +35,7 @@ from tpu_components.evaluate_model.params import CLASS, LENGTH, EvaluateParams
 from tpu_components.export_model.params import ExportParams
 from tpu_components.preflight_training.params import PreflightParams
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS, StepResources
-from tpu_pipelines.config.yaml_files import read_mapping
+from tpu_pipelines.config.yaml_files import read_mapping, read_value
 
 _OF_THE_RUN: dict[str, Any] = {
     "lineage": {},
@@ -245,7 +245,7 @@ def _override(raw: dict[str, Any], change: str) -> None:
         if not isinstance(target, dict):
             raise InputError(f"Cannot use --set {change!r}: {section!r} is a value, not a section.")
     try:
-        target[key] = yaml.safe_load(text)
+        target[key] = read_value(text)
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"Cannot use --set {change!r}: the value is not YAML.") from error
 

@@ -1,5 +1,6 @@
 """Reads a user's YAML file as a mapping, with clear error messages."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,23 @@ class _Loader(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         if repeated := [key for key in keys if keys.count(key) > 1]:
             raise yaml.YAMLError(f"the key {repeated[0]!r} is given twice{node.start_mark}")
-        return super().construct_mapping(node, deep)
+        mapping = super().construct_mapping(node, deep)
+        return dict(_with_space(*item) for item in mapping.items()) if node.flow_style else mapping
+
+
+def _with_space(key: Any, value: Any) -> tuple[Any, Any]:
+    """Return key and value of `{name:0.9}`, for which YAML has the key `name:0.9` without a value."""
+    match = re.fullmatch(r"([A-Za-z_][\w-]*):(\S.*)", key) if value is None and isinstance(key, str) else None
+    return (match[1], yaml.safe_load(match[2])) if match else (key, value)
+
+
+def read_value(text: str) -> Any:
+    """Return a YAML value.
+
+    Raises:
+        yaml.YAMLError: If the text is not YAML, gives a key twice or holds too many values; or a ValueError.
+    """
+    return yaml.load(text, _Loader)
 
 
 def read_mapping(path: Path, what: str, content: str) -> dict[str, Any]:
@@ -55,7 +72,7 @@ def read_mapping(path: Path, what: str, content: str) -> dict[str, Any]:
         InputError: If the file cannot be read, is not YAML, gives a key twice, or contains no mapping.
     """
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        raw = read_value(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"Cannot read {what} {path}: {error.strerror}. Check the path.") from error
     except (yaml.YAMLError, ValueError) as error:

@@ -391,6 +391,8 @@ def whole_numbers(value: Any) -> Any:
 
 def _of(raw: Any, kind: type, where: str, more: str = "") -> Any:
     if type(raw) is not kind:
+        if kind is dict and isinstance(raw, str) and re.fullmatch(r"\w+:\S+", raw):
+            more += f". Write a space after the colon: {raw.replace(':', ': ', 1)}"
         raise InputError(f"{where} is {raw!r}, expected {_NAMES[kind]}{more}")
     return raw
 

@@ -53,6 +53,11 @@ class Decision:
     promote: bool
     reasons: tuple[Rule, ...]
 
+    @property
+    def decisive(self) -> str:
+        """The rules that decided, in words: those that passed if the model is promoted, else those that failed."""
+        return "; ".join(rule.text for rule in self.reasons if rule.passed == self.promote)
+
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
         """Convert the fields of older files, which have a text `passed: …` or `failed: …` for each rule."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from tpu_components.core.base import termination
-from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, REJECTED, InputError
+from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, REJECTED, InputError, did_you_mean
 from tpu_components.core.base.import_path import leave_current_folder
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.terminal import paragraph
@@ -20,6 +20,26 @@ from tpu_components.core.files import storage
 from tpu_components.core.step.step_inputs import params_from
 
 T = TypeVar("T")
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Parser whose errors show the usage of the command that was called, and suggest similar names."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the arguments, and refuse unknown ones here: otherwise the parser of all commands would do so."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+            similar = did_you_mean(options[0], self._option_string_actions) if options else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}.{similar}")
+        return parsed, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += f".{did_you_mean(str(value), map(str, action.choices or ()))}"
+            raise
 
 
 def parse_argument(parse: Callable[[str], T], text: str) -> T:
@@ -106,7 +126,7 @@ def run_step(
         optional: Parser and help of each further flag; their values are keyword arguments of `work`.
     """
     program = f"python -m {work.__module__.rpartition('.')[0]}"
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog=program,
         description=(work.__doc__ or "").partition("\n\n")[0],
         epilog=f"Example: {program} {example}",
@@ -145,7 +165,7 @@ class StepCommand(NamedTuple):
 
 def run_commands(program: str, description: str, commands: Mapping[str, StepCommand]) -> int:
     """Run one of several commands from a command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser = ArgumentParser(prog=program, description=description)
     parsers = parser.add_subparsers(dest="command", required=True)
     for name, command in commands.items():
         own = parsers.add_parser(name, help=command.help)

@@ -173,6 +173,9 @@ def test_broken_model_is_rejected_with_exit_code_3_and_a_readable_report(
     )
     assert done.returncode == 3, done.stderr
     assert json.loads(done.stdout)["promote"] is False
+    (told,) = re.findall("did not pass the gate: (.*)", done.stderr)
+    assert "passed" not in told, "only what failed"
+    assert "359 predictions are not finite numbers" in told
     gate = _scored(tmp_path / "evaluation")["gate"]
     assert gate["promote"] is False
     assert gate["reasons"][0] == {"passed": False, "metric": "", "text": "359 predictions are not finite numbers"}

@@ -23,3 +23,25 @@ def test_values_of_the_wrong_form_are_refused_by_the_name_of_the_argument(capsys
         make_parser().parse_args(words.split())
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "message"),
+    [
+        ("chek digits", "tpu-pipelines", "Did you mean 'check'?"),
+        ("prefligth digits", "tpu-pipelines", "Did you mean 'preflight'?"),
+        ("check digits --foo", "tpu-pipelines check", "unrecognized arguments: --foo."),
+        ("check digits --targt=vertex", "tpu-pipelines check", "--targt=vertex. Did you mean '--target'?"),
+        ("check digits --target vertx", "tpu-pipelines check", "Did you mean 'vertex'?"),
+        ("registry promot digits", "tpu-pipelines registry", "Did you mean 'promote'?"),
+        ("run digits photos", "tpu-pipelines run", "unrecognized arguments: photos."),
+        ("compare", "tpu-pipelines compare", "the following arguments are required: RUN"),
+    ],
+)
+def test_a_mistake_shows_the_usage_of_its_command_and_a_similar_name(capsys, words, usage, message):
+    with pytest.raises(SystemExit) as stopped:
+        make_parser().parse_args(words.split())
+    assert stopped.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"usage: {usage} [-h]")
+    assert message in told

@@ -329,3 +329,31 @@ def test_the_export_section_is_read_alone():
     assert (params.split, params.required) == ("validation", ("float",))
     with pytest.raises(InputError, match=r"Unknown key 'gate' in --set"):
         read_export({}, ["gate.split=test"])
+
+
+@pytest.mark.parametrize("value", ["{acuracy:0.9}", "{acuracy: 0.9}", "{macro_f1:0.5,acuracy:0.9}"])
+def test_a_mapping_without_spaces_is_read_and_its_typo_corrected(value, tmp_path):
+    """YAML reads `{acuracy:0.9}` as a key `acuracy:0.9` without a value; in a file as well as with --set."""
+    with pytest.raises(InputError, match="Did you mean 'accuracy'"):
+        load_config("digits", [f"gate.minimum={value}"])
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"name: mine\nmodel: digits_cnn\ndata: {{source: 'sklearn:digits'}}\ngate: {{minimum: {value}}}\n")
+    with pytest.raises(InputError, match="Did you mean 'accuracy'"):
+        load_config(path)
+
+
+def test_a_mapping_without_spaces_keeps_its_values():
+    config = load_config("digits", ["gate.minimum={accuracy:0.9,macro_f1: 0.5}", "training={epochs:3,optimizer:sgd}"])
+    assert config.gate.minimum == {"accuracy": 0.9, "macro_f1": 0.5}
+    assert (config.training.epochs, config.training.optimizer) == (3, "sgd")
+    uri = load_config("digits", ["data={source: sklearn:digits}"])
+    assert uri.data.source == "sklearn:digits"
+
+
+def test_a_text_that_lacks_a_space_after_a_colon_gets_the_advice(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "name: mine\nmodel: digits_cnn\ndata: {source: 'sklearn:digits'}\ngate:\n  minimum:\n    accuracy:0.9\n"
+    )
+    with pytest.raises(InputError, match=r"expected a mapping.*\. Write a space after the colon: accuracy: 0\.9"):
+        load_config(path)
