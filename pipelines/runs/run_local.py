@@ -18,7 +18,7 @@ from tpu_components.core.base import extras
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.import_path import safe_children, with_variables
-from tpu_components.core.base.progress import TERMINAL_VARIABLE, is_quiet, is_verbose, say
+from tpu_components.core.base.progress import TERMINAL_VARIABLE, is_quiet, is_verbose, say, show_line
 from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import paragraph, printable
 from tpu_components.core.examples.artifacts import (
@@ -204,7 +204,7 @@ class _StepOutput(io.TextIOBase):
         for line in lines:
             self._log.write(line + "\n")
             if is_verbose() or (not is_quiet() and line.strip().startswith(tuple(f"[{step}]" for step in STEPS))):
-                print(printable(line.strip()), file=sys.stderr, flush=True)
+                show_line(printable(line.strip()))
         self._log.flush()
         return len(text)
 

@@ -1,8 +1,12 @@
-"""Shows the progress of long work: a bar with rate and remaining time on a terminal, else a line every 5 s."""
+"""Shows the progress of long work: a bar with rate and remaining time on a terminal, else a line every 5 s.
+
+Lines and bars may come from different processes that share a terminal: `show_line` writes a line over a bar.
+"""
 
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Protocol, TextIO
@@ -15,6 +19,10 @@ TERMINAL_VARIABLE = "TPU_PIPELINES_TERMINAL"
 LOUDNESS_VARIABLE = "TPU_PIPELINES_LOUDNESS"
 QUIET, VERBOSE = "quiet", "verbose"
 _LINE_EVERY_SECONDS = 5.0
+_SILENT_SECONDS = 20.0
+_BAR_AFTER_SECONDS = 1.0  # Shorter work, for example an epoch, gets no bar.
+_CLEAR_LINE = "\r\x1b[K"  # ECMA-48: to the first column, and erase to the end of the line.
+_shown_at = [0.0]  # When this process last showed a line or moved a bar, by time.monotonic.
 
 
 def is_quiet() -> bool:
@@ -68,9 +76,11 @@ class _Bar:
             file=terminal,
             leave=False,
             dynamic_ncols=True,
+            delay=_BAR_AFTER_SECONDS,
         )
 
     def update(self, count: int, note: str = "") -> None:
+        _shown_at[0] = time.monotonic()
         if note:
             self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(count)
@@ -83,7 +93,46 @@ def say(step: str, message: str) -> None:
     """Print a line, prefixed with the name of the step, on stderr, unless `is_quiet`."""
     if is_quiet():
         return
-    print(in_one_line(f"[{step}] {message}"), file=sys.stderr, flush=True)
+    show_line(in_one_line(f"[{step}] {message}"))
+
+
+def show_line(text: str) -> None:
+    """Print a line on stderr; on a terminal, in the place of a bar, which is drawn again below."""
+    _shown_at[0] = time.monotonic()
+    is_terminal = sys.stderr.isatty() and _has_width(sys.stderr) and os.environ.get("TERM") != "dumb"
+    print(f"{_CLEAR_LINE if is_terminal else ''}{text}", file=sys.stderr, flush=True)
+
+
+class Heartbeat:
+    """Says that a step still runs, if the process has shown nothing else for 20 s."""
+
+    def __init__(self, step: str) -> None:
+        self._step, self._start = step, time.monotonic()
+
+    def beat(self) -> None:
+        """Print a line if it is time."""
+        now = time.monotonic()
+        if now - max(self._start, _shown_at[0]) >= _SILENT_SECONDS:
+            say(self._step, f"still running, {now - self._start:,.0f} s after its start")
+
+
+@contextlib.contextmanager
+def never_silent(step: str) -> Iterator[None]:
+    """Say that a step starts, and let a `Heartbeat` beat while the block runs."""
+    say(step, "started")
+    heartbeat, is_over = Heartbeat(step), threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(1.0):
+            heartbeat.beat()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _has_width(terminal: TextIO) -> bool:

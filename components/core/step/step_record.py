@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from tpu_components.core.base import termination
+from tpu_components.core.base import progress, termination
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import State
@@ -73,7 +73,7 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
     start = time.monotonic()
     state, message, mistake = State.SUCCEEDED, "", False
     try:
-        with termination.heard(), storage.naming_faults():
+        with termination.heard(), storage.naming_faults(), progress.never_silent(step):
             yield
     except BaseException as error:
         state = State.FAILED

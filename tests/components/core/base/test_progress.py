@@ -46,7 +46,7 @@ def test_terminal_shows_a_bar_with_rate_and_note(monkeypatch):
     with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb") as screen:
         monkeypatch.setattr("sys.stderr", terminal)
         with progress.track("train_model", 1000, "images") as bar:
-            time.sleep(0.2)  # It is drawn ten times a second.
+            time.sleep(1.2)  # It is drawn ten times a second, after the first.
             bar.update(500, "loss 0.5000")
         terminal.flush()
         shown = ""
@@ -56,6 +56,57 @@ def test_terminal_shows_a_bar_with_rate_and_note(monkeypatch):
     assert "train_model" in shown
     assert "500/1.00k" in shown
     assert "loss 0.5000" in shown
+
+
+def test_a_line_takes_the_place_of_a_bar(monkeypatch):
+    """A step draws bars on the terminal, and the process that runs the steps prints their lines there."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb") as screen:
+        monkeypatch.setattr("sys.stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        terminal.write("train_model epoch 2/4:  50%|#####     |")
+        progress.show_line("[train_model] epoch 1/4")
+        monkeypatch.setenv("TERM", "dumb")
+        progress.show_line("plain")
+        shown = b""
+        while b"plain\r\n" not in shown and select.select([screen], [], [], 5)[0]:
+            shown += os.read(screen.fileno(), 65536)
+    assert shown.endswith(b"|\r\x1b[K[train_model] epoch 1/4\r\nplain\r\n")
+
+
+def test_a_short_epoch_has_no_bar(monkeypatch):
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb") as screen:
+        monkeypatch.setattr("sys.stderr", terminal)
+        with progress.track("train_model epoch 1/4", 10, "images") as bar:
+            bar.update(10)
+        terminal.write("end")
+        terminal.flush()
+        shown = b""
+        while b"end" not in shown and select.select([screen], [], [], 5)[0]:
+            shown += os.read(screen.fileno(), 65536)
+    assert b"images" not in shown
+
+
+def test_a_step_that_says_nothing_says_every_20_seconds_that_it_runs(clock, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_shown_at", [0.0])
+    heartbeat = progress.Heartbeat("export_model")
+    for _ in range(100):
+        clock[0] += 1
+        heartbeat.beat()
+        if clock[0] == 150:
+            progress.say("export_model", "converted")
+    lines = capsys.readouterr().err.splitlines()
+    numbers = [20, 40, 70, 90]
+    expected = [f"[export_model] still running, {number} s after its start" for number in numbers]
+    assert lines == [*expected[:2], "[export_model] converted", *expected[2:]]
+
+
+def test_a_step_says_that_it_starts(capsys):
+    with progress.never_silent("export_model"):
+        assert capsys.readouterr().err == "[export_model] started\n"
 
 
 def test_a_terminal_without_a_width_gets_lines(clock, monkeypatch):
