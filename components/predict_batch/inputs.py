@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from tpu_components.core.sources.columns import Names, pick
 from tpu_components.core.sources.kinds import find_location, find_source, list_unlabelled
 from tpu_components.core.sources.params import WriteParams, split_source
 from tpu_components.core.sources.tasks import Selection
-from tpu_components.predict_batch.params import PredictParams
+from tpu_components.predict_batch.params import ANSWER_FIELDS, PredictParams
 from tpu_components.serving.exported import ExportedModel
 
 RECORDS = "records"
@@ -79,7 +80,12 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
             f"Cannot answer {params.source!r}: expected {model.input.plural}, which {model.name!r} takes, received "
             f"a source of the kind {listing.example_kind!r}."
         )
-    kept = {name: _as_column(values) for name, values in listing.slices.items()}
+    own_id = columns.get("id", "id")
+    id_name = "id" if own_id in ANSWER_FIELDS else own_id
+    kept: dict[str, tuple[str, Sequence[Any]]] = {}
+    for name, values in listing.slices.items():
+        is_id = name == "id"
+        kept.setdefault(id_name if is_id else name, _as_column(_as_numbers(values) if is_id else values))
     return Inputs(
         listing.keys,
         listing.stat_digest(),
@@ -97,6 +103,16 @@ def _check_kept(params: PredictParams, kept: Mapping[str, Any]) -> None:
             f"Cannot keep {missing[0]!r} of {params.source!r}: expected a column of a csv: or parquet: source, a "
             "feature of tfrecords:, or a field of the JSON files of webdataset:. Leave it out."
         )
+
+
+def _as_numbers(ids: Sequence[Any]) -> Sequence[Any]:
+    """Return ids of a text file as whole numbers if all of them are written as such; otherwise return them unchanged.
+
+    An id with a leading zero, a plus or a space keeps them, so that every id can be joined with its table.
+    """
+    if isinstance(ids, Names) and all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in ids):
+        return [int(text) for text in ids]
+    return ids
 
 
 def _as_column(values: Sequence[Any]) -> tuple[str, Sequence[Any]]:

@@ -323,14 +323,14 @@ def test_answers_are_joined_to_their_table_by_id(export_dir, request, tmp_path, 
         answers = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "answers.parquet").to_pylist()
     else:
         answers = read_lines(tmp_path, "answers.jsonl")
-    ids = [Path(answer["key"]).stem if kind == "folder" else answer["id"] for answer in answers]
+    ids = [Path(answer["key"]).stem if kind == "folder" else answer["kundennummer"] for answer in answers]
     assert len(ids) == len(set(ids)) == count
     assert set(ids) == set(rows)
     if kind != "folder":
-        assert all(rows[answer["id"]]["note"] == answer["note"] for answer in answers)
+        assert all(rows[answer["kundennummer"]]["note"] == answer["note"] for answer in answers)
     if kind == "texts":  # Each row has a cell of two lines or two of them, and its key is the first.
         lines = (folder / "all.csv").read_text().split("\n")
-        assert all(lines[int(answer["key"][-8:]) - 1].startswith(answer["id"]) for answer in answers)
+        assert all(lines[int(answer["key"][-8:]) - 1].startswith(answer["kundennummer"]) for answer in answers)
 
 
 def test_columns_are_those_of_the_training_data_else_those_that_are_named(export_dir, tmp_path):
@@ -348,7 +348,8 @@ def test_columns_are_those_of_the_training_data_else_those_that_are_named(export
     assert_user_error(predict(), "A source needs --output")
     predict("--columns", '{"path": "bild", "id": "kunde"}', "--keep", "land", "--output", str(file))
     (line,) = read_lines(tmp_path, "answers.jsonl")
-    assert (line["id"], line["land"]) == ("7", "de")
+    assert (line["kunde"], line["land"]) == (7, "de"), "as in the table"
+    assert "id" not in line
     assert_user_error(predict("--columns", '{"path": "bild", "id": "kunden"}', "--output", str(file)), "'kunden'")
     path = tmp_path / "run" / "export" / "export.json"
     columns = {"path": "bild", "id": "kunde", "label": "art", "split": "teil"}  # The table has neither art nor teil.
@@ -356,7 +357,7 @@ def test_columns_are_those_of_the_training_data_else_those_that_are_named(export
     file.unlink()
     predict("--output", str(file))
     (line,) = read_lines(tmp_path, "answers.jsonl")
-    assert (line["key"], line["id"]) == ("a.png", "7")
+    assert (line["key"], line["kunde"]) == ("a.png", 7)
 
 
 def test_numbers_stay_numbers_and_what_is_set_aside_has_its_id(export_dir, tmp_path):
