@@ -9,9 +9,11 @@ import math
 import os
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +41,7 @@ from tpu_components.export_model.comparison import (
 from tpu_components.export_model.formats import FORMATS, INPUT_FACTS, TrainedModel
 from tpu_components.export_model.params import ExportParams, ExportResult
 
+_TIMED_EXAMPLES, _TIMED_STEPS, _TIMED_SECONDS = 32, 20, 2.0  # Of a training step; at most.
 _STEP = "export_model"
 # TensorFlow's errors for a file that it cannot read, or whose content is damaged.
 _OF_THE_DISK = ("UnknownError", "DataLossError")
@@ -177,20 +180,32 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """The outcome of `try_out`.
+
+    Attributes:
+        warnings: Messages about parts of the model that training does not use.
+        example_seconds: Time of a training step on this machine for each of its examples; 0 if it was not measured.
+    """
+
+    warnings: tuple[str, ...]
+    example_seconds: float = 0.0
+
+
 def try_out(
     training: TrainParams,
     interface: Interface,
     required: Sequence[str],
-) -> list[str]:
+    is_timed: bool = False,
+) -> Trial:
     """Check before training, by converting the untrained model, that a model can be built, trained and exported.
 
     Args:
         training: Model and hyper-parameters.
         interface: Required input and output of the model.
         required: Formats that the export must contain. Those whose conversion may fail are converted here.
-
-    Returns:
-        Warnings about parts of the model that training does not use.
+        is_timed: Whether to measure a training step too.
 
     Raises:
         InputError: If the model cannot be trained or exported.
@@ -230,7 +245,27 @@ def try_out(
                     f"The model {model!r} cannot be exported as export.required={list(required)} asks, found before "
                     f"its training: {reasons}. Or ask for less."
                 )
-    return said
+    seconds = _time_example(built, interface, training.batch_size_per_replica) if is_timed else 0.0
+    return Trial(tuple(said), seconds)
+
+
+def _time_example(model: Any, interface: Interface, batch_size: int) -> float:
+    """Return the seconds that a compiled model trains on one example of this machine; 0 if its step fails.
+
+    The shortest of a few steps counts, because the machine may be busy. A small batch is enough for an estimate, and
+    keeps a large model within seconds.
+    """
+    batch_size = min(batch_size, _TIMED_EXAMPLES)
+    inputs, targets, _ = (np.zeros(shape, kind) for shape, kind in interface.batch_shapes(batch_size))
+    weights, times, spent = np.ones(batch_size, np.float32), list[float](), 0.0
+    with contextlib.suppress(Exception):  # Of the model's own code: the training says more of it.
+        model.train_on_batch(inputs, targets, weights)  # The first call traces the step.
+        while spent < _TIMED_SECONDS and len(times) < _TIMED_STEPS:
+            start = time.perf_counter()
+            model.train_on_batch(inputs, targets, weights)
+            times.append(time.perf_counter() - start)
+            spent += times[-1]
+    return min(times, default=0.0) / batch_size
 
 
 def _write_formats(

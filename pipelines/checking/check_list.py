@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tpu_components.core.base.container_images import is_pinned
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import time
 from tpu_components.core.base.states import Status
-from tpu_components.core.examples.artifacts import VALIDATION
+from tpu_components.core.examples.artifacts import TRAIN, VALIDATION
 from tpu_components.core.examples.interface import CLASSIFICATION, Interface
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.models.bundle import Bundle, data_files, is_reference
@@ -110,7 +111,9 @@ class ConfigChecks:
     def __init__(self, config: Config, workspace: Path | None, target: str, region: str) -> None:
         self._config, self._workspace = config, workspace
         self._target, self._region = target, region
-        self._interface: Interface | None = None  # The check of the data sets it.
+        # The check of the data sets both.
+        self._interface: Interface | None = None
+        self._num_trained = 0
 
     def checks(self) -> list[Check]:
         """Return the checks, in the order in which their findings are shown."""
@@ -164,7 +167,7 @@ class ConfigChecks:
             yield Finding("data", Status.HINT, said)
             return
         plan = check_inputs(self._config_here, self._workspace) if self._workspace else check_data(config)
-        overview = overview_of(plan)
+        overview, self._num_trained = overview_of(plan), plan.split_examples.get(TRAIN, 0)
         yield from (Finding("data", Status.OK, line) for line in overview.facts())
         yield from (Finding("data", Status.HINT, line) for line in overview.remarks())
         yield from self._damage(overview)
@@ -191,10 +194,14 @@ class ConfigChecks:
         if (interface := self._interface) is None:
             raise CannotAskError("not built without the data")
         check_augmentation(config.training, (None, *interface.input.shape), interface.task_name)
-        warnings = check_model(config, interface)
+        trial = check_model(config, interface, is_timed=self._workspace is not None)
         formats = f", and can be exported as {', '.join(config.required_formats)}" if config.required_formats else ""
         yield Finding("model", Status.OK, f"{model}: is built for {interface.input}, rebuilt{formats}")
-        yield from (Finding("model", Status.HINT, warning) for warning in warnings)
+        yield from (Finding("model", Status.HINT, warning) for warning in trial.warnings)
+        if trial.example_seconds and self._num_trained:
+            seconds = trial.example_seconds * self._num_trained * config.training.epochs
+            told = f"training on this machine takes about {time(seconds)}, evaluation and export not counted"
+            yield Finding("model", Status.OK, f"{told}: {config.training.epochs} epochs of {self._num_trained:,}")
 
 
 def contradictions(config: Config) -> Iterator[str]:

@@ -22,7 +22,7 @@ from tpu_components.core.work.workers import in_fresh_process
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from tpu_components.create_tfrecords.sample import sample_of, written
 from tpu_components.evaluate_model.params import CLASS, LENGTH
-from tpu_components.export_model.exporting import try_out
+from tpu_components.export_model.exporting import Trial, try_out
 from tpu_pipelines.checking.workspace import check_run_dir
 from tpu_pipelines.config.configuration import Config
 
@@ -154,21 +154,23 @@ def check_model_works(config: Config, plan: DatasetPlan) -> None:
     check_model(config, sample_interface(plan))
 
 
-def check_model(config: Config, interface: Interface) -> list[str]:
+def check_model(config: Config, interface: Interface, is_timed: bool = False) -> Trial:
     """Build a configuration's model, and its required export formats, in a separate process.
 
-    Returns:
-        Warnings about parts of the model that training does not use.
+    Args:
+        config: Configuration of the run.
+        interface: Input and output of the model.
+        is_timed: Whether to measure a training step too.
 
     Raises:
         InputError: If the model cannot be built, rebuilt or exported in these formats.
     """
     model = config.training.model
     try:
-        warnings: list[str] = in_fresh_process(try_out, config.training, interface, config.required_formats)
+        trial: Trial = in_fresh_process(try_out, config.training, interface, config.required_formats, is_timed)
     except RuntimeError as error:  # The model's code may end the process.
         raise InputError(f"The model {model!r} ended the process that tried it: {error}. Correct the model.") from error
-    return warnings
+    return trial
 
 
 def sample_interface(plan: DatasetPlan) -> Interface:

@@ -17,6 +17,7 @@ from tests.sharing import made_once
 from tpu_components.core.examples.artifacts import Manifest, Split
 from tpu_components.core.examples.interface import ImageInput
 from tpu_components.core.results.evaluation_info import Decision, EvaluatedModel, Evaluation
+from tpu_components.export_model.exporting import Trial
 from tpu_pipelines.config.steps import STEP_TABLE
 
 
@@ -66,7 +67,7 @@ def no_sign_in(tmp_path, monkeypatch):
 @pytest.fixture
 def quick_models(monkeypatch):
     """Checks of a configuration build no model: the process that does has tests of its own."""
-    monkeypatch.setattr("tpu_pipelines.checking.check_list.check_model", lambda config, interface: [])
+    monkeypatch.setattr("tpu_pipelines.checking.check_list.check_model", lambda config, interface, is_timed: Trial(()))
 
 
 @pytest.fixture

@@ -379,3 +379,22 @@ def test_model_trained_elsewhere_exports_alike(quick, digits_records, tmp_path, 
         ExportParams(max_int8_accuracy_drop=0.05), digits_records, tmp_path / "model", tmp_path / "export"
     )
     assert result.formats["saved_model"]["agreement"] == result.formats["float"]["agreement"] == 1.0
+
+
+def test_a_trial_tells_how_long_a_training_step_takes_for_an_example(tmp_path):
+    """The step of a model that sleeps takes as long as it sleeps, however many examples are in the batch."""
+    (tmp_path / "slow.py").write_text(
+        "import time, keras\n"
+        "@keras.saving.register_keras_serializable()\n"
+        "class Slow(keras.Sequential):\n"
+        "    def train_on_batch(self, *arguments, **options):\n"
+        "        time.sleep(0.05)\n"
+        "        return super().train_on_batch(*arguments, **options)\n"
+        "def build_model(image_shape, num_classes):\n"
+        "    return Slow([keras.Input(image_shape, dtype='uint8'), keras.layers.Flatten(),\n"
+        "        keras.layers.Dense(num_classes, activation='softmax')])\n"
+    )
+    params = TrainParams(str(tmp_path / "slow.py"), batch_size_per_replica=8)
+    trial = exporting.try_out(params, _DIGITS, (), is_timed=True)
+    assert trial.example_seconds >= 0.05 / 8
+    assert exporting.try_out(params, _DIGITS, ()).example_seconds == 0

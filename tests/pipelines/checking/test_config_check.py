@@ -7,6 +7,7 @@ import pytest
 
 from tests.cli import tpu_pipelines_here
 from tests.signing_keys import write_keys
+from tpu_components.export_model.exporting import Trial
 from tpu_pipelines.checking.check_list import UNASKED, ConfigChecks, contradicted_by, contradictions, examine
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.resources import paid_on
@@ -31,6 +32,21 @@ def test_a_sound_configuration_says_what_it_is_and_the_next_command(tmp_path):
     assert "ok       model     digits_cnn: is built for images (8, 8, 1), rebuilt" in lines
     assert lines[-1] == "next: tpu-pipelines run digits --set machine=v5e-4"
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_time_of_a_training_on_this_machine_is_estimated_for_a_run_here_alone(tmp_path, monkeypatch):
+    """30 epochs of 1,259 images at 10 ms each: 378 s."""
+
+    def check_model(config, interface, is_timed):
+        return Trial((), 0.01 if is_timed else 0.0)
+
+    monkeypatch.setattr("tpu_pipelines.checking.check_list.check_model", check_model)
+    done = tpu_pipelines_here("check", "digits", "--workspace", str(tmp_path / "runs"))
+    (line,) = [line for line in done.stdout.splitlines() if "training on this machine" in line]
+    assert line.startswith("ok       model     training on this machine takes about 6.2")
+    assert line.endswith("evaluation and export not counted: 30 epochs of 1,259")
+    told = tpu_pipelines_here("check", "digits", "--set", "machine=v5e-4", "--target", "vertex").stdout
+    assert "training on this machine" not in told
 
 
 @pytest.mark.parametrize(
