@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,12 +12,12 @@ from typing import Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import percent, show
 from tpu_components.core.base.states import State
-from tpu_components.core.examples.artifacts import MODEL_FILE, learning_rates, load_history
+from tpu_components.core.examples.artifacts import MODEL_FILE, TEST, VALIDATION, learning_rates, load_history
 from tpu_components.core.examples.interface import TASKS, judged_figure
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.pages import page
-from tpu_components.core.pages.blocks import Cell, Section, Sentences, Table
+from tpu_components.core.pages.blocks import Cell, Section, Sentences, Table, cut
 from tpu_components.core.pages.display import Displayed
 from tpu_components.core.results.export_info import with_spread
 from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER, direction
@@ -26,6 +27,10 @@ from tpu_pipelines.runs.summary import Summary, TrainedModel, as_trained
 
 _NOTHING = "–"
 _MAX_TEXT = 60
+_WIDTH = 110  # Of a terminal; wider comparisons have a line for each run.
+_MOST_COLUMNS = 5  # Runs side by side on a page; with more, the page has a line for each run.
+_FIGURES = 7  # Columns of such a table on a page.
+_LABEL = 26
 _LINES = (("-", "o"), (":", "s"), ("-.", "^"))  # Line and marker; when all colours are used, the next pair follows.
 _LEGEND_CHARACTERS, _TITLED = 24, 3
 _COUNTS = ("num_examples", "top_k", "num_absent_classes")
@@ -86,14 +91,39 @@ class RunComparison(Displayed):
     """Comparison of runs.
 
     Attributes:
-        runs: The runs, in the requested order.
-        sections: Rows by section: `results`, `training`, `export`, `preflight` and `configuration`.
+        runs: The runs, the best on the validation split first; in the requested order if they are not ranked.
+        sections: Rows by section: `validation`, `results`, `training`, `export`, `preflight` and `configuration`.
         notes: Remarks to read before trusting the comparison.
+        ranked_by: Metric of the validation split that ranks the runs; empty if they are not ranked.
     """
 
     runs: tuple[ComparedRun, ...]
     sections: Mapping[str, tuple[Row, ...]]
     notes: tuple[str, ...]
+    ranked_by: str = ""
+
+    @property
+    def split(self) -> str:
+        """The split that the gate scored, whose metrics are in the section `results`."""
+        return str(self.runs[0].summary.settings.get("gate.split", TEST))
+
+    def heading(self, row: Row) -> str:
+        """Return the heading of a row as a column: results name their split, and settings lose their section."""
+        if row in self.sections.get("results", ()) and direction(row.name):
+            return f"{self.split} {row.name}"
+        return row.name.rpartition(".")[2] if row in self.sections.get("configuration", ()) else row.name
+
+    @property
+    def advice(self) -> str:
+        """How to choose a run, in words; empty if the runs are not ranked."""
+        if not self.ranked_by:
+            return ""
+        best = f"the best of {len(self.runs)} runs on it looks better than it is"
+        if self.split == VALIDATION:
+            return f"Ranked by {self.ranked_by}: {best}. Judge it on the test split."
+        return (
+            f"Ranked by {self.ranked_by}. Choose a run by the validation split, not by the {self.split} split: {best}."
+        )
 
     def __str__(self) -> str:
         return as_text(self)
@@ -109,7 +139,8 @@ class RunComparison(Displayed):
     def as_dict(self) -> dict[str, Any]:
         """Return `runs`, `notes` and each section for JSON: a list of values per property."""
         sections = {title: {row.name: list(row.values) for row in rows} for title, rows in self.sections.items()}
-        return {"runs": [run.label for run in self.runs], **sections, "notes": list(self.notes)}
+        runs = [run.label for run in self.runs]
+        return {"runs": runs, **sections, "notes": list(self.notes), "ranked_by": self.ranked_by}
 
 
 def select_runs(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
@@ -143,7 +174,9 @@ def compare(folders: Sequence[Path]) -> RunComparison:
         raise InputError(f"Cannot compare a run with itself. Received: {', '.join(map(str, folders))}. Name each once.")
     runs = tuple(_load(place, label) for place, label in zip(places, _labels(places), strict=True))
     one_dataset = len({run.dataset for run in runs if run.dataset}) < 2
+    runs, ranked_by = _rank(runs) if one_dataset else (runs, "")
     sections = {
+        "validation": _validation(runs, one_dataset),
         "results": _results(runs, one_dataset),
         "training": _training(runs),
         "export": _export(runs),
@@ -157,7 +190,7 @@ def compare(folders: Sequence[Path]) -> RunComparison:
         for run in runs
         if (absent := run.summary.metrics.get("num_absent_classes", 0))
     ]
-    return RunComparison(runs, {title: rows for title, rows in sections.items() if rows}, tuple(notes))
+    return RunComparison(runs, {title: rows for title, rows in sections.items() if rows}, tuple(notes), ranked_by)
 
 
 def _load(folder: Path, label: str) -> ComparedRun:
@@ -188,6 +221,36 @@ def _row(name: str, values: Iterable[Any], form: Callable[[Any], str] = str, dir
 def _known(*rows: Row) -> tuple[Row, ...]:
     """Return the rows in which some run has a value."""
     return tuple(row for row in rows if any(value is not None for value in row.values))
+
+
+def _validation(runs: Sequence[ComparedRun], one_dataset: bool) -> tuple[Row, ...]:
+    """Return the metrics of the validation split in the epoch whose weights each run kept."""
+    kept = [
+        next((epoch for epoch in run.history if epoch["epoch"] == run.trained.get("best_epoch")), {}) for run in runs
+    ]
+    names = dict.fromkeys(name for name in (*(task.metric for task in TASKS.values()), "loss"))
+    return _known(
+        *(
+            _row(
+                f"validation {name}".replace("_", " "),
+                [epoch.get(f"validation_{name}") for epoch in kept],
+                show,
+                direction(name) if one_dataset else NEITHER,
+            )
+            for name in names
+        )
+    )
+
+
+def _rank(runs: tuple[ComparedRun, ...]) -> tuple[tuple[ComparedRun, ...], str]:
+    """Return the runs, the best on the validation split first, and the metric; unchanged if fewer than two have one."""
+    for row in _validation(runs, one_dataset=True):
+        places = [place for place, value in enumerate(row.values) if value is not None]
+        if row.direction and len(places) > 1:
+            places.sort(key=lambda place: -row.direction * row.values[place])
+            others = [place for place in range(len(runs)) if place not in places]
+            return tuple(runs[place] for place in (*places, *others)), row.name
+    return runs, ""
 
 
 def _results(runs: Sequence[ComparedRun], one_dataset: bool) -> tuple[Row, ...]:
@@ -284,7 +347,13 @@ def _shorten(value: Any) -> str:
 
 
 def as_text(comparison: RunComparison) -> str:
-    """Return tables for a terminal, with a column for each run; a star marks the best value of a row."""
+    """Return tables for a terminal of 110 columns; a star marks the best value of each property.
+
+    The tables have a column for each run if that fits. Otherwise they have a line for each run, and only the properties
+    in which the runs differ, without those of export and preflight.
+    """
+    ending = [*comparison.notes, *([comparison.advice] if comparison.advice else [])]
+    ending = ["\n".join(textwrap.wrap(text, _WIDTH, break_on_hyphens=False)) for text in ending]
     columns = {"": "<"} | {f"{run.label} ": ">" for run in comparison.runs}  # The space is for the star.
     blocks = []
     for title, rows in comparison.sections.items():
@@ -293,7 +362,36 @@ def as_text(comparison: RunComparison) -> str:
             for row in rows
         ]
         blocks.append("\n".join([title, *(f"  {line}" for line in Table(columns, cells).lines())]))
-    return "\n\n".join([*blocks, *comparison.notes])
+    if max((len(line) for block in blocks for line in block.split("\n")), default=0) > _WIDTH:
+        blocks = ["\n".join(_as_lines(comparison, rows)) for rows in _columns_that_fit(comparison)]
+    return "\n\n".join([*blocks, *ending])
+
+
+def _differing(comparison: RunComparison, *titles: str) -> list[Row]:
+    """Return the rows of sections in which the runs differ."""
+    rows = [row for title in titles for row in comparison.sections.get(title, ())]
+    return [row for row in rows if len(set(row.texts)) > 1]
+
+
+def _columns_that_fit(comparison: RunComparison) -> Iterator[list[Row]]:
+    """Yield the differing rows in groups that fit a terminal as columns, the most important first."""
+    left = _differing(comparison, "validation", "configuration", "results", "training")
+    left.sort(key=lambda row: row.name not in (comparison.ranked_by, *_JUDGED))
+    while left:
+        count = 1
+        while count < len(left) and max(map(len, _as_lines(comparison, left[: count + 1]))) <= _WIDTH:
+            count += 1
+        yield left[:count]
+        left = left[count:]
+
+
+def _as_lines(comparison: RunComparison, rows: Sequence[Row]) -> list[str]:
+    """Return a table with a line for each run and a column for each row."""
+    cells = [
+        [cut(run.label, _LABEL), *(row.texts[place] + ("*" if place in row.best else " ") for row in rows)]
+        for place, run in enumerate(comparison.runs)
+    ]
+    return Table({"run": "<"} | {f"{comparison.heading(row)} ": ">" for row in rows}, cells).lines()
 
 
 def as_markdown(comparison: RunComparison) -> str:
@@ -327,6 +425,8 @@ def as_markdown(comparison: RunComparison) -> str:
     lines: list[str] = [Table(dict.fromkeys(["run", "on the test split", *columns], "<"), cells).markdown()]
     if one_host:
         lines += ["", f"Host: {hosts[0]}."]
+    if len(comparison.runs) > 2 and comparison.advice:
+        lines += ["", comparison.advice]
     return "\n".join(lines)
 
 
@@ -342,7 +442,11 @@ def check_page(path: Path) -> None:
 
 
 def write_page(comparison: RunComparison, path: Path) -> None:
-    """Write the comparison, with the curves of all trainings, as a self-contained HTML page."""
+    """Write the comparison, with the curves of all trainings, as a self-contained HTML page.
+
+    Up to five runs are side by side. With more, the tables have a line for each run, and only the properties in which
+    the runs differ.
+    """
     names = [run.label for run in comparison.runs]
     columns: dict[str | Cell, str] = {"": "<"}
     columns |= {Cell(name, f"series{place % len(page.SERIES)}"): ">" for place, name in enumerate(names)}
@@ -354,10 +458,31 @@ def write_page(comparison: RunComparison, path: Path) -> None:
         ]
         curves = [list(_curves(comparison.runs))] if title == "training" else []
         heading = "Differences in configuration" if title == "configuration" else title.capitalize()
-        sections.append(Section(heading, [Table(columns, cells), *curves]))
+        tables = [Table(columns, cells)] if len(names) <= _MOST_COLUMNS else _tables_of_lines(comparison, title)
+        if tables or any(curves):
+            sections.append(Section(heading, [*tables, *curves]))
     title = f"{', '.join(names[:_TITLED])}{' and more' if len(names) > _TITLED else ''}: {len(names)} runs"
     head = [Sentences(comparison.notes, passed=False)] if comparison.notes else []
+    head += [Sentences([comparison.advice])] if comparison.advice else []
     storage.write_bytes(path, page.render(title, sections, head).encode())
+
+
+def _tables_of_lines(comparison: RunComparison, title: str) -> list[Table]:
+    """Return tables of a section with a line for each run, each with as many columns as fit a page."""
+    rows = _differing(comparison, title)
+    return [
+        Table(
+            {"run": "<"} | {comparison.heading(row): ">" for row in some},
+            [
+                [
+                    f"{place + 1} {run.label}",  # As in the legends of the curves.
+                    *(Cell(row.texts[place], "best" if place in row.best else "") for row in some),
+                ]
+                for place, run in enumerate(comparison.runs)
+            ],
+        )
+        for some in (rows[start : start + _FIGURES] for start in range(0, len(rows), _FIGURES))
+    ]
 
 
 def _curves(runs: Sequence[ComparedRun]) -> Iterator[Any]:

@@ -28,6 +28,64 @@ def two_runs(finished_run, tmp_path):
     return first, second
 
 
+@pytest.fixture
+def twelve_runs(finished_run, tmp_path):
+    """The finished run with 12 learning rates; the best on the validation split is not that of the test."""
+    folders = []
+    for i in range(12):
+        folder = tmp_path / f"digits-with-a-long-name-{i}"
+        shutil.copytree(finished_run[0] / "digits", folder)
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["config"]["training"]["learning_rate"] = 0.001 * (i + 1)
+        summary["metrics"]["accuracy"] = 0.9 + i / 1000
+        _edit(folder / "summary.json", **summary)
+        history = folder / "model" / "history.jsonl"
+        epochs = [json.loads(line) for line in history.read_text().splitlines()]
+        better = {"validation_accuracy": 0.95 - abs(i - 7) / 100}
+        history.write_text("".join(json.dumps(epoch | better) + "\n" for epoch in epochs))
+        folders.append(folder)
+    return folders
+
+
+def test_many_runs_fit_a_terminal_and_are_ranked_by_validation(twelve_runs):
+    found = compare(twelve_runs)
+    text = as_text(found)
+    assert max(map(len, text.splitlines())) <= 110
+    assert len(text.splitlines()) <= 50
+    assert [run.label[-2:] for run in found.runs[:3]] == ["-7", "-6", "-8"]
+    header, first = text.splitlines()[:2]
+    assert header.split("  ")[0] == "run"
+    assert "validation accuracy" in header
+    assert "test accuracy" in header
+    assert "learning_rate" in text
+    assert first.startswith("digits-with-a-long-name-7")
+    assert "0.9500*" in first
+    assert "Choose a run by the validation split, not by the test split" in " ".join(text.split())
+    assert "best of 12 runs" in " ".join(text.split())
+    assert found.as_dict()["ranked_by"] == "validation accuracy"
+
+
+@pytest.mark.parametrize("count", [5, 6, 12])
+def test_no_table_of_a_page_has_more_columns_than_fit(twelve_runs, tmp_path, count):
+    write_page(compare(twelve_runs[:count]), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    heads = re.findall(r"<thead>.*?</thead>", page, re.DOTALL)
+    assert heads
+    assert max(head.count("<th") for head in heads) <= 8
+    assert all(f"digits-with-a-long-name-{i}" in page for i in range(count))
+
+
+def test_runs_without_validation_keep_their_order(two_runs):
+    for folder in two_runs:
+        history = folder / "model" / "history.jsonl"
+        epochs = [json.loads(line) for line in history.read_text().splitlines()]
+        plain = [{name: value for name, value in epoch.items() if "validation" not in name} for epoch in epochs]
+        history.write_text("".join(json.dumps(epoch) + "\n" for epoch in plain))
+    found = compare(two_runs)
+    assert (found.ranked_by, found.advice) == ("", "")
+    assert [run.label for run in found.runs] == ["first/digits", "second/digits"]
+
+
 def _edit(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
