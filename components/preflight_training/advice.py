@@ -185,15 +185,17 @@ def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:
     if undecided := [report for report in reports if report.is_undecided]:
         hourly = ", ".join(report.label + (f" ({report.cost.text})" if report.cost else "") for report in undecided)
         words = [
-            f"The comparison is incomplete: nothing is known about {hourly}, because the compiler did not finish. One "
-            "of these may be cheaper or faster. See the reasons, and run the command again: results are cached."
+            f"The comparison is incomplete: nothing is known about {hourly}, because the compiler did not finish. "
+            f"{'One of these' if len(undecided) > 1 else 'It'} may be cheaper or faster. See the reasons, and run the "
+            "command again: the other results are cached."
         ]
     if best is None:
         return tuple(words)
     fastest = min(passed, key=lambda report: (report.epoch_seconds, report.usd_per_run))
     words += [f"Cheapest: {_describe(best)}."] if best.cost else []
     if best.cost and best.epoch_seconds < _AS_FAST * fastest.epoch_seconds:
-        words.append(f"None is more than {_AS_FAST - 1:.0%} faster.")
+        which = "None of those compiled" if undecided else "None"
+        words.append(f"{which} is more than {_AS_FAST - 1:.0%} faster.")
     else:
         words.append(f"Fastest: {_describe(fastest)}.")
     if all(report.epoch and report.epoch.host_wait > _MUCH_WAITING for report in passed):

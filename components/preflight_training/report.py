@@ -314,7 +314,7 @@ def _largest(batch: LargestBatch | None) -> str:
 def _tally(report: PreflightReport) -> str:
     passed, undecided = sum(machine.passed for machine in report.machines), len(report.undecided)
     tally = f"{passed or 'none'} of {len(report.machines)} machines {'pass' if passed > 1 else 'passes'}"
-    return f"{tally}; {undecided} of them {'are' if undecided > 1 else 'is'} not known" if undecided else tally
+    return f"{tally}, {undecided} {'were' if undecided > 1 else 'was'} not compiled" if undecided else tally
 
 
 def _advice(report: PreflightReport) -> Sentences:

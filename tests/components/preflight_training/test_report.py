@@ -262,7 +262,7 @@ def test_a_machine_that_was_not_compiled_keeps_its_price_and_nothing_is_recommen
     missing = _failed("v6e-8", "timed_out", reason="not compiled after 900 s", layer="", source="", cost=hourly)
     report = _report(_MACHINE, missing)
     text = as_text(report)
-    assert text.splitlines()[0].endswith("1 of 2 machines passes; 1 of them is not known")
+    assert text.splitlines()[0].endswith("1 of 2 machines passes, 1 was not compiled")
     (row,) = re.findall(r"^v6e-8 .*", text, re.M)
     assert row.split()[-3:] == ["11.04", "–", "–"]
     assert "take v5e-8" not in words(report)
