@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -268,7 +269,7 @@ def _check_scheme(place: str, retired: np.ndarray, num_known: int) -> None:
         "An earlier version wrote this file, with IDs that depend on the settings of the records (image_size, "
         "channels, encoding, crop_margin, apply_rotation). If the settings have changed since then, write the records "
         "once with the original settings and without data.retired_tests, and convert "
-        f"the file: python -m tpu_components.create_tfrecords.convert_ids RECORDS {place}"
+        f"the file: python -m tpu_components.create_tfrecords.convert_ids RECORDS {shlex.quote(str(place))}"
     )
     if is_old and not num_known:
         raise InputError(

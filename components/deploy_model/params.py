@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import Amount, Pattern, Positive, Range, check_fields, check_together
 from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE
+from tpu_components.core.files.resource_names import COMPUTE_NAME, ENCRYPTION_KEY, PROJECT, SERVICE_ACCOUNT
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.registry.reference import CHAMPION, check_alias, check_registry, is_on_vertex
 from tpu_components.core.registry.signing import is_key_itself
@@ -22,12 +23,12 @@ _LICENCE = Pattern(
 )
 _LONGEST_NOTES = 10_000
 _KEY = Pattern(
-    r"(projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+)?",
+    f"({ENCRYPTION_KEY})?",
     "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
 )
 _ON_GOOGLE = Pattern(r"(gs://.*)?", "on gs://")
-_SERVICE_ACCOUNT = Pattern(r"([^@\s]+@[^@\s]+)?", "like server@my-project.iam.gserviceaccount.com")
-_NETWORK = r"projects/[a-z][^/\s]*/global/networks/[^/\s]+"
+_ACCOUNT = Pattern(f"({SERVICE_ACCOUNT})?", "like server@my-project.iam.gserviceaccount.com")
+_NETWORK = rf"projects/{PROJECT}/global/networks/{COMPUTE_NAME}"
 # Vertex AI's form, with room for `-candidate`.
 _ENDPOINT = Pattern(
     r"([a-z]([a-z0-9-]{0,38}[a-z0-9])?)?", "lower-case letters, digits and '-', a letter first, at most 40"
@@ -93,7 +94,7 @@ class DeployParams:
     endpoint_traffic: Annotated[int, Range(1, 100)] = 100
     endpoint_machine_type: str = "n1-standard-2"
     endpoint_max_replicas: Positive = 1
-    endpoint_service_account: Annotated[str, _SERVICE_ACCOUNT] = ""
+    endpoint_service_account: Annotated[str, _ACCOUNT] = ""
     endpoint_access: Annotated[str, ENDPOINT_ACCESS] = PUBLIC
     endpoint_network: str = ""
     endpoint_projects: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import re
+import shlex
 import signal
 import socket
 import tempfile
@@ -198,4 +199,4 @@ def _announce(model: ExportedModel, listener: socket.socket, params: ServeParams
     body = r"""echo "{\"instances\": [{\"b64\": \"$(base64 < IMAGE | tr -d '\n')\"}]}" """
     if not isinstance(model.input, ImageInput):
         body = """echo '{"instances": [{"text": "TEXT"}]}' """
-    return f"{params.model_name or model.name} answers on {url} now. Try: {body}| curl -d @- {url}"
+    return f"{params.model_name or model.name} answers on {url} now. Try: {body}| curl -d @- {shlex.quote(url)}"

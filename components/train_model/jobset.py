@@ -154,8 +154,12 @@ def _with_command(manifest: Mapping[str, Any], params: TrainParams, folder: Path
     whole = copy.deepcopy(dict(manifest))
     (container,) = _pod(whole)["containers"]
     # `exec` replaces the shell, so that Python receives SIGTERM.
-    script = f'exec python3 -m tpu_components.train_model "$@" > "{folder}/result-$JOB_COMPLETION_INDEX.json"'
-    container["command"] = ["sh", "-c", script, "train_model", *words]
+    # The folder is an argument of the script and not part of it: its name may contain what a shell would run.
+    script = (
+        'result="$1/result-$JOB_COMPLETION_INDEX.json"; shift; '
+        'exec python3 -m tpu_components.train_model "$@" > "$result"'
+    )
+    container["command"] = ["sh", "-c", script, "train_model", str(folder), *words]
     container["env"] = [*container.get("env", ()), {"name": heartbeat.FILE_VARIABLE, "value": str(followed)}]
     return whole
 

@@ -10,8 +10,9 @@ from typing import Any
 from tpu_components.core.base.errors import DONE, FAILED, REJECTED, InputError
 from tpu_components.core.base.retries import Backoff
 from tpu_components.core.base.states import NOT_PROMOTED, State
+from tpu_components.core.base.terminal import hide_credentials
 from tpu_pipelines.cli.output import show, show_text, tell_error, tell_hint
-from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings, hide_credentials, load_settings
+from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings, load_settings
 from tpu_pipelines.platforms.jobs import Platform, Retrying, Submission
 from tpu_pipelines.platforms.kubeflow import Kubeflow
 from tpu_pipelines.platforms.vertex import Vertex

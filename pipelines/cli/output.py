@@ -1,6 +1,5 @@
 """Printing of commands: results on stdout, everything else on stderr, with colours on a terminal."""
 
-import dataclasses
 import json
 import os
 import re
@@ -53,7 +52,7 @@ def _paint(text: str, colour: str) -> str:
 def show_findings(findings: Sequence[Finding], as_json: bool = False, stream: Any = None) -> None:
     """Print the findings of checks: one line each, followed by the remedy; or a JSON list."""
     if as_json:
-        show([dataclasses.asdict(finding) for finding in findings], "", as_json)
+        show([finding.as_dict() for finding in findings], "", as_json)
         return
     for state, text in as_lines(findings):
         show_text(f"{state:<9}", stream, COLOURS, end="")

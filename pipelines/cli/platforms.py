@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ def compile(arguments: argparse.Namespace) -> int:
         digest, name = place.split("/")[-2:]
         path = output.parent / f"{Path(name).stem}-{digest[:12]}{Path(name).suffix}"
         storage.write_bytes(path, content)
-        tell_hint(f"the model travels beside the pipeline: gcloud storage cp {path} {place}")
+        tell_hint(f"the model travels beside the pipeline: {shlex.join(['gcloud', 'storage', 'cp', str(path), place])}")
     show_text(f"{output}: {config.name} for {arguments.target}, to train on {compiled.machine.slice}")
     show_text(compiled.timeout.reason)
     return DONE
@@ -160,7 +161,7 @@ def doctor(arguments: argparse.Namespace) -> int:
         storage.write_bytes(arguments.script, as_script(findings, title).encode())
         has_commands = any(finding.commands for finding in findings)
         advice = "read {0}, then run it: bash {0}" if has_commands else "{0} has no commands yet: do what it says"
-        tell_hint(advice.format(arguments.script))
+        tell_hint(advice.format(shlex.quote(str(arguments.script))))
     return BAD_INPUT if {Status.ERROR, Status.HINT} & {finding.state for finding in findings} else DONE
 
 

@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.terminal import hide_credentials
 from tpu_components.core.base.typed_values import Mistakes, read_by_hand
+from tpu_components.core.files.resource_names import (
+    COMPUTE_NAME,
+    ENCRYPTION_KEY,
+    GOOGLE_BUCKET,
+    PROJECT,
+    PROJECT_OR_NUMBER,
+    REGION,
+    S3_BUCKET,
+    SERVICE_ACCOUNT,
+)
 
 _PREFIX = "TPU_PIPELINES_"
 # Settings that each platform requires.
@@ -74,27 +85,30 @@ class Settings:
         InputError: If a value has the wrong form.
     """
 
-    project: str = _text("my-project", r"([a-z0-9.-]+:)?[a-z][a-z0-9-]*[a-z0-9]")
-    region: str = _text("us-west1", r"[a-z]+-[a-z]+\d+")
-    bucket: str = _text("gs://my-bucket", r"[a-z0-9]+://[^/\s]\S*")
+    project: str = _text("my-project", PROJECT)
+    region: str = _text("us-west1", REGION)
+    bucket: str = _text(
+        "gs://my-bucket", rf"(gs://{GOOGLE_BUCKET}|s3://{S3_BUCKET}|(?!gs:|s3:)[a-z0-9]+://[^/\s]+)(/\S*)?"
+    )
     vertex_endpoint: str = _text("https://us-west1-my-endpoint.p.googleapis.com", r"https?://[^/\s]+")
     google_endpoint: str = _text("https://gateway.example.com/{host}", r"https?://[^/\s]*\S*\{host\}\S*")
-    service_account: str = _text("trainer@my-project.iam.gserviceaccount.com", r"[^@\s]+@[^@\s]+")
+    service_account: str = _text("trainer@my-project.iam.gserviceaccount.com", SERVICE_ACCOUNT)
     network: str = _text(
         "projects/12345/global/networks/my-network",
-        r"projects/\d+/global/networks/[^/\s]+",
+        rf"projects/\d+/global/networks/{COMPUTE_NAME}",
         " The project stands there by its number: gcloud projects describe PROJECT --format='value(projectNumber)'.",
     )
     network_attachment: str = _text(
         "projects/my-project/regions/us-west1/networkAttachments/my-attachment",
-        r"projects/[^/\s]+/regions/[^/\s]+/networkAttachments/[^/\s]+",
+        rf"projects/{PROJECT_OR_NUMBER}/regions/{REGION}/networkAttachments/{COMPUTE_NAME}",
     )
     encryption_key: str = _text(
         "projects/my-project/locations/us-west1/keyRings/my-ring/cryptoKeys/my-key",
-        r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+",
+        ENCRYPTION_KEY,
     )
     tensorboard: str = _text(
-        "projects/12345/locations/us-west1/tensorboards/678", r"projects/[^/\s]+/locations/[^/\s]+/tensorboards/[^/\s]+"
+        "projects/12345/locations/us-west1/tensorboards/678",
+        rf"projects/{PROJECT_OR_NUMBER}/locations/{REGION}/tensorboards/\d+",
     )
     experiment: str = _text("digits-models", r"[a-z0-9][a-z0-9-]{2,126}[a-z0-9]")
     labels: Mapping[str, str] = _pairs("team=vision,stage=test", rf"(?=[a-z]){_LABEL}=({_LABEL})?")
@@ -118,9 +132,12 @@ class Settings:
             texts = [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else [value]
             for text in texts:
                 if text and not re.fullmatch(field.metadata["pattern"], text):
+                    # The URL of a webhook is a secret, also if a part of it is missing.
+                    is_secret = field.name == "notify"
+                    received = "something else, which may be secret" if is_secret else repr(hide_credentials(text))
                     mistakes.add(
                         f"Cannot use the setting {field.name} ({variable(field.name)}): expected something like "
-                        f"{field.metadata['example']}. Received: {hide_credentials(text)!r}."
+                        f"{field.metadata['example']}. Received: {received}."
                         f"{field.metadata.get('hint', '')}"
                     )
         mistakes.raise_all()
@@ -201,16 +218,6 @@ def variable(name: str) -> str:
         'TPU_PIPELINES_KFP_HOST'
     """
     return _PREFIX + name.upper()
-
-
-def hide_credentials(text: str, mark: str = "***@") -> str:
-    """Return the text with the credentials in URLs replaced by a mark.
-
-    Example:
-        >>> hide_credentials("no answer from http://me:secret@kubeflow:8080/pipeline")
-        'no answer from http://***@kubeflow:8080/pipeline'
-    """
-    return re.sub(r"(\w+://)[^/\s]*@", rf"\g<1>{mark}", text)
 
 
 def load_settings(environment: Mapping[str, str], file: Path | None = None) -> Settings:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import enum
 import itertools
+import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,19 +29,61 @@ class CheckCost(enum.IntEnum):
 
 
 @dataclasses.dataclass(frozen=True)
+class CommandOutput:
+    """Word of a shell command: a prefix, followed by what another command prints.
+
+    Attributes:
+        prefix: The prefix, for example `--member=`.
+        words: The other command.
+    """
+
+    prefix: str
+    words: tuple[str, ...]
+
+
+Words = tuple[str | CommandOutput, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class ShellCommand:
     """Shell command that creates or grants something that a check reports as missing.
 
+    It is held as words, so that no name can add a command: only this class makes text of them, and quotes each.
+
     Attributes:
-        text: The command.
-        unless: Command that succeeds if nothing is left to do; empty if running `text` twice does no harm.
+        words: The program and its arguments.
+        unless: Command that succeeds if nothing is left to do; empty if running `words` twice does no harm.
+        otherwise: Command that runs if `words` fails; empty for none.
+        stdin: One line that the command reads from stdin; empty for none.
+
+    Example:
+        >>> print(ShellCommand(("gcloud", "projects", "undelete", "my project;")))
+        gcloud projects undelete 'my project;'
     """
 
-    text: str
-    unless: str = ""
+    words: Words
+    unless: Words = ()
+    otherwise: Words = ()
+    stdin: str = ""
+
+    @property
+    def text(self) -> str:
+        """The command without its condition `unless`."""
+        text = _quote(self.words)
+        if self.stdin:
+            text = f"{_quote(('echo', self.stdin))} |\n  {text}"
+        return f"{text} ||\n  {_quote(self.otherwise)}" if self.otherwise else text
 
     def __str__(self) -> str:
-        return f"{self.unless} >/dev/null 2>&1 ||\n  {self.text}" if self.unless else self.text
+        return f"{_quote(self.unless)} >/dev/null 2>&1 ||\n  {self.text}" if self.unless else self.text
+
+
+def _quote(words: Words) -> str:
+    """Return a command as text for a shell, with every word quoted that needs it."""
+    return " ".join(
+        f'{shlex.quote(word.prefix)}"$({_quote(word.words)})"' if isinstance(word, CommandOutput) else shlex.quote(word)
+        for word in words
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +103,11 @@ class Finding:
     said: str
     remedy: str = ""
     commands: tuple[ShellCommand, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the finding as JSON values; its commands are text for a shell."""
+        commands = [{"text": command.text, "unless": _quote(command.unless)} for command in self.commands]
+        return {**dataclasses.asdict(dataclasses.replace(self, commands=())), "commands": commands}
 
     def __str__(self) -> str:
         return f"{self.about}: {self.said}" + (f" → {self.remedy}" if self.remedy else "")

@@ -11,7 +11,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import MissingError
 from tpu_components.core.files.object_stores import split
 from tpu_components.core.files.vertex_clients import sign_in
-from tpu_pipelines.doctor.findings import CannotAskError, LackError, ShellCommand, lacking
+from tpu_pipelines.doctor.findings import CannotAskError, CommandOutput, LackError, ShellCommand, lacking
 
 STORAGE, IAM, RESOURCES = "storage.googleapis.com", "iam.googleapis.com", "cloudresourcemanager.googleapis.com"
 _EVERYONE = ("allUsers", "allAuthenticatedUsers")
@@ -136,9 +136,10 @@ class GoogleApis:
 def create_bucket(uri: str, region: str, project: str) -> ShellCommand:
     """Return the command that creates a bucket; for an empty region or project, gcloud uses its default."""
     name, place = f"gs://{split(uri)[0]}", {"location": region, "project": project}
-    flags = "".join(f" --{flag}={value}" for flag, value in place.items() if value)
-    create = f"gcloud storage buckets create {name}{flags} --uniform-bucket-level-access"
-    return ShellCommand(create, f"gcloud storage buckets describe {name}")
+    flags = [f"--{flag}={value}" for flag, value in place.items() if value]
+    buckets = ("gcloud", "storage", "buckets")
+    create = (*buckets, "create", name, *flags, "--uniform-bucket-level-access")
+    return ShellCommand(create, unless=(*buckets, "describe", name))
 
 
 def judge_quota(name: str, region: str, limit: int, needed: int, project: str) -> str:
@@ -174,7 +175,8 @@ class Resource:
         host: Host of the resource's API.
         path: Path of the resource in its API.
         kind: gcloud commands for the kind of resource, as `storage buckets`.
-        name: Name of the resource for gcloud, with the flags that locate it.
+        name: Name of the resource for gcloud.
+        location: Flags of gcloud that locate the resource.
     """
 
     project: str
@@ -182,12 +184,17 @@ class Resource:
     path: str
     kind: str
     name: str
+    location: tuple[str, ...] = ()
 
     def bind(self, member: str, role: Role) -> ShellCommand:
-        """Return the command that grants a role on the resource to a member."""
+        """Return the command that grants a role on the resource to a member; empty is who runs the command."""
+        named = (
+            f"--member={member}" if member else CommandOutput("--member=user:", ("gcloud", "config", "get", "account"))
+        )
         # Without --condition, gcloud prompts if another binding of the policy has a condition.
-        granted = f"--member={member} --role={role.name} --condition=None"
-        return ShellCommand(f"gcloud {self.kind} add-iam-policy-binding {self.name} {granted}")
+        granted = (named, f"--role={role.name}", "--condition=None")
+        kind = self.kind.split()
+        return ShellCommand(("gcloud", *kind, "add-iam-policy-binding", self.name, *self.location, *granted))
 
 
 class Permissions:

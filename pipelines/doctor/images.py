@@ -7,6 +7,7 @@ from typing import Any
 
 from tpu_components.core.base.container_images import is_in_registry, is_pinned
 from tpu_components.core.base.retries import MissingError
+from tpu_components.core.files.resource_names import COMPUTE_NAME, PROJECT
 from tpu_pipelines.doctor.findings import CannotAskError, LackError
 from tpu_pipelines.doctor.google_apis import TIMEOUT_SECONDS, GoogleApis
 
@@ -19,7 +20,9 @@ _MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 _GOOGLES = re.compile(r"(.+-docker\.pkg\.dev|(.+\.)?gcr\.io)")
-_REPOSITORY = re.compile(r"(?P<location>.+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<name>[^/]+)/.+")
+_REPOSITORY = re.compile(
+    rf"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>{PROJECT})/(?P<name>{COMPUTE_NAME})/.+"
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from tpu_components.core.base.container_images import BEAM_IMAGE, other_steps_im
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import MissingError, OutageError
 from tpu_components.core.base.states import Status
+from tpu_components.core.base.terminal import hide_credentials
 from tpu_components.core.files import storage
 from tpu_components.core.files.object_stores import split
 from tpu_components.core.machines.machine_spec import MachineSpec
@@ -19,8 +20,17 @@ from tpu_components.core.sources.params import BEAM
 from tpu_components.train_model.jobset import GROUP, PLURAL, RIGHTS, VERSION, cluster_errors
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import resources_of
-from tpu_pipelines.config.settings import Settings, hide_credentials
-from tpu_pipelines.doctor.findings import CannotAskError, Check, CheckCost, Finding, LackError, ShellCommand, lacking
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.doctor.findings import (
+    CannotAskError,
+    Check,
+    CheckCost,
+    CommandOutput,
+    Finding,
+    LackError,
+    ShellCommand,
+    lacking,
+)
 from tpu_pipelines.doctor.google_apis import STORAGE, TIMEOUT_SECONDS, GoogleApis, create_bucket, judge_quota
 from tpu_pipelines.doctor.images import look_at_image
 from tpu_pipelines.pipeline.compile import require_machine
@@ -250,21 +260,27 @@ class KubeflowChecks:
         if not context or machine.machine_type == "cloud-tpu" or generation.name == "7x":
             return ()
         name = f"{generation.accelerator}-{machine.name}{'-spot' * machine.spot}"
-        place = f"--cluster={context['cluster']} --location={context['location']} --project={context['project']}"
-        flags = f"--machine-type={machine.machine_type}" + f" --tpu-topology={machine.tpu_topology}" * (hosts > 1)
+        place = tuple(f"--{flag}={context[flag]}" for flag in ("cluster", "location", "project"))
+        flags: list[str | CommandOutput] = [f"--machine-type={machine.machine_type}"]
+        if hosts > 1:
+            flags.append(f"--tpu-topology={machine.tpu_topology}")
         if machine.slice.is_gpu:  # https://cloud.google.com/kubernetes-engine/docs/how-to/gpus
             kind, count = generation.gke_accelerator, machine.accelerator_count
-            flags += f" --accelerator=type={kind},count={count},gpu-driver-version=default"
-        flags += f" --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes={hosts}" + " --spot" * machine.spot
+            flags.append(f"--accelerator=type={kind},count={count},gpu-driver-version=default")
+        flags += ["--num-nodes=0", "--enable-autoscaling", "--min-nodes=0", f"--max-nodes={hosts}"]
+        if machine.spot:
+            flags.append("--spot")
         # By default a node may only read from buckets: https://cloud.google.com/kubernetes-engine/docs/how-to/access-scopes
-        flags += " --scopes=cloud-platform"
+        flags.append("--scopes=cloud-platform")
         # Not every zone of a region has this machine type.
         if not context["zone"]:
-            where = f"name={machine.machine_type} AND zone~^{context['location']}-"
-            zone = f"gcloud compute machine-types list --filter='{where}' --format='value(zone)' --limit=1"
-            flags += f' --node-locations="$({zone} --project={context["project"]})"'
-        create = f"gcloud container node-pools create {name} {place} {flags}"
-        return (ShellCommand(create, f"gcloud container node-pools describe {name} {place}"),)
+            where = f"--filter=name={machine.machine_type} AND zone~^{context['location']}-"
+            of_one = (where, "--format=value(zone)", "--limit=1", f"--project={context['project']}")
+            zone = ("gcloud", "compute", "machine-types", "list", *of_one)
+            flags.append(CommandOutput("--node-locations=", zone))
+        pools = ("gcloud", "container", "node-pools")
+        there = (*pools, "describe", name, *place)
+        return (ShellCommand((*pools, "create", name, *place, *flags), unless=there),)
 
     def _service_account(self) -> str:
         runner, origin = (_RUNNER_OF_A_PROFILE, "the profile") if self._is_shared else (_RUNNER, "the server")
@@ -323,12 +339,14 @@ class KubeflowChecks:
         return f"{self._namespace}:{_RUNNER_OF_A_PROFILE if self._is_shared else _RUNNER}"
 
     def _install_jobsets(self) -> tuple[ShellCommand, ...]:
-        apply = f"kubectl apply --server-side --context={self._context} -f {_JOBSETS}"
-        return (ShellCommand(apply, f"kubectl get crd {PLURAL}.{GROUP} --context={self._context}"),)
+        context = f"--context={self._context}"
+        apply = ("kubectl", "apply", "--server-side", context, "-f", _JOBSETS)
+        return (ShellCommand(apply, unless=("kubectl", "get", "crd", f"{PLURAL}.{GROUP}", context)),)
 
     def _grant_jobsets(self) -> tuple[ShellCommand, ...]:
         """Return the commands that create a role with all rights that the step needs, and bind it."""
-        place, name = f"--context={self._context} --namespace={self._namespace}", "tpu-pipelines-jobsets"
+        context, name = f"--context={self._context}", "tpu-pipelines-jobsets"
+        place = (context, f"--namespace={self._namespace}")
         rules: dict[str, list[str]] = {}
         for verb, what in RIGHTS:
             rules.setdefault(what, []).append(verb)
@@ -342,10 +360,11 @@ class KubeflowChecks:
             "metadata": {"name": name, "namespace": self._namespace},
             "rules": roles,
         }
-        bind = f"kubectl create rolebinding {name} {place} --role={name} --serviceaccount={self._account}"
+        granted = (f"--role={name}", f"--serviceaccount={self._account}")
+        bind = ("kubectl", "create", "rolebinding", name, *place, *granted)
         return (
-            ShellCommand(f"kubectl apply --context={self._context} -f - <<'ROLE'\n{json.dumps(role)}\nROLE"),
-            ShellCommand(bind, f"kubectl get rolebinding {name} {place}"),
+            ShellCommand(("kubectl", "apply", context, "-f", "-"), stdin=json.dumps(role)),
+            ShellCommand(bind, unless=("kubectl", "get", "rolebinding", name, *place)),
         )
 
     def _right_to_jobsets(self) -> str:

@@ -26,7 +26,16 @@ from tpu_components.deploy_model.endpoint_address import check_access
 from tpu_components.deploy_model.params import PRIVATE, VERTEX, DeployParams
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.doctor.findings import CannotAskError, Check, CheckCost, Finding, LackError, ShellCommand, lacking
+from tpu_pipelines.doctor.findings import (
+    CannotAskError,
+    Check,
+    CheckCost,
+    CommandOutput,
+    Finding,
+    LackError,
+    ShellCommand,
+    lacking,
+)
 from tpu_pipelines.doctor.google_apis import (
     IAM,
     RESOURCES,
@@ -104,7 +113,7 @@ class VertexChecks:
         self._serving_image = (self._deploy.serving_image or SERVING_IMAGE) if self._is_deployed else ""
         self._beam_image = BEAM_IMAGE if config.data.engine == BEAM else ""
         self._permissions = Permissions(apis)
-        self._who = '"user:$(gcloud config get account)"'
+        self._who = ""  # The signed-in user as a member of IAM policies; empty if unknown.
 
     def checks(self) -> list[Check]:
         """Return all checks in the order of the report; each needs the sign-in."""
@@ -172,7 +181,7 @@ class VertexChecks:
         with lacking("", "gcloud auth application-default login", InputError):
             self._apis.refresh()
         member = self._apis.principal()
-        self._who = member or self._who
+        self._who = member
         return member or f"valid; whose it is, it does not say ({type(self._apis.credentials).__name__})"
 
     @functools.cached_property
@@ -188,7 +197,7 @@ class VertexChecks:
         with lacking(f"there is no {project}", "check TPU_PIPELINES_PROJECT"):
             state = self._found_project.get("state", "ACTIVE")
         if state != "ACTIVE":
-            raise LackError(f"{project} is {state}", f"gcloud projects undelete {project}")
+            raise LackError(f"{project} is {state}", str(ShellCommand(("gcloud", "projects", "undelete", project))))
         return f"{project}, number {self._number}"
 
     def _services(self) -> Iterator[Finding]:
@@ -215,7 +224,7 @@ class VertexChecks:
             yield Finding("APIs", Status.ERROR, f"{name} is not enabled", commands[0].text, commands)
 
     def _enable(self, name: str) -> ShellCommand:
-        return ShellCommand(f"gcloud services enable {name} --project={self._settings.project}")
+        return ShellCommand(("gcloud", "services", "enable", name, f"--project={self._settings.project}"))
 
     def _create_agent(self) -> tuple[ShellCommand, ...]:
         """Return the commands that create Vertex AI's service agent and grant its role.
@@ -224,9 +233,10 @@ class VertexChecks:
         https://cloud.google.com/iam/docs/create-service-agents. The first commands enable APIs that the checks call.
         """
         project = self._settings.project
+        identity = ("gcloud", "beta", "services", "identity", "create")
         return (
             *map(self._enable, (RESOURCES, IAM)),
-            ShellCommand(f"gcloud beta services identity create --service={_VERTEX_AI} --project={project}"),
+            ShellCommand((*identity, f"--service={_VERTEX_AI}", f"--project={project}")),
             self._project_resource().bind(self._agent(), _AGENT),
         )
 
@@ -288,13 +298,14 @@ class VertexChecks:
         """
         look = functools.partial(look_at_image, image, self._apis, f"TPU_PIPELINES_{name}IMAGE", False, least_python)
         project, location, repository = repository_of(image) or ("", "", "")
-        place = f"{repository} --location={location} --project={project}"
+        place = (f"--location={location}", f"--project={project}")
         path = f"v1/projects/{project}/locations/{location}/repositories/{repository}"
-        resource = Resource(project, _REGISTRY, path, "artifacts repositories", place)
+        resource = Resource(project, _REGISTRY, path, "artifacts repositories", repository, place)
         create: tuple[ShellCommand, ...] = ()
         if project == self._settings.project:
-            made = f"gcloud artifacts repositories create {place} --repository-format=docker"
-            create = (ShellCommand(made, f"gcloud artifacts repositories describe {place}"),)
+            repositories = ("gcloud", "artifacts", "repositories")
+            made = (*repositories, "create", repository, *place, "--repository-format=docker")
+            create = (ShellCommand(made, unless=(*repositories, "describe", repository, *place)),)
         own = "" if project and not create else "Vertex AI's service agent reads the project's own"
         return [
             Check(about, look, cost, commands=lambda: create, when=image),
@@ -333,16 +344,17 @@ class VertexChecks:
         account = self._account_resource()
         remedy = "" if self._settings.service_account else "set TPU_PIPELINES_SERVICE_ACCOUNT"
         if self._apis.find(IAM, account.path, account.name, remedy).get("disabled"):
-            raise LackError(f"{account.name} is disabled", f"gcloud iam service-accounts enable {account.name}")
+            enable = ShellCommand(("gcloud", "iam", "service-accounts", "enable", account.name))
+            raise LackError(f"{account.name} is disabled", str(enable))
         return account.name
 
     def _create_account(self) -> tuple[ShellCommand, ...]:
         name, domain = self._account.split("@")
         if domain != f"{self._settings.project}.iam.gserviceaccount.com":  # An account of another project.
             return ()
-        place = f"--project={self._settings.project}"
-        made = f"gcloud iam service-accounts create {name} {place}"
-        return self._enable(IAM), ShellCommand(made, f"gcloud iam service-accounts describe {self._account} {place}")
+        accounts, place = ("gcloud", "iam", "service-accounts"), f"--project={self._settings.project}"
+        there = (*accounts, "describe", self._account, place)
+        return self._enable(IAM), ShellCommand((*accounts, "create", name, place), unless=there)
 
     # Roles
 
@@ -439,15 +451,20 @@ class VertexChecks:
         most = max(needed for name, needed in alike if name == quota)
         kind = quota.removeprefix("CustomModelTraining").removesuffix("PerProjectPerRegion").lower()
         name = f"tpu-pipelines-{kind}-{machine.region}"
-        email = self._who.partition(":")[2].rstrip('"')
+        email = self._who.partition(":")[2]
+        contact = f"--email={email}" if email else CommandOutput("--email=", ("gcloud", "config", "get", "account"))
+        preferences, place = ("gcloud", "beta", "quotas", "preferences"), f"--project={project}"
         ask = (
-            f"gcloud beta quotas preferences create --service={_VERTEX_AI} --quota-id={quota} --preferred-value={most} "
-            f"--dimensions=region={machine.region} --preference-id={name} --email={email} --project={project} ||\n"
-            f"  echo 'The quota request failed. Send it here: https://console.cloud.google.com/iam-admin/quotas?project={project}'"
+            *(*preferences, "create", f"--service={_VERTEX_AI}", f"--quota-id={quota}", f"--preferred-value={most}"),
+            *(f"--dimensions=region={machine.region}", f"--preference-id={name}", contact, place),
         )
-        return self._enable(_CLOUD_QUOTAS), ShellCommand(
-            ask, f"gcloud beta quotas preferences describe {name} --project={project}"
+        console = f"https://console.cloud.google.com/iam-admin/quotas?project={project}"
+        request = ShellCommand(
+            ask,
+            unless=(*preferences, "describe", name, place),
+            otherwise=("echo", f"The quota request failed. Send it here: {console}"),
         )
+        return self._enable(_CLOUD_QUOTAS), request
 
     # Network, encryption key and TensorBoard
 
@@ -459,11 +476,11 @@ class VertexChecks:
             entry.get("name", "").startswith("servicenetworking") and entry.get("state") == "ACTIVE"
             for entry in known.get("peerings", ())
         ):
-            raise LackError(
-                f"{network} has no private services access",
-                "gcloud services vpc-peerings connect --service=servicenetworking.googleapis.com "
-                f"--network={network.rpartition('/')[2]} --ranges=RANGE --project={network.split('/')[1]}",
+            connect = (
+                *("gcloud", "services", "vpc-peerings", "connect", "--service=servicenetworking.googleapis.com"),
+                *(f"--network={network.rpartition('/')[2]}", "--ranges=RANGE", f"--project={network.split('/')[1]}"),
             )
+            raise LackError(f"{network} has no private services access", str(ShellCommand(connect)))
         return network
 
     def _attachment(self) -> str:
@@ -487,14 +504,15 @@ class VertexChecks:
     def _key_resource(self) -> Resource:
         name = self._settings.encryption_key
         _, project, _, location, _, ring, _, key = name.split("/")
-        place = f"{key} --keyring={ring} --location={location} --project={project}"
-        return Resource(project, _KEYS, f"v1/{name}", "kms keys", place)
+        place = (f"--keyring={ring}", f"--location={location}", f"--project={project}")
+        return Resource(project, _KEYS, f"v1/{name}", "kms keys", key, place)
 
     def _tensorboard(self) -> str:
         name = self._settings.tensorboard
         _, project, _, region, *_ = name.split("/")
-        create = f"gcloud ai tensorboards create --display-name=tpu-pipelines --region={region} --project={project}"
-        with lacking(f"there is no {name}", create):
+        create = ("gcloud", "ai", "tensorboards", "create", "--display-name=tpu-pipelines")
+        place = (f"--region={region}", f"--project={project}")
+        with lacking(f"there is no {name}", str(ShellCommand((*create, *place)))):
             self._vertex(project, region).call("TensorboardService", "get_tensorboard", {"name": name})
         return name
 
@@ -537,11 +555,13 @@ class VertexChecks:
             policy.get("serviceClass") == "gcp-vertexai" and policy.get("network", "").rpartition("/")[2] == name
             for policy in policies
         ):
-            raise LackError(
-                f"no policy lets Vertex AI put an endpoint's address into {network} in {region}",
-                f"gcloud network-connectivity service-connection-policies create vertex-ai --project={project} "
-                f"--network={network} --service-class=gcp-vertexai --region={region} --subnets=SUBNET",
+            create = (
+                *("gcloud", "network-connectivity", "service-connection-policies", "create", "vertex-ai"),
+                *(f"--project={project}", f"--network={network}", "--service-class=gcp-vertexai"),
+                *(f"--region={region}", "--subnets=SUBNET"),
             )
+            said = f"no policy lets Vertex AI put an endpoint's address into {network} in {region}"
+            raise LackError(said, str(ShellCommand(create)))
         return f"Vertex AI may put addresses into {network}"
 
 

@@ -5,7 +5,8 @@ from typing import List  # noqa: UP035 (KFP's types)
 from kfp import dsl
 
 from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
-from tpu_pipelines.config.settings import MAIL, Settings, hide_credentials
+from tpu_components.core.base.terminal import hide_credentials
+from tpu_pipelines.config.settings import MAIL, Settings
 from tpu_pipelines.platforms.custom_job import LAUNCHER_IMAGE
 
 

@@ -16,9 +16,10 @@ import yaml
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import ExistsError, MissingError, OutageError, message_of
 from tpu_components.core.base.states import State, run_state
+from tpu_components.core.base.terminal import hide_credentials
 from tpu_components.core.base.typed_values import whole_numbers
 from tpu_components.core.files import storage
-from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings, hide_credentials
+from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
 from tpu_pipelines.platforms.jobs import (
     DIGEST,
     TRAINING_TASK,

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import shlex
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.progress import say
@@ -86,7 +87,7 @@ def sketch_place(place: str) -> DataSketch:
     if source:
         raise InputError(
             f"Cannot compare {place}: expected a folder of records, received raw data ({source}). Write records with "
-            f"`python -m tpu_components.create_tfrecords --source {source} --output FOLDER`, "
+            f"`python -m tpu_components.create_tfrecords --source {shlex.quote(source)} --output FOLDER`, "
             "both sides with the same --image-size or --num-tokens, and compare FOLDER. `tpu-pipelines retrain CONFIG "
             "--when drifted --dry-run` compares the data of a configuration as they are."
         )

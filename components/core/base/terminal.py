@@ -1,4 +1,4 @@
-"""Escapes control characters in text for a terminal, and filters the stderr output of libraries."""
+"""Escapes control characters in text for a terminal, hides credentials, and filters the stderr output of libraries."""
 
 import contextlib
 import os
@@ -17,6 +17,21 @@ _CONTROLS = re.compile(
 # Workflow commands of GitHub in a log: a line that begins with `::` after white space, or contains `##[`:
 # https://github.com/actions/runner/blob/main/src/Runner.Common/ActionCommand.cs, TryParseV2 and TryParse.
 _COMMANDS = re.compile(r"(?m)^(?P<indent>\s*):(?=:)|#(?=#\[)")
+# The part of a URL before the last `@` of its authority (RFC 3986, section 3.2.1). A password with an unescaped slash
+# ends the authority too early: the text after the colon is then no port, and the rest up to an `@` is hidden too.
+_CREDENTIALS = re.compile(r"(\w+://)(?:[^/\s]*@|[^/\s@]*:(?!\d*(?:[/\s'\",;)]|$))\S*@)")
+
+
+def hide_credentials(text: str, mark: str = "***@") -> str:
+    """Return the text with the credentials in URLs replaced by a mark.
+
+    Example:
+        >>> hide_credentials("no answer from http://me:secret@kubeflow:8080/pipeline")
+        'no answer from http://***@kubeflow:8080/pipeline'
+        >>> hide_credentials("no answer from http://kubeflow:8080/@me")
+        'no answer from http://kubeflow:8080/@me'
+    """
+    return _CREDENTIALS.sub(rf"\g<1>{mark}", text) if "@" in text else text
 
 
 def visible(text: str) -> str:
@@ -30,7 +45,7 @@ def visible(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return the text with control characters and CI's workflow commands escaped.
+    r"""Return the text with control characters and CI's workflow commands escaped, and without credentials in URLs.
 
     Names in data must not control a terminal. Everything that is printed passes through this function.
 
@@ -40,7 +55,8 @@ def printable(text: str) -> str:
         >>> printable("::error::cat")
         '\\x3a:error::cat'
     """
-    return _COMMANDS.sub(lambda match: f"{match['indent'] or ''}\\x{ord(match[0][-1]):x}", visible(text))
+    text = visible(hide_credentials(text))
+    return _COMMANDS.sub(lambda match: f"{match['indent'] or ''}\\x{ord(match[0][-1]):x}", text)
 
 
 def in_one_line(text: str) -> str:

@@ -4,11 +4,13 @@ import collections
 import contextlib
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.files.resource_names import GOOGLE_BUCKET, S3_BUCKET
 
 _THREADS = 16
 _LISTED_LEVELS = 2  # Levels of folders, such as SPLIT/CLASS, that are listed one by one.
@@ -42,7 +44,7 @@ def split(uri: str) -> tuple[str, str]:
     """Split a URI into bucket and object name.
 
     Raises:
-        InputError: If there is no bucket.
+        InputError: If there is no bucket, or the store has no buckets with such a name.
 
     Example:
         >>> split("gs://bucket/folder/file")
@@ -52,6 +54,12 @@ def split(uri: str) -> tuple[str, str]:
     bucket, _, name = rest.partition("/")
     if not bucket:
         raise InputError(f"Cannot use {uri!r}: expected {scheme}://BUCKET/PATH, received no bucket name.")
+    store = store_of(uri)
+    if store and not re.fullmatch(store.bucket_form, bucket):
+        raise InputError(
+            f"Cannot use {uri!r}: expected the name of a bucket, with letters and digits, and '-', '_' and '.' between "
+            f"them. Received: {bucket!r}."
+        )
     return bucket, name
 
 
@@ -95,6 +103,7 @@ class GoogleStorage:
     """Cloud Storage, with the credentials of the environment."""
 
     scheme = "gs://"
+    bucket_form = GOOGLE_BUCKET
 
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
@@ -128,10 +137,7 @@ class GoogleStorage:
 
     def bucket(self, name: str) -> Any:
         """Return a bucket of this process's client."""
-        try:
-            return google_client().bucket(name)
-        except ValueError as error:
-            raise InputError(f"{name!r} is no name of a bucket ({error}). Check it.") from error
+        return google_client().bucket(name)
 
     def objects(self, bucket: str, prefix: str) -> Iterator[StoredFile]:
         """Yield all objects whose names begin with `prefix`, except placeholders of folders."""
@@ -182,6 +188,7 @@ class S3:
     """
 
     scheme = "s3://"
+    bucket_form = S3_BUCKET
 
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
@@ -287,6 +294,7 @@ class HuggingFaceHub:
     """
 
     scheme = "hf://"
+    bucket_form = "[a-z]+"
 
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:

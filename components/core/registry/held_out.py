@@ -15,6 +15,7 @@ import dataclasses
 import datetime
 import io
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -227,7 +228,7 @@ def _say_old_ids(file: str, count: int) -> None:
         f"warning: this test set is counted as a new one. {count} test sets from an earlier version, such as {file}, "
         "have IDs that depend on the settings of the records (image_size, encoding …). If this test set is one of "
         "them, write the records once with the original settings, and convert the file: "
-        f"python -m tpu_components.create_tfrecords.convert_ids RECORDS {file}",
+        f"python -m tpu_components.create_tfrecords.convert_ids RECORDS {shlex.quote(file)}",
     )
 
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.files.resource_names import PROJECT_OR_NUMBER
 
 CHAMPION = "champion"
 
@@ -28,7 +29,7 @@ VERSION_NUMBER = r"\d{4,}"
 VERSION_OR_ALIAS = rf"\d+|{ALIAS}"  # 7 is version 0007 of a registry in a folder.
 
 
-VERTEX_ROOT = r"projects/[^/@]+/locations/[a-z0-9-]+/models"
+VERTEX_ROOT = rf"projects/{PROJECT_OR_NUMBER}/locations/[a-z0-9-]+/models"
 
 
 VERTEX_MODEL_NAME = r"[a-z_][a-z0-9_-]{0,62}"

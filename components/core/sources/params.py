@@ -17,6 +17,8 @@ from tpu_components.core.examples.interface import (
     ImageRule,
 )
 from tpu_components.core.examples.text import END, START, TOKENIZATIONS, WORDS_AND_CHARACTERS
+from tpu_components.core.files import storage
+from tpu_components.core.files.object_stores import split
 from tpu_components.core.work.beam.options import require_names
 
 _COLUMNS = ("path", "image", "text", "label", "split", "id", "weight")
@@ -187,6 +189,9 @@ class WriteParams:
                 + did_you_mean(strange[0], _COLUMNS)
             )
         require_names(self.beam_options)
+        place = split_source(self.source)[1]
+        if storage.is_remote(place):
+            split(place)
 
     @property
     def image_rule(self) -> ImageRule:

@@ -6,6 +6,10 @@ import pytest
 from tpu_components.core.base.errors import InputError
 from tpu_pipelines.config.settings import Settings, load_settings, variable
 
+ATTACHMENT = "projects/my-project/regions/us-west1/networkAttachments/my-attachment"
+KEY = "projects/my-project/locations/us-west1/keyRings/my-ring/cryptoKeys/my-key"
+TENSORBOARD = "projects/12345/locations/us-west1/tensorboards/678"
+
 
 def test_nothing_is_required_until_it_is_asked_for():
     assert load_settings({}) == Settings()
@@ -45,7 +49,16 @@ def test_the_environment_goes_before_the_file(tmp_path):
         ("project", "My Project", "'My Project'"),
         ("region", "us-west1-a", "'us-west1-a'"),
         ("bucket", "my-bucket", "'my-bucket'"),
+        ("project", "-x:my-project", "'-x:my-project'"),
+        ("bucket", "gs://photos;touch PWNED;/flowers", "'gs://photos;touch PWNED;/flowers'"),
+        ("bucket", "gs://$(id)/flowers", r"'gs://\$\(id\)/flowers'"),
+        ("bucket", "s3://my`id`", "'s3://my`id`'"),
         ("service_account", "trainer", "'trainer'"),
+        ("service_account", "trainer@x;id", "'trainer@x;id'"),
+        ("network", "projects/1/global/networks/a;id", "'projects/1/global/networks/a;id'"),
+        ("network_attachment", f"{ATTACHMENT};id", f"'{ATTACHMENT};id'"),
+        ("encryption_key", KEY.replace("my-key", "--help"), f"'{KEY.replace('my-key', '--help')}'"),
+        ("tensorboard", f"{TENSORBOARD};id", f"'{TENSORBOARD};id'"),
         ("network", "default", "'default'"),
         ("network_attachment", "my-attachment", "'my-attachment'"),
         ("encryption_key", "my-key", "'my-key'"),
@@ -70,6 +83,19 @@ def test_a_value_of_the_wrong_form_is_refused_with_an_example(name, text, receiv
     message = rf"Cannot use the setting {name} \({variable(name)}\): expected something like .*\. Received: {received}"
     with pytest.raises(InputError, match=message):
         load_settings({variable(name): text})
+
+
+def test_the_address_of_a_webhook_is_not_shown_where_it_is_wrong():
+    with pytest.raises(InputError, match=r"setting notify .* Received: something else, which may be secret") as refused:
+        load_settings({"TPU_PIPELINES_NOTIFY": "hooks.slack.com/services/T0/SECRET"})
+    assert "SECRET" not in str(refused.value)
+
+
+@pytest.mark.parametrize("host", ["ftp://me:SECRET@host", "ftp://me:SEC/RET@host"])
+def test_credentials_are_not_shown_where_an_address_is_wrong(host):
+    with pytest.raises(InputError) as refused:
+        load_settings({"TPU_PIPELINES_KFP_HOST": host})
+    assert "SEC" not in str(refused.value)
 
 
 def test_all_values_of_the_wrong_form_are_reported_at_once():
@@ -107,11 +133,6 @@ def test_a_file_with_mistakes_is_refused(tmp_path, content, message):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(InputError, match=re.escape(f"Cannot read the settings {tmp_path / 'none.yaml'}: No such file")):
         load_settings({}, tmp_path / "none.yaml")
-
-
-ATTACHMENT = "projects/my-project/regions/us-west1/networkAttachments/my-attachment"
-KEY = "projects/my-project/locations/us-west1/keyRings/my-ring/cryptoKeys/my-key"
-TENSORBOARD = "projects/12345/locations/us-west1/tensorboards/678"
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def findings_of(world, *overrides):
 
 _IN_A_ZONE = (
     '--scopes=cloud-platform --node-locations="$(gcloud compute machine-types list '
-    "--filter='name=ct5lp-hightpu-4t AND zone~^us-central1-' --format='value(zone)' --limit=1 --project=my-project)\""
+    "'--filter=name=ct5lp-hightpu-4t AND zone~^us-central1-' '--format=value(zone)' --limit=1 --project=my-project)\""
 )
 
 

@@ -1,6 +1,7 @@
 """The script of `doctor` makes what is missing, in the order in which it can be made, and nothing twice."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from tests.pipelines.doctor.test_kubeflow import findings_of, servers, world  # 
 from tests.pipelines.doctor.test_vertex import examine, fake, service  # noqa: F401
 from tpu_components.core.base.states import Status
 from tpu_components.train_model.jobset import RIGHTS
-from tpu_pipelines.doctor.findings import Finding, ShellCommand, as_script, errors_in
+from tpu_pipelines.doctor.findings import CommandOutput, Finding, ShellCommand, as_script, errors_in
+from tpu_pipelines.doctor.google_apis import Resource, Role
 
 AGENT = f"serviceAccount:service-{PROJECT_NUMBER}@gcp-sa-aiplatform.iam.gserviceaccount.com"
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
@@ -31,7 +33,7 @@ def empty(cloud):
 def run(script, folder):
     path = folder / "script.sh"
     path.write_text(script)
-    return subprocess.run(["bash", str(path)], env=gcloud.install(folder), capture_output=True, text=True)
+    return subprocess.run(["bash", str(path)], env=gcloud.install(folder), cwd=folder, capture_output=True, text=True)
 
 
 def test_the_script_for_an_empty_project_makes_all_but_the_images(fake, tmp_path):  # noqa: F811
@@ -87,10 +89,11 @@ def test_apis_that_are_disabled_answer_nothing_and_the_script_still_makes_all(fa
 
 
 def test_what_no_command_does_is_a_comment_and_what_is_there_is_left_out():
+    create = ShellCommand(("make", "pool"), unless=("has", "pool"))
     findings = [
-        Finding("bucket", Status.OK, "gs://b", commands=(ShellCommand("never"),)),
+        Finding("bucket", Status.OK, "gs://b", commands=(ShellCommand(("never",)),)),
         Finding("image", Status.ERROR, "no platform\ncan fetch it", "`make image`; rm -rf /"),
-        Finding("pool", Status.ERROR, "none", "", (ShellCommand("make pool", "has pool"), ShellCommand("label pool"))),
+        Finding("pool", Status.ERROR, "none", "", (create, ShellCommand(("label", "pool")))),
     ]
     lines = as_script(findings, "Title.").splitlines()
     assert lines[-6:] == [
@@ -113,12 +116,12 @@ def test_a_cluster_gets_its_pool_jobsets_and_the_rights_to_them(world):  # noqa:
         f"  gcloud container node-pools create {pool} --machine-type=ct5lp-hightpu-4t --tpu-topology=4x4 "
         "--num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes=4 --scopes=cloud-platform "
         '--node-locations="$(gcloud compute machine-types list '
-        "--filter='name=ct5lp-hightpu-4t AND zone~^us-central1-' --format='value(zone)' --limit=1 --project=my-project)"
+        "'--filter=name=ct5lp-hightpu-4t AND zone~^us-central1-' '--format=value(zone)' --limit=1 --project=my-project)"
         '"'
     )
     gcloud.apply(lines[at + 1].removeprefix("  gcloud "), world.google.cloud)
     assert "gcloud storage buckets describe gs://my-bucket >/dev/null 2>&1 ||" in lines
-    (role,) = [json.loads(line) for line in lines if line.startswith("{")]
+    (role,) = [json.loads(shlex.split(line)[1]) for line in lines if line.startswith("echo '{")]
     granted = {(verb, what) for rule in role["rules"] for what in rule["resources"] for verb in rule["verbs"]}
     assert granted == set(RIGHTS)
     account = "--role=tpu-pipelines-jobsets --serviceaccount=kubeflow:pipeline-runner"
@@ -141,3 +144,40 @@ def test_shellcheck_finds_nothing_in_the_script(target, fake, world, tmp_path): 
     path.write_text(as_script(examine(fake) if target == "vertex" else multi, "What digits lacks."))
     ended = subprocess.run([SHELLCHECK, "--severity=style", str(path)], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (0, "")
+
+
+HOSTILE = "x;touch PWNED;$(touch PWNED)`touch PWNED`'\"\ntouch PWNED\n"
+
+
+def pwned(folder):
+    return [*folder.rglob("PWNED*"), *Path().glob("PWNED*")]
+
+
+def test_every_word_of_a_command_is_quoted(tmp_path):
+    command = ShellCommand(
+        ("gcloud", HOSTILE, CommandOutput(f"--member={HOSTILE}", ("gcloud", "config", "get", HOSTILE))),
+        unless=("gcloud", "describe", HOSTILE),
+        otherwise=("echo", HOSTILE),
+        stdin=HOSTILE,
+    )
+    bound = Resource(HOSTILE, HOSTILE, HOSTILE, "storage buckets", HOSTILE, (HOSTILE,)).bind(HOSTILE, Role(HOSTILE, ()))
+    run(as_script([Finding(HOSTILE, Status.ERROR, HOSTILE, HOSTILE, (command, bound))], HOSTILE), tmp_path)
+    assert gcloud.commands(tmp_path)
+    assert pwned(tmp_path) == []
+
+
+def test_a_hostile_context_of_kubectl_stays_one_word(world, tmp_path):  # noqa: F811
+    world.context = "gke_p;touch PWNED_us-central1_`touch PWNED`"
+    findings = findings_of(world, "machine=v5e-16", "training.backend=jax").values()
+    script = as_script(findings, "")
+    assert "--context='gke_p;touch PWNED" in script.replace("'--context=", "--context='")
+    assert "'--project=p;touch PWNED'" in script
+    run(script, tmp_path)
+    assert pwned(tmp_path) == []
+
+
+def test_the_json_of_a_finding_has_its_commands_as_text():
+    command = ShellCommand(("gcloud", "create", "a b"), unless=("gcloud", "describe", "a b"))
+    assert Finding("pool", Status.ERROR, "none", "", (command,)).as_dict()["commands"] == [
+        {"text": "gcloud create 'a b'", "unless": "gcloud describe 'a b'"}
+    ]

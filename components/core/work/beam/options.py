@@ -8,15 +8,17 @@ from typing import Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.files import storage
+from tpu_components.core.files.resource_names import PROJECT, REGION, SERVICE_ACCOUNT
 
 DATAFLOW = "DataflowRunner"
 _IN_THIS_PROCESS = "FnApiRunner"  # Not DirectRunner, which may download another runner.
 _NEEDED_BY_DATAFLOW = ("project", "region", "temp_location", "sdk_container_image")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_FORMS = {"project": PROJECT, "region": REGION, "service_account_email": SERVICE_ACCOUNT}
 
 
 def require_names(asked: Mapping[str, str]) -> None:
-    """Check that names of options are valid for Beam; Beam need not be installed.
+    """Check names of options, and of resources in Google Cloud among their values; Beam need not be installed.
 
     Raises:
         InputError: If a name is not valid.
@@ -25,6 +27,9 @@ def require_names(asked: Mapping[str, str]) -> None:
         raise InputError(
             f"beam_options must have names of Beam's options, such as worker_machine_type. Received: {strange[0]!r}."
         )
+    for name, form in _FORMS.items():
+        if name in asked and not re.fullmatch(form, asked[name]):
+            raise InputError(f"beam_options.{name} is not the name of one in Google Cloud. Received: {asked[name]!r}.")
 
 
 def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, str]:

@@ -126,7 +126,7 @@ def test_a_file_is_written_and_a_folder_with_what_describes_it_last(folder, tmp_
         ("s3://bucket/none", r"Cannot use 's3://bucket/none': there is no such file or bucket"),
         ("s3://nobody-has-this/x", r"there is no such file or bucket"),
         ("s3:///x", r"expected s3://BUCKET/PATH, received no bucket name"),
-        ("s3://My_Bucket!/x", r"Cannot use 's3://My_Bucket!/x': 'My_Bucket!' is no name of a bucket"),
+        ("s3://My_Bucket!/x", r"Cannot use 's3://My_Bucket!/x': expected the name of a bucket"),
     ],
 )
 def test_what_is_not_there_is_refused(s3_server, uri, message):
@@ -257,3 +257,20 @@ def test_folders_are_listed_at_the_same_time_and_every_object_once():
     levels = [asked[:1], sorted(asked[1:4]), sorted(asked[4:])]  # The folders of a level are asked for in any order.
     assert levels == [[("", True)], [(f"{name}/", True) for name in "ade"], [("a/b/", False), ("e/f/", False)]]
     assert listed("a/b") == ["a/b/1", "a/b/c/2"], "a prefix that is no folder is not looked into"
+
+
+@pytest.mark.parametrize("bucket", ["photos;touch PWNED;", "$(id)", "-x", "a b", "`id`", "my\nbucket", "bucket-"])
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_a_name_that_no_bucket_has_is_refused_where_it_is_read(scheme, bucket):
+    message = r"expected the name of a bucket, with letters and digits"
+    with pytest.raises(InputError, match=message):
+        object_stores.split(f"{scheme}://{bucket}/flowers")
+    with pytest.raises(InputError, match=message):
+        load_config("digits", [f"data.source=images:{scheme}://{bucket}/flowers".replace("\n", "\\n")])
+
+
+@pytest.mark.parametrize(
+    "uri", ["gs://my-bucket/a;b", "gs://a.b_c-1/x", "s3://My_Bucket/x", "gs://b", "hf://datasets/a/b"]
+)
+def test_names_that_buckets_have_are_taken_with_any_path(uri):
+    assert "/".join(object_stores.split(uri)).rstrip("/") == uri.partition("://")[2]
