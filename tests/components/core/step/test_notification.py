@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from tests.fakes.local_server import LocalServer
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, chain_of
 from tpu_components.core.base.retries import Backoff, PlatformError
 from tpu_components.core.step.notification import message, post
 
@@ -24,7 +24,18 @@ def chat():
             server.got.append(
                 (self.headers["Content-Type"], json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             )
-            self.send_response(server.answers.pop(0) if server.answers else 200)
+            answer = server.answers.pop(0) if server.answers else 200
+            if isinstance(answer, bytes):
+                self.wfile.write(answer)
+                return
+            self.send_response(answer)
+            if 300 <= answer < 400:
+                self.send_header("Location", "/elsewhere")
+            self.end_headers()
+
+        def do_GET(self):
+            server.got.append("GET")
+            self.send_response(200)
             self.end_headers()
 
         def log_message(self, *_):
@@ -71,3 +82,51 @@ def test_a_refusal_says_so_and_keeps_the_address_secret(chat):
     with pytest.raises(PlatformError, match="answers 500") as caught:
         post(f"{chat.url}/services/secret", "digits failed", IMPATIENT)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_refused_and_not_followed_without_the_message(chat, status):
+    chat.answers = [status]
+    with pytest.raises(InputError, match=rf"redirects to another address \({status} .*was not sent") as caught:
+        post(f"{chat.url}/services/secret", "digits failed", AT_ONCE)
+    assert len(chat.got) == 1
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 secret\r\n\r\n"])
+def test_a_server_that_does_not_speak_http_is_named_without_a_stack_trace(chat, answer):
+    chat.answers = [answer]
+    with pytest.raises(InputError, match=r"The webhook at 127\.0\.0\.1 does not answer in HTTP") as caught:
+        post(f"{chat.url}/services/secret", "digits failed", AT_ONCE)
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"hooks.slack.com/services/T0/SECRET", "does not begin with https://"),
+        (b"https://127.0.0.1/T0/SECRET\n# of the team", "several lines"),
+        (b"https://127.0.0.1/T0/SECRET of the team", "spaces"),
+        (b"file:///etc/SECRET", "does not begin with https://"),
+        (b"ftp://127.0.0.1/SECRET", "does not begin with https://"),
+        (b"data:,SECRET", "does not begin with https://"),
+        (b"https:///SECRET", "names no host"),
+        (b"https://me:SECRET@127.0.0.1/x", "user name"),
+        (b"https://127.0.0.1:SECRET/x", "host or port is malformed"),
+        (b"https://[SECRET/x", "host or port is malformed"),
+        (b"https://127.0.0.1/\xffSECRET", "cannot have"),
+        (b"", "does not begin with https://"),
+    ],
+)
+def test_a_malformed_secret_is_refused_and_not_shown(bucket, content, fault):
+    bucket.blob("hook.txt").upload_from_string(content)
+    with pytest.raises(InputError, match=rf"expected gs://{bucket.name}/hook\.txt to hold .*{fault}") as caught:
+        post(f"gs://{bucket.name}/hook.txt", "digits failed", AT_ONCE)
+    assert not [error for error in chain_of(caught.value) if "SECRET" in str(error)]
+
+
+def test_a_byte_order_mark_before_the_address_is_left_out(chat, bucket):
+    bucket.blob("hook.txt").upload_from_string(b"\xef\xbb\xbf" + f"{chat.url}/secret\r\n".encode())
+    post(f"gs://{bucket.name}/hook.txt", "digits failed", AT_ONCE)
+    assert len(chat.got) == 1
