@@ -19,7 +19,7 @@ from tpu_pipelines.cli.arguments import HERE
 from tpu_pipelines.cli.jobs import StatePrinter, connect, tell_submission
 from tpu_pipelines.cli.output import show, show_text, tell_hint
 from tpu_pipelines.cli.platforms import ask_first, plan_checked, tell_sent
-from tpu_pipelines.cli.runs import tell_outcome
+from tpu_pipelines.cli.runs import code_of, tell_outcome
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import load_settings
@@ -65,11 +65,17 @@ def _retrain_here(arguments: argparse.Namespace, config: Config, occasion: Occas
     last = None if entry.needed else Summary.find(run_dir)
     if not last:
         report.keep(entry)  # Before the run, which may be killed.
-    outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)
-    report.keep(dataclasses.replace(entry, outcome=outcome.summary.result))
-    deployment = outcome.summary.deployment
-    report.write({}, lambda: RunFindings.of_folder(run_dir), deployment.version if deployment else "")
-    return tell_outcome(outcome, arguments.json, report.facts)
+
+    def tell(outcome: RunOutcome) -> None:
+        report.keep(dataclasses.replace(entry, outcome=outcome.summary.result))
+        deployment = outcome.summary.deployment
+        report.write({}, lambda: RunFindings.of_folder(run_dir), deployment.version if deployment else "")
+        tell_outcome(outcome, arguments.json, report.facts)
+
+    if not last:
+        return code_of(run_local(config, arguments.workspace, force=arguments.force, tell=tell))
+    tell(RunOutcome(last))
+    return code_of(RunOutcome(last))
 
 
 def _retrain_there(arguments: argparse.Namespace, config: Config, occasion: Occasion, report: "_Report") -> int:

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -27,11 +28,18 @@ _ACTIONS = ("list", "clean", "delete")  # Actions of the command `runs`.
 def run(arguments: argparse.Namespace) -> int:
     """Run the pipeline on this machine; returns the exit code."""
     config = load_config(arguments.config, arguments.overrides)
-    return tell_outcome(run_local(config, arguments.workspace, arguments.runner, arguments.force), arguments.json)
+    outcome = run_local(
+        config,
+        arguments.workspace,
+        arguments.runner,
+        arguments.force,
+        tell=lambda outcome: tell_outcome(outcome, arguments.json),
+    )
+    return code_of(outcome)
 
 
-def tell_outcome(outcome: RunOutcome, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
-    """Print the outcome of a local run, as JSON with further facts; returns the exit code."""
+def tell_outcome(outcome: RunOutcome, as_json: bool, facts: Mapping[str, Any] = {}) -> None:
+    """Print the outcome of a local run, as JSON with further facts."""
     summary = outcome.summary
     if as_json:
         show({**summary.as_dict(), **facts}, "", as_json)
@@ -39,11 +47,17 @@ def tell_outcome(outcome: RunOutcome, as_json: bool, facts: Mapping[str, Any] = 
         show_text(as_text(summary), colours=COLOURS)
     if summary.status == State.FAILED:
         tell_error(summary.error)
-        return BAD_INPUT if outcome.is_input_error else FAILED
     if summary.status == State.REJECTED:
         run_dir = os.path.relpath(Path(summary.artifacts["evaluation"]).parent)
-        tell_hint(f"to try the model all the same: tpu-pipelines export {run_dir}")
-    return DONE if summary.status == State.SUCCEEDED else REJECTED
+        tell_hint(f"to try the model all the same: tpu-pipelines export {shlex.quote(run_dir)}")
+    sys.stdout.flush()
+
+
+def code_of(outcome: RunOutcome) -> int:
+    """Return the exit code of a local run."""
+    if outcome.summary.status == State.FAILED:
+        return BAD_INPUT if outcome.is_input_error else FAILED
+    return DONE if outcome.summary.status == State.SUCCEEDED else REJECTED
 
 
 def export(arguments: argparse.Namespace) -> int:

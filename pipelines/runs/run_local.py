@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,7 +20,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.import_path import safe_children, with_variables
 from tpu_components.core.base.progress import TERMINAL_VARIABLE, is_quiet, is_verbose, say, show_line
 from tpu_components.core.base.states import State
-from tpu_components.core.base.terminal import paragraph, printable
+from tpu_components.core.base.terminal import hide_credentials, paragraph, printable
 from tpu_components.core.examples.artifacts import (
     PREFLIGHT_FILE,
     PREFLIGHT_REPORT_FILE,
@@ -69,7 +69,13 @@ class RunOutcome:
     is_input_error: bool = False
 
 
-def run_local(config: Config, workspace: Path, runner: str = "subprocess", force: bool = False) -> RunOutcome:
+def run_local(
+    config: Config,
+    workspace: Path,
+    runner: str = "subprocess",
+    force: bool = False,
+    tell: Callable[[RunOutcome], Any] = lambda _: None,
+) -> RunOutcome:
     """Run the pipeline on this machine. Unchanged steps (inputs, parameters and code) are taken from earlier runs.
 
     The previous run with the same name is moved to a numbered folder; see `tpu_pipelines.runs.history`.
@@ -79,6 +85,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
         workspace: Folder for runs; the results are written to `workspace/<name>`.
         runner: `subprocess`, or `docker` with the image that TPU_PIPELINES_IMAGE names.
         force: Run every step, even if it is unchanged.
+        tell: Called with the outcome before it is recorded in an experiment tracker, which may not answer.
 
     Raises:
         InputError: If the data or the configuration cannot be used, or TensorFlow or Keras is not installed; checked
@@ -113,7 +120,8 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
         with storage.naming_full_disk(run_dir), safe_children():
             session.run(runner)
         outcome = session.finish(start, made_of)
-        tracking.record(outcome.summary, run_dir, tracker)
+        tell(outcome)
+        tracking.record(run_dir, tracker)
         return outcome
 
 
@@ -202,7 +210,7 @@ class _StepOutput(io.TextIOBase):
     def write(self, text: str) -> int:
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
-            self._log.write(line + "\n")
+            self._log.write(hide_credentials(line) + "\n")
             if is_verbose() or (not is_quiet() and line.strip().startswith(tuple(f"[{step}]" for step in STEPS))):
                 show_line(printable(line.strip()))
         self._log.flush()

@@ -1,7 +1,11 @@
 """Records runs in an experiment tracker: MLflow or Weights & Biases."""
 
+import contextlib
 import importlib
+import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,7 +13,7 @@ from typing import Any
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import State
-from tpu_components.core.base.terminal import paragraph
+from tpu_components.core.base.terminal import hide_credentials, paragraph
 from tpu_components.core.examples.artifacts import load_history
 from tpu_components.core.files import storage
 from tpu_pipelines.checking.workspace import SUMMARY_FILE
@@ -17,6 +21,7 @@ from tpu_pipelines.runs.summary import Summary, as_trained
 
 VARIABLE = "TPU_PIPELINES_TRACKING"
 TRACKED_FILE = "tracking.json"  # In a run's folder: the tool and the address of its record.
+_LIMIT_SECONDS = 60.0
 
 
 def chosen_tool() -> str:
@@ -36,28 +41,57 @@ def chosen_tool() -> str:
     return tool
 
 
-def record(summary: Summary, run_dir: Path, tool: str) -> None:
+def record(run_dir: Path, tool: str, limit_seconds: float = _LIMIT_SECONDS) -> None:
     """Record a run in a tracker: settings, metrics of each epoch and of the test, price, version and report.
 
     A run is recorded once. An error is printed as a hint, because the run itself is done; the same command records it
-    later.
+    later. The tool works in a process of its own, which is killed after the time limit: a server that does not answer
+    keeps its client busy for minutes.
 
     Args:
-        summary: The run's summary.
-        run_dir: The run's folder.
+        run_dir: The run's folder, with its `summary.json`.
         tool: Name of the tool, from `chosen_tool`; empty records nothing.
+        limit_seconds: Time limit.
     """
     if not tool or (run_dir / TRACKED_FILE).exists():
         return
-    try:
-        place = _TOOLS[tool](summary, run_dir)
-    except Exception as error:  # Each tool has errors of its own, and none may cost a training.
-        said = str(error).rstrip(".")
-        said = f"hint: the run is not recorded in {tool}: {said}. Run the same command again to record it."
-        print(paragraph(said), file=sys.stderr)
+    program = f"from {__name__} import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", program, str(run_dir), tool],
+        stdin=subprocess.DEVNULL,  # A tool that asks for a key gets no answer.
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # The tools print addresses, with the credentials in them.
+        text=True,
+        start_new_session=True,  # So that its own children can be killed with it.
+    ) as process:
+        try:
+            answer, _ = process.communicate(timeout=limit_seconds)
+            error = answer.strip() or f"its client ended with exit code {process.returncode}"
+        except subprocess.TimeoutExpired:
+            error = f"it did not answer within {limit_seconds:g} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if (run_dir / TRACKED_FILE).exists():
+        place = json.loads((run_dir / TRACKED_FILE).read_bytes())["place"]
+        print(paragraph(f"recorded in {tool}: {place}"), file=sys.stderr)
         return
-    storage.write_json(run_dir / TRACKED_FILE, {"tool": tool, "place": place})
-    print(paragraph(f"recorded in {tool}: {place}"), file=sys.stderr)
+    said = f"hint: the run is not recorded in {tool}: {error.rstrip('.')}. Run the same command again to record it."
+    print(paragraph(said), file=sys.stderr)
+
+
+def main() -> None:
+    """Record the run in the folder of the first argument in the tool of the second; prints an error on stdout."""
+    run_dir, tool = Path(sys.argv[1]), sys.argv[2]
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # What a tool prints is no error.
+    try:
+        place = _TOOLS[tool](Summary.load(run_dir), run_dir)
+    except Exception as error:  # Each tool has errors of its own.
+        answer.write(hide_credentials(str(error) or type(error).__name__))
+        answer.flush()
+        sys.exit(1)
+    storage.write_json(run_dir / TRACKED_FILE, {"tool": tool, "place": hide_credentials(place)})
 
 
 def _settings(summary: Summary, run_dir: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from tpu_components.core.base import progress, termination
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import State
+from tpu_components.core.base.terminal import hide_credentials
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.hosts import is_writer
@@ -79,7 +80,7 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
         state = State.FAILED
         mistake = isinstance(error, InputError)
         in_words = isinstance(error, InputError | PlatformError | termination.Terminated)
-        message = str(error) if in_words else traceback.format_exc()
+        message = hide_credentials(str(error) if in_words else traceback.format_exc())
         raise
     finally:
         if is_writer():
