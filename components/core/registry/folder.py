@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Unpack
 
-from tpu_components.core.base import typed_values
+from tpu_components.core.base import progress, typed_values
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.registry.reference import (
@@ -16,6 +17,7 @@ from tpu_components.core.registry.reference import (
     GATE,
     HAND,
     MODEL_DIR,
+    MODEL_NAME,
     ROLLBACK,
     VERSION_NUMBER,
     VERSIONS_DIR,
@@ -74,8 +76,17 @@ class ModelRegistry:
             )
 
     def versions(self) -> tuple[Version, ...]:
-        """Return all versions, the oldest first."""
-        return tuple(Version.load(path) for path in self._version_dirs())
+        """Return all readable versions, the oldest first; a warning names each of the others.
+
+        Someone may have copied a registry without all of its files. Its other versions stay usable.
+        """
+        versions = []
+        for path in self._version_dirs():
+            try:
+                versions.append(Version.load(path))
+            except InputError as error:
+                _warn_once(f"warning: version {path.name} of {self.model_name!r} is passed over. {error}")
+        return tuple(versions)
 
     def numbers(self) -> tuple[str, ...]:
         """Return the numbers of all versions, including unreadable ones, in ascending order."""
@@ -141,10 +152,13 @@ class ModelRegistry:
             alias = next((name for name, number in self.aliases().items() if number == alias), "")
             if not alias:
                 return current
-        digests = {version.number: version.model_digest for version in self.versions()}
-        for move in reversed(self.moves(alias)):
+        moves = self.moves(alias)
+        digests = {move.version: move.model_digest for move in moves if move.model_digest}
+        digests |= {version.number: version.model_digest for version in self.versions()}
+        for move in reversed(moves):
             if move.by == GATE and digests.get(move.version) == digest != digests.get(move.previous):
-                return self.version(move.previous) if move.previous in digests else None
+                # An unreadable version is an error here: without it there would be nothing to beat.
+                return self.version(move.previous) if move.previous in self.numbers() else None
         return None
 
     def register(
@@ -362,5 +376,11 @@ def fill_version(
 
 
 def list_models(root: Path) -> tuple[ModelRegistry, ...]:
-    """Return the `ModelRegistry` of each model in a folder, sorted by name."""
-    return tuple(ModelRegistry(root, path.parent.name) for path in sorted(root.glob("*/versions")))
+    """Return the `ModelRegistry` of each model in a folder, sorted by name; other folders are passed over."""
+    names = [path.parent.name for path in sorted(root.glob(f"*/{VERSIONS_DIR}"))]
+    return tuple(ModelRegistry(root, name) for name in names if re.fullmatch(MODEL_NAME, name))
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    progress.say("registry", text)

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import re
 import shutil
 import signal
 import stat
@@ -16,7 +17,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.registry.folder import ModelRegistry, list_models
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.registry.reference import GATE, HAND, ROLLBACK
-from tpu_components.core.registry.versions import fetch_folder
+from tpu_components.core.registry.versions import VERSION_FILE, fetch_folder
 
 _FACTS = {
     "metrics": {"accuracy": 0.9},
@@ -541,3 +542,65 @@ def test_of_two_different_ones_at_once_only_one_becomes_champion(registry, promo
 
 def test_paths_need_not_exist_before(tmp_path):
     assert ModelRegistry(Path(tmp_path) / "a" / "b", "digits").versions() == ()
+
+
+def _take_away(path):
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+UNREADABLE = {
+    "without its files": _take_away,
+    "without its description": lambda path: (path / VERSION_FILE).unlink(),
+    "with another description": lambda path: replace(path / VERSION_FILE, "[]"),
+    "with text in its place": lambda path: replace(path / VERSION_FILE, "\x00not JSON"),
+    "a file": lambda path: (shutil.rmtree(path), path.write_text("")),
+}
+
+
+@pytest.mark.parametrize("how", UNREADABLE)
+def test_an_unreadable_version_is_passed_over_with_a_warning_and_keeps_its_number(
+    how, registry, register, promote_new, capfd
+):
+    promote_new("a", "b")
+    UNREADABLE[how](registry.directory / "versions" / "0001")
+    ModelRegistry(registry.root, registry.model_name)
+    assert register("b").number == "0002"
+    assert registry.champion("champion", "other").number == "0002"
+    assert register("c").number == "0003"
+    assert promote_new("d").version == "0004"
+    assert register("a").number == "0005"
+    assert registry.numbers() == ("0001", "0002", "0003", "0004", "0005")
+    warning = rf"warning: version 0001 of 'digits' is passed over\. Cannot read .*0001/{VERSION_FILE}: "
+    assert len(re.findall(warning, capfd.readouterr().err)) == 1
+
+
+def test_an_empty_folder_with_the_highest_number_is_no_version_and_its_number_is_not_used(registry, register):
+    register("a")
+    (registry.directory / "versions" / "0007").mkdir()
+    assert [version.number for version in registry.versions()] == ["0001"]
+    assert register("b").number == "0008"
+
+
+def test_a_rollback_of_a_version_that_is_unreadable_now_still_counts(registry, register, promote_new):
+    promote_new("a", "b")
+    registry.roll_back("champion", "worse")
+    _take_away(registry.directory / "versions" / "0002")
+    again = register("b")
+    assert again.number == "0003"
+    with pytest.raises(InputError, match="was rolled back"):
+        registry.promote(again.number, "champion", "better")
+
+
+def test_the_version_to_beat_must_be_readable(registry, register, promote_new):
+    promote_new("a", "b")
+    digest = registry.version("0002").model_digest
+    _take_away(registry.directory / "versions" / "0001")
+    with pytest.raises(InputError, match=r"0001/version\.json: expected the description of a registered version"):
+        registry.champion("champion", digest)
+
+
+def test_a_folder_that_is_no_model_does_not_hide_the_models(registry, register):
+    register("a")
+    (registry.root / "my backup (1)" / "versions").mkdir(parents=True)
+    assert [model.model_name for model in list_models(registry.root)] == ["digits"]
