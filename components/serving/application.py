@@ -9,7 +9,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ from tpu_components.serving.prediction_log import Content, PredictionLog
 from tpu_components.serving.scheduling import Batcher, FairThreads, HeldBytes, Hold, NoRoomError
 
 BODY_TIMEOUT_SECONDS = 30.0
+_UNPACKED_BYTES = 1 << 16  # Size of a piece of a decompressed body.
 _MAX_THREADS = 4  # Each may decode a small file to an image of `max_image_pixels`, 120 MB.
 # Of the threads that decode large images: a higher niceness is a lower priority.
 _NICENESS = 10
@@ -261,20 +263,33 @@ class Application:
         return await self._threads.run(outputs.size, render, *arguments)
 
     async def _read_body(self, request: Request, hold: Hold) -> bytearray:
+        """Read a body and decompress it.
+
+        Raises:
+            HTTPException: If it is too large, also after decompression; does not arrive in time; or has an unknown
+                encoding.
+            InputError: If it is not what its encoding says.
+        """
         limit = self._params.max_body_bytes
         body = bytearray()
+        unpacked = _Unpacked() if _is_gzip(request) else None
         try:
             async with asyncio.timeout(BODY_TIMEOUT_SECONDS) as patience:
                 with hold.arriving(lambda: patience.reschedule(0)):
                     _check_size(int(request.headers.get("content-length", 0)), limit)  # Before reading the body.
                     async for chunk in request.stream():
-                        _check_size(len(body) + len(chunk), limit)
-                        hold.resize(len(body) + len(chunk))
-                        body += chunk
+                        for piece in unpacked.pieces(chunk) if unpacked else (chunk,):
+                            _check_size(len(body) + len(piece), limit)
+                            hold.resize(len(body) + len(piece))
+                            body += piece
+                            if unpacked:
+                                await asyncio.sleep(0)  # Let other requests go on: a bomb has many pieces.
         except TimeoutError as error:
             if hold.gave_way:
                 raise self._held.no_room() from error
             raise HTTPException(408, f"The body did not arrive within {BODY_TIMEOUT_SECONDS:.0f} s.") from error
+        if unpacked:
+            unpacked.check_end()
         return body
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
@@ -298,6 +313,48 @@ def _content(body: bytearray, is_image: bool) -> Sequence[Any]:
         return [{"b64": base64.b64encode(body).decode()}]
     instances: Sequence[Any] = json.loads(body)["instances"]
     return instances
+
+
+def _is_gzip(request: Request) -> bool:
+    """Return whether a body is compressed with gzip; responds 415 to other encodings.
+
+    https://www.rfc-editor.org/rfc/rfc9110#section-8.4.1: names of encodings ignore case, and x-gzip is gzip.
+    """
+    named = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
+    if named in ("", "identity"):
+        return False
+    if named not in ("gzip", "x-gzip"):
+        raise HTTPException(
+            415,
+            f"Cannot read a body with Content-Encoding {named[:40]!r}. Expected gzip, or an uncompressed body.",
+            {"Accept-Encoding": "gzip"},
+        )
+    return True
+
+
+class _Unpacked:
+    """Decompresses a body while it arrives, so that a small body cannot take much memory."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.decompressobj(
+            16 + zlib.MAX_WBITS
+        )  # A gzip file: https://docs.python.org/3/library/zlib.html
+
+    def pieces(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield the decompressed bytes of a chunk, in pieces of at most 64 KiB."""
+        while chunk:
+            if self._stream.eof:
+                raise InputError("The body goes on after the end of its gzip data. Expected one gzip member.")
+            try:
+                yield self._stream.decompress(chunk, _UNPACKED_BYTES)
+            except zlib.error as error:
+                raise InputError(f"The body is not gzip, as its Content-Encoding says: {error}.") from error
+            chunk = self._stream.unconsumed_tail or self._stream.unused_data
+
+    def check_end(self) -> None:
+        """Check that the gzip data are complete."""
+        if not self._stream.eof:
+            raise InputError("The body ends before its gzip data do. Send the whole body.")
 
 
 def _check_size(num_bytes: int, limit: int) -> None:

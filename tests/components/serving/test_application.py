@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -243,3 +245,76 @@ def test_log_has_a_line_per_request_and_no_content(app, model, capsys):
         line.keys() == {"severity", "method", "path", "status", "ms", "instances"} and line["ms"] >= 0 for line in lines
     )
     assert "secret" not in str(lines)
+
+
+async def send_encoded(app, content, encoding, num_chunks=1):
+    size = -(-len(content) // num_chunks) or 1
+    chunks = [content[start : start + size] for start in range(0, len(content), size)] or [b""]
+    headers = {"Content-Encoding": encoding, "Content-Length": str(len(content))}
+    status, received, body = await call(app, "POST", "/predict", *chunks, headers=headers)
+    return status, body.get("error") or [one["class"] for one in body["predictions"]], received
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZip", "x-gzip"])
+@pytest.mark.parametrize("num_chunks", [1, 7])
+def test_a_body_in_gzip_is_answered(app, model, encoding, num_chunks):
+    async def scenario():
+        async with app.ready(model.exported):
+            assert (await send_encoded(app, gzip.compress(BODY), encoding, num_chunks))[:2] == (200, ["cat"])
+            assert (await send_encoded(app, BODY, "identity"))[:2] == (200, ["cat"])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("encoding", ["br", "deflate", "zstd", "gzip, gzip", "compress", "*"])
+def test_another_encoding_is_named(app, model, encoding):
+    async def scenario():
+        async with app.ready(model.exported):
+            status, message, headers = await send_encoded(app, BODY, encoding)
+            assert (status, headers["accept-encoding"]) == (415, "gzip")
+            assert message.startswith(f"Cannot read a body with Content-Encoding '{encoding}'. Expected gzip")
+            assert await holds_nothing(app)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (BODY, r"The body is not gzip, as its Content-Encoding says: "),
+        (gzip.compress(BODY)[:-9], r"The body ends before its gzip data do"),
+        (b"", r"The body ends before its gzip data do"),
+        (gzip.compress(BODY) + b"more", r"The body goes on after the end of its gzip data"),
+        (gzip.compress(BODY) * 2, r"The body goes on after the end of its gzip data"),
+    ],
+    ids=["plain", "cut off", "empty", "more bytes", "two members"],
+)
+@pytest.mark.parametrize("num_chunks", [1, 5])
+def test_damaged_gzip_is_refused(app, model, content, message, num_chunks):
+    async def scenario():
+        async with app.ready(model.exported):
+            status, received, _ = await send_encoded(app, content, "gzip", num_chunks)
+            assert (status, received.startswith(message)) == (400, True), received
+            assert await holds_nothing(app)
+
+    run(scenario())
+
+
+def test_a_bomb_is_stopped_at_the_limit_of_the_body(model):
+    limit, held = 1 << 18, []
+    app = Application(ServeParams(max_body_bytes=limit, max_held_bytes=1 << 22))
+    bomb = gzip.compress(bytes(1 << 26))  # 64 MiB.
+
+    async def scenario():
+        async with app.ready(model.exported):
+            status, message, _ = await send_encoded(app, bomb, "gzip")
+            held.append(tracemalloc.get_traced_memory()[1])
+            assert (status, "--max-body-bytes" in message) == (413, True)
+            assert await holds_nothing(app)
+
+    tracemalloc.start()
+    try:
+        run(scenario())
+    finally:
+        tracemalloc.stop()
+    assert held[0] < len(bomb) + 8 * limit
