@@ -22,6 +22,7 @@ from tpu_components.core.files import storage
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
 from tpu_pipelines.platforms.jobs import (
     DIGEST,
+    FINGERPRINTS,
     TRAINING_TASK,
     Job,
     Schedule,
@@ -30,12 +31,23 @@ from tpu_pipelines.platforms.jobs import (
     fingerprints_in,
     now,
 )
+from tpu_pipelines.platforms.limits import KUBEFLOW_LIMITS, check_texts
 
 _TIMEOUT_SECONDS = 60
 # KFP's name for the pod of every step; the step itself is the node around it. With retries, this node contains the
 # attempts, each with a number.
 _POD = re.compile(r"executor(\(\d+\))?")
-_TO_BE_ENABLED = "tpu_pipelines_to_be_enabled"  # Marks the replacement of an active schedule.
+_TO_BE_ENABLED = "tpu_pipelines_to_be_enabled: 'true'\n"  # Marks the replacement of an active schedule.
+_OWN_LABELS = "tpu_pipelines_"
+# Labels that are read from a description. The other ones are the run's name, or are on its pods.
+_READ_LABELS = (DIGEST, *(f"{_OWN_LABELS}{part}" for part in FINGERPRINTS), f"{_OWN_LABELS}machine")
+# The mark of a replaced schedule is added to its description later.
+_DESCRIPTION_CHARACTERS = KUBEFLOW_LIMITS["description"].most - len(_TO_BE_ENABLED)
+# KFP names a schedule's object after the schedule, without other characters than these: kubeflow/pipelines
+# backend/src/apiserver/template/template.go, toSWFCRDResourceGeneratedName.
+_NOT_IN_OBJECT_NAMES = re.compile(r"[^a-z0-9-]+")
+# MySQL's error for a text that is longer than its column. KFP answers it with 500, but a repetition cannot succeed.
+_TOO_LONG = re.compile(r"Error 1406\b|Data too long for column")
 
 
 class Kubeflow:
@@ -44,9 +56,10 @@ class Kubeflow:
     The server assigns run ids and allows equal names, so a job's id is the name of its run. Two concurrent submissions
     may both start a run; then the older run counts, and the next request deletes the other.
 
-    A run is in the experiment with its configuration's name, and its description contains the job's labels. The server
-    does not report why a pod waits: a missing TPU looks like a slow image pull, so `max_wait_seconds` must be longer
-    than the pull. `lacks_machine` is always False.
+    A run is in the experiment with its configuration's name. Its description contains the labels that are read again,
+    and as many labels of the settings as KFP stores; the pods have all of these. The server does not report why a pod
+    waits: a missing TPU looks like a slow image pull, so `max_wait_seconds` must be longer than the pull.
+    `lacks_machine` is always False.
 
     Args:
         settings: Must have `kfp_host`. Runs write to `bucket`, or to the server's default if it is empty.
@@ -108,12 +121,16 @@ class Kubeflow:
             self.__dict__.pop("_client", None)
             return send()
 
-    def _list(self, service: str, name: str) -> list[Any]:
-        """Return the objects with exactly this name, the oldest first."""
+    def _list_similar(self, service: str, name: str) -> list[Any]:
+        """Return the objects with this name for the server, which ignores case."""
         condition = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
         predicates = json.dumps({"predicates": [condition]})
         page = self._call(service, f"list_{service}", filter=predicates, page_size=100, **self._where)
-        same = [item for item in getattr(page, service) or () if item.display_name == name]  # The server ignores case.
+        return getattr(page, service) or []
+
+    def _list(self, service: str, name: str) -> list[Any]:
+        """Return the objects with exactly this name, the oldest first."""
+        same = [item for item in self._list_similar(service, name) if item.display_name == name]
         return sorted(same, key=operator.attrgetter("created_at", f"{service.removesuffix('s')}_id"))
 
     @property
@@ -129,10 +146,17 @@ class Kubeflow:
     # Jobs
 
     def _request(self, job: Job) -> dict[str, Any]:
-        """Return the fields of a request that starts a run or a recurring run, except the experiment."""
+        """Return the fields of a request that starts a run or a recurring run, except the experiment.
+
+        Raises:
+            InputError: If the server could not store a text.
+        """
         root, (spec, *platforms) = self._settings.bucket, job.specifications
+        description = _description(job.labels)
+        texts = {"experiment": job.name, "run": job.job_id, "description": description, "pipeline": job.package}
+        check_texts(KUBEFLOW_LIMITS, texts)
         return {
-            "description": yaml.safe_dump(dict(job.labels)),
+            "description": description,
             # In the form that the server expects.
             "pipeline_spec": {"pipeline_spec": spec, "platform_spec": platforms[0]} if platforms else spec,
             "runtime_config": {"parameters": {}, **({"pipeline_root": root} if root else {})},
@@ -144,9 +168,10 @@ class Kubeflow:
 
     def create(self, job: Job) -> Submission:
         """Start a run, or return the existing run with its name."""
+        description = self.describe(job)  # Refuses what the server could not store, before any request.
         if existing := self._find(job.job_id):
             return self._read(existing)
-        run = _sdk().V2beta1Run(experiment_id=self._experiment(job.name), **self.describe(job))
+        run = _sdk().V2beta1Run(experiment_id=self._experiment(job.name), **description)
         created = self._call("runs", "create_run", run)
         return self._read(self._find(job.job_id) or created)
 
@@ -211,6 +236,11 @@ class Kubeflow:
                 return str(self._call("experiments", "create_experiment", experiment).experiment_id)
             experiments = self._list("experiments", name)
         if not experiments:
+            if similar := self._list_similar("experiments", name):
+                raise InputError(
+                    f"Cannot use the name {name!r} at {self._address}: the experiment {similar[0].display_name!r} "
+                    "exists, and the server takes both for the same name. Use that name, or a different one."
+                )
             raise OutageError(f"The experiment {name!r} exists, and cannot be found: somebody is deleting it.")
         return str(experiments[0].experiment_id)
 
@@ -223,14 +253,16 @@ class Kubeflow:
             return None
         kept, *younger = runs
         for other in younger:
-            if other.description == kept.description and not run_state(other.state).is_final:
+            is_same = _read_labels(other.description) == _read_labels(kept.description)
+            if is_same and not run_state(other.state).is_final:
                 with contextlib.suppress(MissingError):
                     self._call("runs", "delete_run", other.run_id)
         return kept
 
     def _read(self, run: Any) -> Submission:
         """Convert a run of the server to a `Submission`."""
-        labels = _labels(run.description)
+        labels = _read_labels(run.description)
+        digest = labels.get(DIGEST, "")
         tasks = sorted(
             run.run_details.task_details or () if run.run_details else (), key=lambda entry: entry.start_time
         )
@@ -245,7 +277,8 @@ class Kubeflow:
         said = (run.error.message if run.error else "") or f"{', '.join(failed) or 'The run'} failed; its log says why."
         return Submission(
             job_id=run.display_name,
-            name=labels.get("tpu_pipelines_run", run.display_name),
+            # A job's id is the name with the digest; a scheduled run has no description.
+            name=run.display_name.partition(f"-{digest}")[0] if digest else run.display_name,
             state=state,
             machine=labels.get("tpu_pipelines_machine", ""),
             url=self._url(f"runs/details/{run.run_id}"),
@@ -254,7 +287,7 @@ class Kubeflow:
             error=said if state is State.FAILED else "",
             waited_seconds=waited_seconds,
             fingerprints=fingerprints_in(labels),
-            digest=labels.get(DIGEST, ""),
+            digest=digest,
             created=run.created_at.isoformat() if run.created_at else "",
             training_seconds=training_seconds,
         )
@@ -296,7 +329,7 @@ class Kubeflow:
         if begun is None:
             wanted.mode = "DISABLE"
             if to_be_enabled:
-                wanted.description += f"{_TO_BE_ENABLED}: 'true'\n"
+                wanted.description += _TO_BE_ENABLED
             new_id = self._create_schedule(wanted).schedule_id
         else:
             new_id = begun.recurring_run_id
@@ -320,10 +353,16 @@ class Kubeflow:
             self._call("recurring_runs", "delete_recurring_run", schedule_id)
 
     def _recurring_run(self, job: Job, cron: str) -> Any:
-        sdk = _sdk()
+        sdk, cron = _sdk(), _with_seconds(cron)
+        check_texts(KUBEFLOW_LIMITS, {"recurring_run": job.name, "cron": cron})
+        if _NOT_IN_OBJECT_NAMES.sub("", job.name.lower()).startswith("-"):
+            raise InputError(
+                f"Cannot schedule {job.name!r} on Kubeflow, which names an object of the cluster after it: expected a "
+                "letter from a to z or a digit before the first '-'. Choose another name."
+            )
         return sdk.V2beta1RecurringRun(
             display_name=job.name,
-            trigger=sdk.V2beta1Trigger(cron_schedule=sdk.V2beta1CronSchedule(cron=_with_seconds(cron))),
+            trigger=sdk.V2beta1Trigger(cron_schedule=sdk.V2beta1CronSchedule(cron=cron)),
             mode="ENABLE",
             max_concurrency="1",
             no_catchup=True,
@@ -352,12 +391,25 @@ def _step_names(whole_spec: Mapping[str, Any]) -> set[str]:
     return {name for part in parts for name in part.get("dag", {}).get("tasks", ())}
 
 
-def _labels(description: str | None) -> dict[str, str]:
-    """Return the labels in a description; empty if this project did not write it."""
+def _description(labels: Mapping[str, str]) -> str:
+    """Return a description, as YAML: the labels that are read again, and as many of the settings' labels as fit."""
+    text = yaml.safe_dump({name: labels[name] for name in _READ_LABELS if name in labels}, sort_keys=False)
+    for name, value in labels.items():
+        line = yaml.safe_dump({name: value})
+        if not name.startswith(_OWN_LABELS) and len(text) + len(line) <= _DESCRIPTION_CHARACTERS:
+            text += line
+    return text
+
+
+def _read_labels(description: str | None) -> dict[str, str]:
+    """Return the labels in a description that are read again; empty if this project did not write it.
+
+    Descriptions of earlier versions have further labels.
+    """
     with contextlib.suppress(yaml.YAMLError):
         labels = yaml.safe_load(description or "")
         if isinstance(labels, dict):
-            return {str(key): str(value) for key, value in labels.items()}
+            return {name: str(labels[name]) for name in _READ_LABELS if name in labels}
     return {}
 
 
@@ -401,13 +453,13 @@ def _with_seconds(cron: str) -> str:
 
 def _content(recurring_run: Any) -> dict[str, Any]:
     """Return the fields that define a recurring run's schedule and pipeline, as plain values."""
-    labels = _labels(recurring_run.description)
-    labels.pop(_TO_BE_ENABLED, None)
     schedule = recurring_run.trigger.cron_schedule
     return {
         "cron": re.sub(r"^(TZ=\S+\s+)?0 ", r"\1", schedule.cron) if schedule else "",
         "output": _root(recurring_run),
-        "labels": labels,
+        "labels": _read_labels(
+            recurring_run.description
+        ),  # The pods have the settings' labels: they are in the digest.
         "pipelineSpec": whole_numbers(recurring_run.pipeline_spec or {}),
     }
 
@@ -448,6 +500,11 @@ def _translated(doing: str, host: str) -> Iterator[None]:
         ) from error
     except _sdk().ApiException as error:
         message = message_of(error)
+        if _TOO_LONG.search(message):
+            raise InputError(
+                f"{refused} {message} A column of its database is shorter than those of KFP's own releases. Ask who "
+                "installed the server, and look for workflows without a run."
+            ) from error
         if error.status == 429 or (error.status or 500) >= 500:
             raise OutageError(f"Kubeflow Pipelines at {host} cannot {doing} now: {error.status} {message}") from error
         kind, hint = _REFUSALS.get(error.status, (InputError, ""))

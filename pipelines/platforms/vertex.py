@@ -14,6 +14,7 @@ from tpu_components.core.files.vertex_clients import VertexService, join_errors,
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
 from tpu_pipelines.platforms.custom_job import custom_job_name
 from tpu_pipelines.platforms.jobs import DIGEST, TRAINING_TASK, Job, Schedule, Submission, fingerprints_in, now
+from tpu_pipelines.platforms.limits import VERTEX_LIMITS, check_texts
 
 _CONSOLE = "https://console.cloud.google.com"
 # Vertex's messages about missing capacity or quota.
@@ -60,6 +61,8 @@ class Vertex:
 
     def _request(self, job: Job) -> Any:
         v1, settings = types(), self._settings
+        texts = {"pipeline_job_id": job.job_id, "pipeline_job": job.name, "custom_job": custom_job_name(job.job_id)}
+        check_texts(VERTEX_LIMITS, texts)
         return v1.CreatePipelineJobRequest(
             parent=self._parent,
             pipeline_job_id=job.job_id,
@@ -256,6 +259,7 @@ class Vertex:
 
     def _schedule(self, job: Job, cron: str) -> Any:
         request = self._request(job)
+        check_texts(VERTEX_LIMITS, {"schedule": job.name})
         request.pipeline_job_id = ""  # Every run gets its own id.
         return types().Schedule(
             display_name=job.name,

@@ -39,7 +39,7 @@ from typing import Any, Protocol
 import kfp_server_api as sdk
 from google.rpc import code_pb2
 
-from tests.fakes import execution
+from tests.fakes import execution, kubeflow_rules
 from tests.fakes.execution_cache import ExecutionCache, Scope
 from tests.fakes.google_api import GoogleApiServer, ServiceError
 
@@ -99,8 +99,10 @@ class FakeKubeflow(GoogleApiServer):
         multi_user: Whether everything must name its namespace.
 
     Attributes:
+        columns: Characters that the columns of its database have; those of MySQL and MariaDB.
         secrets: Secrets of Kubernetes by their names, and their keys and values.
         retry_policy: Argo's policy for steps that ask for retries: the one of KFP 2.17; before, it is OnFailure.
+        version: What the server says is its version; `unknown` where its builder did not say one.
         scarce: TPUs, as `tpu-v5-lite-podslice`, for which pods wait for ever.
         canceling_seconds: How long a run goes on being terminated.
         terminated_state: How runs end that were terminated; `CANCELED` is in the API, `FAILED` is what is seen.
@@ -122,6 +124,8 @@ class FakeKubeflow(GoogleApiServer):
         self.versions: dict[str, sdk.V2beta1PipelineVersion] = {}
         self.runs: dict[str, sdk.V2beta1Run] = {}
         self.recurring_runs: dict[str, sdk.V2beta1RecurringRun] = {}
+        self.columns = dict(kubeflow_rules.COLUMNS)
+        self.version = "2.17.0"
         self.secrets: dict[str, dict[str, str]] = {}
         self.retry_policy = "OnError"
         self.scarce: set[str] = set()
@@ -209,13 +213,17 @@ class FakeKubeflow(GoogleApiServer):
     # Experiments, pipelines, health
 
     def healthz_service_get_healthz(self, _: _Request) -> Any:
-        return sdk.V2beta1GetHealthzResponse(multi_user=self.multi_user)
+        # Rule: the server says its version, that of its image, beside what the API declares (kubeflow/pipelines
+        # backend/src/apiserver/main.go: healthzResponse; backend/Dockerfile: TAG_NAME)
+        return {"multi_user": self.multi_user, "tag_name": self.version, "pipeline_store": "database"}
 
     def experiment_service_create_experiment(self, request: _Request) -> Any:
         experiment = request["experiment"]
         experiment.namespace = self._namespace(experiment.namespace)
+        kubeflow_rules.check_experiment(experiment.display_name, experiment.namespace)
         for other in self.experiments.values():
-            if (other.display_name, other.namespace) == (experiment.display_name, experiment.namespace):
+            is_same = kubeflow_rules.is_same_name(other.display_name, experiment.display_name)
+            if is_same and other.namespace == experiment.namespace:
                 raise ServiceError("ALREADY_EXISTS", f"Experiment {other.display_name} already exists.")
         experiment.experiment_id, experiment.created_at = str(uuid.uuid4()), self.clock()
         experiment.storage_state = "AVAILABLE"
@@ -264,10 +272,13 @@ class FakeKubeflow(GoogleApiServer):
             version = _get(self.versions, item.pipeline_version_reference.pipeline_version_id)
             item.pipeline_spec = version.pipeline_spec
         _check_spec(item.pipeline_spec)
+        kubeflow_rules.check_size(json.dumps(item.pipeline_spec))
 
     def run_service_create_run(self, request: _Request) -> Any:
         run = request["run"]
         self._take_spec(run)
+        texts = {"DisplayName": run.display_name, "Description": run.description}
+        kubeflow_rules.check_columns("create a run", texts, self.columns)
         run.run_id = str(uuid.uuid4())
         run.created_at = run.scheduled_at = self.clock()
         run.finished_at, run.storage_state = _NEVER, "AVAILABLE"
@@ -449,6 +460,9 @@ class FakeKubeflow(GoogleApiServer):
             raise ServiceError("INVALID_ARGUMENT", "Schedule cron is not a supported format.")
         if not 1 <= int(recurring_run.max_concurrency or 0) <= 10:
             raise ServiceError("INVALID_ARGUMENT", "Max concurrency of a recurring run must be at least 1, at most 10.")
+        kubeflow_rules.check_object_name(recurring_run.display_name)
+        texts = {"DisplayName": recurring_run.display_name, "Description": recurring_run.description}
+        kubeflow_rules.check_columns("create a recurring run", {**texts, "Schedule": schedule.cron}, self.columns)
         recurring_run.recurring_run_id, recurring_run.created_at = str(uuid.uuid4()), self.clock()
         recurring_run.namespace = self._namespace_of(recurring_run)
         self._set_mode(recurring_run, recurring_run.mode or "DISABLE")

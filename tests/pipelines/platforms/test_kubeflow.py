@@ -18,12 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 import kfp_server_api as sdk
 import numpy as np
 import pytest
+import yaml
 from sklearn.datasets import load_digits
 
 from tests.cli import set_environment
 from tests.fakes.clock import Clock
 from tests.fakes.google_api import every_one, first_of_each_kind
-from tests.fakes.kubeflow import FakeKubeflow, RunOnCpu, Simulate, node_selectors, outputs
+from tests.fakes.kubeflow import FakeKubeflow, RunOnCpu, Simulate, executor_config, node_selectors, outputs
 from tests.fakes.kubernetes import FakeKubernetes
 from tests.losing_hosts import HostLoss, arrays
 from tpu_components.core.base.errors import InputError
@@ -33,7 +34,7 @@ from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import Retrying, State
+from tpu_pipelines.platforms.jobs import FINGERPRINTS, Retrying, State
 from tpu_pipelines.platforms.kubeflow import Kubeflow
 from tpu_pipelines.retraining.job_summary import RunFindings
 from tpu_pipelines.submission.schedule import change_state, upsert
@@ -167,6 +168,77 @@ def test_where_users_have_namespaces_runs_are_found_in_their_own(plan, clock):
         assert theirs.latest("digits") is theirs.get(plan.jobs[0].job_id) is None
         with pytest.raises(InputError, match=r"refused to list runs: Namespace is empty in multi-user mode"):
             submit(plan, connect(fake, clock))
+
+
+def test_labels_that_a_description_has_no_room_for_are_on_the_pods(fake, clock):
+    labels = {f"label-{number}": "x" * 20 for number in range(8)}
+    settings = dataclasses.replace(SETTINGS, labels=labels)
+    plan = plan_submission(load_config("digits", ["preflight=false", MACHINE]), "kubeflow", settings)
+    kubeflow = connect(fake, clock, labels=labels)
+    kubeflow.create(plan.jobs[0])
+    ((_, run),) = fake.runs.items()
+    assert "label-0: xxx" in run.description
+    assert "label-7" not in run.description
+    assert executor_config(run.pipeline_spec, "train-model")["podMetadata"]["labels"] == labels
+    found = kubeflow.get(plan.jobs[0].job_id)
+    assert (found.name, found.machine, set(found.fingerprints)) == ("digits", "v5e-4", set(FINGERPRINTS))
+
+
+@pytest.fixture
+def fake_of_long_columns(fake):
+    """A server on PostgreSQL, which has stored the descriptions of earlier versions."""
+    fake.columns["Description"] = 2000
+    return fake
+
+
+def earlier(item):
+    """Describe a run or schedule as earlier versions did: by all labels of its job, in one YAML mapping."""
+    item.description = yaml.safe_dump(dict(make_plan(MACHINE).jobs[0].labels))
+
+
+def test_runs_of_earlier_versions_are_found_followed_and_cancelled(plan, fake_of_long_columns, kubeflow, clock):
+    fake, job = fake_of_long_columns, plan.jobs[0]
+    fake.execution = Simulate(hold=True)
+    kubeflow.create(job)
+    ((_, run),) = fake.runs.items()
+    earlier(run)
+    assert len(run.description) > 255
+    found = kubeflow.latest("digits")
+    assert found.job_id == kubeflow.get(job.job_id).job_id == job.job_id
+    assert (found.name, found.machine, found.digest) == ("digits", "v5e-4", job.labels["tpu_pipelines_digest"])
+    assert set(found.fingerprints) == set(FINGERPRINTS)
+    assert submit(plan, kubeflow).job_id == job.job_id
+    assert len(fake.runs) == 1
+    kubeflow.cancel(job.job_id)
+    clock.sleep(60)
+    assert kubeflow.get(job.job_id).state.is_final
+
+
+def test_a_duplicate_that_an_earlier_version_started_is_deleted(plan, fake_of_long_columns, kubeflow, clock):
+    fake = fake_of_long_columns
+    fake.execution = Simulate(hold=True)
+    submit(plan, kubeflow)
+    (first,) = fake.runs.values()
+    clock.sleep(5)
+    second = copy.deepcopy(first)
+    earlier(second)
+    with fake.lock:
+        fake.run_service_create_run({"run": second})
+    assert submit(plan, kubeflow).url.endswith(first.run_id)
+    assert list(fake.runs) == [first.run_id]
+
+
+def test_a_column_that_is_shorter_than_kfps_is_a_refusal_and_not_tried_again(plan, fake, kubeflow):
+    fake.columns["Description"] = 100
+    with pytest.raises(InputError, match=r"refused to create run: .*Error 1406.* look for workflows without a run"):
+        submit(plan, kubeflow)
+    assert len([call for call in fake.calls if call.method == "run_service_create_run"]) == 1
+
+
+def test_an_experiment_whose_name_differs_in_case_is_named_at_once(plan, fake, kubeflow):
+    kubeflow.create(dataclasses.replace(plan.jobs[0], name="Digits", job_id="digits-1"))
+    with pytest.raises(InputError, match=r"Cannot use the name 'digits' at .*: the experiment 'Digits' exists"):
+        submit(plan, kubeflow)
 
 
 # Machines that cannot be had
@@ -574,6 +646,43 @@ def test_a_change_puts_a_schedule_in_the_place_of_the_old_and_tells(plan, fake, 
     assert "+  tpu_pipelines_machine: v5e-8" in lines
     (one,) = fake.recurring_runs.values()
     assert one.trigger.cron_schedule.cron == "TZ=Europe/Berlin 0 0 4 * * 1-5"
+
+
+def test_a_schedule_of_an_earlier_version_is_left_and_replaced(plan, fake_of_long_columns, kubeflow, backoff):
+    fake, scheduler = fake_of_long_columns, kubeflow.platform
+    upsert(scheduler, plan.jobs[0], NIGHTLY, backoff)
+    ((_, one),) = fake.recurring_runs.items()
+    earlier(one)
+    assert upsert(scheduler, plan.jobs[0], NIGHTLY, backoff).action == "unchanged"
+    assert upsert(scheduler, plan.jobs[0], "0 4 * * *", backoff).action == "updated"
+    (one,) = fake.recurring_runs.values()
+    assert (one.mode, len(one.description) <= 255) == ("ENABLE", True)
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_replacement_that_an_earlier_version_began_is_ended(
+    plan, fake_of_long_columns, kubeflow, backoff, clock, marked
+):
+    fake, scheduler, job = fake_of_long_columns, kubeflow.platform, plan.jobs[0]
+    upsert(scheduler, dataclasses.replace(job, package="root: {dag: {tasks: {}}}"), NIGHTLY, backoff)
+    ((old, _),) = fake.recurring_runs.items()
+    scheduler.pause_schedule(old)
+    clock.sleep(60)
+    begun = scheduler.create_schedule(job, "0 4 * * *").schedule_id
+    scheduler.pause_schedule(begun)
+    earlier(fake.recurring_runs[begun])
+    fake.recurring_runs[begun].description += "tpu_pipelines_to_be_enabled: 'true'\n" * marked
+    upsert(scheduler, job, "0 4 * * *", backoff)
+    assert list(fake.recurring_runs) == [begun]
+    assert fake.recurring_runs[begun].mode == ("ENABLE" if marked else "DISABLE")
+
+
+@pytest.mark.parametrize("name", ["ü-boot", "_-x"])
+def test_a_name_that_no_object_of_the_cluster_may_have_is_not_scheduled(plan, fake, kubeflow, backoff, name):
+    job = dataclasses.replace(plan.jobs[0], name=name)
+    with pytest.raises(InputError, match=rf"Cannot schedule {name!r} on Kubeflow, .* expected a letter from a to z"):
+        upsert(kubeflow.platform, job, NIGHTLY, backoff)
+    assert fake.called("recurring_run_service_create_recurring_run") == []
 
 
 def test_a_schedule_is_paused_resumed_and_deleted(plan, fake, kubeflow, backoff):

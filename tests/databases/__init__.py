@@ -1,0 +1,1 @@
+"""A real database in place of Kubeflow's."""

@@ -1,0 +1,66 @@
+"""What Kubeflow Pipelines refuses when something is created: each check raises a `ServiceError`.
+
+Every rule names its source; `tests/fakes/RULES` lists them, as of kubeflow/pipelines at 7b70c7b.
+"""
+
+import re
+
+from tests.fakes.google_api import ServiceError
+
+# Columns of the tables of runs, recurring runs and experiments, in characters.
+COLUMNS = {"DisplayName": 255, "Description": 255, "Schedule": 255}
+_EXPERIMENT_BYTES = 128
+_NAMESPACE_BYTES = 63
+_SPECIFICATION_BYTES = 700_000
+
+
+def check_columns(doing: str, texts: dict[str, str | None], columns: dict[str, int] = COLUMNS) -> None:
+    """Refuse texts that are longer than their columns; texts by column."""
+    # Rule: a run's and a recurring run's names and descriptions have 255 characters at most in MySQL and MariaDB, whose
+    # error 1406 is answered with 500 when the run's workflow is there already (kubeflow/pipelines
+    # backend/src/apiserver/model/run.go and model/job.go: Description, DisplayName, both without a size;
+    # client_manager/client_manager.go: DefaultStringSize; resource/resource_manager.go: CreateRun, CreateJob)
+    # Rule: a cron expression has 255 characters at most (kubeflow/pipelines
+    # backend/src/apiserver/model/cron_schedule.go: Cron)
+    for column, text in texts.items():
+        if len(text or "") > columns[column]:
+            error = f"Error 1406 (22001): Data too long for column '{column}' at row 1"
+            raise ServiceError("INTERNAL", f"Failed to {doing}: InternalServerError: {error}")
+
+
+def check_experiment(name: str | None, namespace: str | None) -> None:
+    """Refuse an experiment without a name, or whose name or namespace is too long."""
+    # Rule: an experiment's name has 128 bytes at most, and its namespace 63, answered with 500
+    # (kubeflow/pipelines backend/src/apiserver/validation/length.go: LengthSpecs, ValidateModel;
+    # server/api_converter.go: toModelExperiment)
+    for field, text, most in (("Name", name, _EXPERIMENT_BYTES), ("Namespace", namespace, _NAMESPACE_BYTES)):
+        if len((text or "").encode()) > most:
+            raise ServiceError("INTERNAL", f"Invalid input error: Experiment.{field} length cannot exceed {most}")
+    if not name:
+        raise ServiceError("INTERNAL", "Experiment must have a non-empty name")
+
+
+def is_same_name(one: str, other: str) -> bool:
+    """Whether two names are one for the database."""
+    # Rule: names that differ in case are one name in a unique index of MySQL and MariaDB, whose collations ignore it
+    # (https://dev.mysql.com/doc/refman/8.4/en/charset-collation-names.html; kubeflow/pipelines
+    # backend/src/apiserver/model/experiment.go: idx_name_namespace)
+    return one.casefold() == other.casefold()
+
+
+def check_object_name(display_name: str) -> None:
+    """Refuse a recurring run whose object could have no name in the cluster."""
+    # Rule: a recurring run's object is named by the small letters, digits and dashes of its name, and no such name
+    # begins with a dash; a refusal is answered with 500 (kubeflow/pipelines backend/src/apiserver/template/template.go:
+    # toSWFCRDResourceGeneratedName; https://kubernetes.io/docs/concepts/overview/working-with-objects/names)
+    name = re.sub("[^a-z0-9-]+", "", display_name.lower())[:25]
+    if name.startswith("-"):
+        raise ServiceError("INTERNAL", f'ScheduledWorkflow "{name}abcde" is invalid: metadata.generateName')
+
+
+def check_size(specification: str) -> None:
+    """Refuse a pipeline that is too large."""
+    # Rule: the server reads 32 MiB of a pipeline, of which Argo takes 700 kB; the answer is documented nowhere
+    # (kubeflow/pipelines backend/src/apiserver/model/pipeline_version.go: PipelineSpec; common/const.go: MaxFileLength)
+    if (size := len(specification.encode())) > _SPECIFICATION_BYTES:
+        raise ServiceError("INTERNAL", f"Failed to create a workflow: its specification has {size} bytes.")
