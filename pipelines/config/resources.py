@@ -42,6 +42,10 @@ _RETRIES = 5
 VERTEX_DISK_GIB = 100
 
 
+# A step's disk on Kubeflow. Steps write their outputs to the folder for temporary files first.
+SCRATCH_VOLUME, SCRATCH_FOLDER = "scratch", "/tmp"
+
+
 # A task has at most 100 artifacts: https://cloud.google.com/vertex-ai/docs/quotas#pipelines. Merging needs two more.
 _MOST_FAN_OUT_TASKS = 90
 
@@ -181,9 +185,12 @@ def place_on(target: str, task: Any, asked: StepResources) -> Any:
         if asked.timeout:
             kubernetes.set_timeout(task, asked.timeout)
         if asked.disk:
-            # Steps write their outputs to the folder for temporary files first.
             kubernetes.add_ephemeral_volume(
-                task, volume_name="scratch", mount_path="/tmp", access_modes=["ReadWriteOnce"], size=asked.disk
+                task,
+                volume_name=SCRATCH_VOLUME,
+                mount_path=SCRATCH_FOLDER,
+                access_modes=["ReadWriteOnce"],
+                size=asked.disk,
             )
             as_root(task)
     elif asked.timeout:  # Vertex AI has no time limit for a task, so the container has one.

@@ -1,8 +1,9 @@
 """Settings of platforms: project, region, bucket, accounts. Imports and compilation work without them."""
 
 import dataclasses
+import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,39 @@ _OF_TARGET = {
 MAIL = "mailto:"
 _OF_REGION = ("network_attachment", "encryption_key", "tensorboard")  # Named projects/…/…/REGION/….
 _LABEL = r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"  # Labels that both Google Cloud and Kubernetes accept.
+# Labels of a job on Vertex AI: 64, of which submissions set 8 and the service sets 1.
+# https://cloud.google.com/resource-manager/docs/labels-overview
+_MOST_LABELS = 55
+# Names of Kubernetes objects: https://kubernetes.io/docs/concepts/overview/working-with-objects/names
+_DNS_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_DNS_SUBDOMAIN = r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
+# KFP names the volume of a pod after the claim or secret: kubeflow/pipelines backend/src/v2/driver/k8s.go,
+# makeVolumeMountPatch and extendPodSpecPatch. Paths must not contain ":": kubernetes/api core/v1/types.go, VolumeMount.
+_MOUNT = rf"{_DNS_LABEL}=/[^\s:]*"
+_MOUNT_HINT = (
+    " Kubeflow names a pod's volume after it, so it needs a name of at most 63 lower-case letters, digits and '-', and "
+    "an absolute path without ':' and spaces."
+)
+# Volumes and folders of KFP's and Argo's own in the pod of each step: kubeflow/pipelines at 7b70c7b,
+# backend/src/v2/compiler/argocompiler/container.go, backend/src/v2/component/constants.go; argoproj/argo-workflows at
+# f016ad8, workflow/controller/workflowpod.go. A patch of the pod would replace them silently.
+_KFP_VOLUMES = (
+    *("kfp-launcher", "kfp-workspace", "gcs-scratch", "s3-scratch", "minio-scratch", "dot-local-scratch"),
+    *("dot-cache-scratch", "dot-config-scratch", "ca-bundle", "custom-ca"),
+    *("var-run-argo", "tmp-dir-argo", "input-artifacts", "argo-env-config", "argoexec-bin"),
+)
+_KFP_FOLDERS = (
+    *("/", "/gcs", "/s3", "/minio", "/.local", "/.cache", "/.config", "/kfp-launcher", "/kfp-workspace"),
+    *("/var/run/argo", "/var/run/secrets/kubernetes.io/serviceaccount"),
+)
 
 
 def _text(example: str, pattern: str, hint: str = "") -> Any:
     return dataclasses.field(default="", metadata={"example": example, "pattern": pattern, "hint": hint})
 
 
-def _pairs(example: str, pattern: str) -> Any:
-    return dataclasses.field(default_factory=dict, metadata={"example": example, "pattern": pattern})
+def _pairs(example: str, pattern: str, hint: str = "") -> Any:
+    return dataclasses.field(default_factory=dict, metadata={"example": example, "pattern": pattern, "hint": hint})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +121,7 @@ class Settings:
     service_account: str = _text("trainer@my-project.iam.gserviceaccount.com", SERVICE_ACCOUNT)
     network: str = _text(
         "projects/12345/global/networks/my-network",
-        rf"projects/\d+/global/networks/{COMPUTE_NAME}",
+        rf"projects/[0-9]+/global/networks/{COMPUTE_NAME}",
         " The project stands there by its number: gcloud projects describe PROJECT --format='value(projectNumber)'.",
     )
     network_attachment: str = _text(
@@ -112,14 +138,14 @@ class Settings:
     )
     experiment: str = _text("digits-models", r"[a-z0-9][a-z0-9-]{2,126}[a-z0-9]")
     labels: Mapping[str, str] = _pairs("team=vision,stage=test", rf"(?=[a-z]){_LABEL}=({_LABEL})?")
-    environment: Mapping[str, str] = _pairs("XLA_FLAGS=--xla_dump_to=/tmp/xla", r"[A-Za-z_]\w*=.*")
+    environment: Mapping[str, str] = _pairs("XLA_FLAGS=--xla_dump_to=/tmp/xla", r"[A-Za-z_][A-Za-z0-9_]*=.*")
     kfp_host: str = _text("https://kubeflow.example.com/pipeline", r"https?://[^/\s]\S*")
-    kfp_namespace: str = _text("team-vision", r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-    s3_secret: str = _text("s3-credentials", r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
-    kueue_queue: str = _text("tpu-queue", r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+    kfp_namespace: str = _text("team-vision", _DNS_LABEL)
+    s3_secret: str = _text("s3-credentials", _DNS_SUBDOMAIN)
+    kueue_queue: str = _text("tpu-queue", rf"(?=.{{1,63}}$){_DNS_SUBDOMAIN}")  # The value of a label.
     provisioning: str = _text("flex-start", "flex-start")
-    secrets: Mapping[str, str] = _pairs("storage-key=/secrets/storage", r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?=/\S+")
-    volumes: Mapping[str, str] = _pairs("checkpoints=/mnt/checkpoints", r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?=/\S+")
+    secrets: Mapping[str, str] = _pairs("storage-key=/secrets/storage", _MOUNT, _MOUNT_HINT)
+    volumes: Mapping[str, str] = _pairs("checkpoints=/mnt/checkpoints", _MOUNT, _MOUNT_HINT)
     notify: str = _text(
         "gs://my-bucket/hook.txt",
         rf"(https?|gs|s3)://[^/\s]\S*|{MAIL}[^@\s,]+@[^@\s,]+(,[^@\s,]+@[^@\s,]+)*",
@@ -140,7 +166,28 @@ class Settings:
                         f"{field.metadata['example']}. Received: {received}."
                         f"{field.metadata.get('hint', '')}"
                     )
+        for message in self._check_mounts():
+            mistakes.add(message)
         mistakes.raise_all()
+
+    def _check_mounts(self) -> Iterator[str]:
+        """Yield messages about volumes and secrets that one pod cannot mount together."""
+        mounts = [("volumes", *pair) for pair in self.volumes.items()]
+        mounts += [("secrets", *pair) for pair in self.secrets.items()]
+        seen: dict[str, str] = {}  # Mounts by name and by path; a path begins with "/".
+        for setting, name, path in mounts:
+            folder = folder_of(path)
+            mount = f"{variable(setting)}={name}={path}"
+            if name in _KFP_VOLUMES or folder in _KFP_FOLDERS:
+                kept = name if name in _KFP_VOLUMES else folder
+                yield f"Cannot mount {mount}: {kept} is Kubeflow's own in each pod. Choose another name or path."
+            for key, what in ((name, "name"), (folder, "path")):
+                if other := seen.get(key):
+                    yield (
+                        f"Cannot mount {mount} beside {other}: a pod has one volume of a {what}. "
+                        f"{'Rename the claim or the secret' if what == 'name' else 'Choose another path'}."
+                    )
+                seen[key] = mount
 
     def check_applies(self, target: str) -> None:
         """Check that a platform supports all these settings.
@@ -154,6 +201,11 @@ class Settings:
                     f"The setting {name} ({variable(name)}) cannot be had with --target {target}. Received: {value!r}. "
                     "Leave it out there."
                 )
+        if target == "vertex" and len(self.labels) > _MOST_LABELS:
+            raise InputError(
+                f"A job on Vertex AI has at most {_MOST_LABELS} labels of yours: expected as many in "
+                f"{variable('labels')}, received {len(self.labels)}. Leave out some."
+            )
         if target != "vertex" and self.notify.startswith(MAIL):
             raise InputError(
                 f"Vertex AI alone sends e-mails: expected {variable('notify')} to be a webhook with --target {target}. "
@@ -210,6 +262,16 @@ class Settings:
             )
 
 
+def folder_of(path: str) -> str:
+    """Return a mount path in its shortest form.
+
+    Example:
+        >>> folder_of("//mnt/data/"), folder_of("/")
+        ('/mnt/data', '/')
+    """
+    return posixpath.normpath(f"/{path.lstrip('/')}")
+
+
 def variable(name: str) -> str:
     """Return the name of the environment variable for a setting.
 
@@ -255,4 +317,7 @@ def _split(name: str, text: str) -> dict[str, str]:
             f"Cannot use {variable(name)}: expected key=value,key=value. Received: {text!r}. A value with a comma goes "
             "into the file that --settings names."
         )
+    names = [key.strip() for key, _, _ in pairs]
+    if repeated := [key for key in names if names.count(key) > 1]:
+        raise InputError(f"Cannot use {variable(name)}: {repeated[0]!r} is given twice. Received: {text!r}.")
     return {key.strip(): value.strip() for key, _, value in pairs}

@@ -22,6 +22,7 @@ from tpu_pipelines.platforms.jobs import Step, slug
 LAUNCHER_IMAGE = "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"
 _LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
 _RESOURCES = "gcp_resources"  # Output by which a restarted launcher finds its job.
+_MOST_VARIABLES = 100  # custom_job.proto: ContainerSpec.env
 _TYPES = {str: "STRING", bool: "BOOLEAN", dict: "STRUCT"}  # KFP's types of inputs.
 
 
@@ -178,6 +179,11 @@ def _pool(container: Mapping[str, Any], machine: MachineSpec, settings: Settings
     """Return the job's single worker pool: machine, boot disk if configured, and the step's container."""
     hosts = machine.slice.hosts
     environment = {**settings.environment, **({COUNT_VARIABLE: str(hosts)} if hosts > 1 else {})}
+    if len(environment) > _MOST_VARIABLES:
+        raise InputError(
+            f"A job on Vertex AI has at most {_MOST_VARIABLES} environment variables. Received: {len(environment)}. "
+            "Set fewer in TPU_PIPELINES_ENVIRONMENT."
+        )
     machine_spec: dict[str, Any] = {key: value for key, value in machine.slice.vertex_fields.items() if value}
     if machine.reservation:
         machine_spec["reservation_affinity"] = {

@@ -9,8 +9,15 @@ from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import GPU, KUBEFLOW, TPU, MachineSpec
 from tpu_components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.config.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries, as_root, place_on
-from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.config.resources import (
+    SCRATCH_FOLDER,
+    SCRATCH_VOLUME,
+    TIMEOUT_WITHOUT_ESTIMATE_SECONDS,
+    apply_retries,
+    as_root,
+    place_on,
+)
+from tpu_pipelines.config.settings import Settings, folder_of
 from tpu_pipelines.config.steps import STEPS, StepResources
 from tpu_pipelines.platforms.jobs import Step, slug
 
@@ -68,6 +75,11 @@ def as_tpu_pod(
             "and leave the model there: expected a claim that many pods mount (ReadWriteMany), received none. Set "
             "TPU_PIPELINES_VOLUMES=CLAIM=/mnt/PATH, or use a machine of one host."
         )
+    if asked.disk and (mount := _like_the_disk(settings)):
+        raise InputError(
+            f"Cannot mount {mount} for {step}, whose disk is the volume {SCRATCH_VOLUME!r} at {SCRATCH_FOLDER}. Leave "
+            f"out resources.{step}.disk, or use another name and path."
+        )
     if is_slice:
         image = component.component_spec.implementation.container.image
         template = _host_pod(machine, settings, environment, asked, image)
@@ -102,6 +114,14 @@ def as_tpu_pod(
         return kubernetes.set_timeout(task, timeout_seconds)
 
     return make
+
+
+def _like_the_disk(settings: Settings) -> str:
+    """Return the claim or secret with the name or the path of a step's disk; empty if there is none."""
+    for name, path in (*settings.volumes.items(), *settings.secrets.items()):
+        if name == SCRATCH_VOLUME or folder_of(path) == SCRATCH_FOLDER:
+            return f"{name}={path}"
+    return ""
 
 
 def _tolerations(machine: MachineSpec) -> list[dict[str, str]]:
@@ -171,8 +191,11 @@ def _host_pod(
 ) -> dict[str, Any]:
     """Return the template of a host's pod in a JobSet."""
     entry, variables = machine.slice, {**environment, COUNT_VARIABLE: str(machine.slice.hosts)}
-    mounts = {claim: ("persistentVolumeClaim", "claimName", path) for claim, path in settings.volumes.items()}
-    mounts |= {secret: ("secret", "secretName", path) for secret, path in settings.secrets.items()}
+    # Settings check that names and paths differ.
+    mounts = [
+        *((claim, {"persistentVolumeClaim": {"claimName": claim}}, path) for claim, path in settings.volumes.items()),
+        *((secret, {"secret": {"secretName": secret}}, path) for secret, path in settings.secrets.items()),
+    ]
     signing_in = variables_of(settings.s3_secret) if settings.s3_secret else []
     spec = {
         "restartPolicy": "Never",
@@ -197,13 +220,13 @@ def _host_pod(
                     "limits": {"google.com/tpu": str(entry.chips // entry.hosts)},
                     "requests": {"cpu": str(asked.cpu), "memory": asked.memory},
                 },
-                "volumeMounts": [{"name": name, "mountPath": path} for name, (_, _, path) in mounts.items()],
+                "volumeMounts": [{"name": name, "mountPath": path} for name, _, path in mounts],
                 # As for KFP's steps (backend/src/v2/compiler/argocompiler/security_context.go). The image sets the
                 # user: a TPU may need root.
                 "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
             }
         ],
-        "volumes": [{"name": name, kind: {key: name}} for name, (kind, key, _) in mounts.items()],
+        "volumes": [{"name": name, **source} for name, source, _ in mounts],
     }
     labels = {**settings.labels, **_WITHOUT_PROXY}
     return {"metadata": {"labels": labels, "annotations": dict(_WITHOUT_PROXY)}, "spec": spec}

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.kubeflow_rules import check_volumes
+
 PATH = re.compile(r"/apis/jobset\.x-k8s\.io/v1alpha2/namespaces/([^/]+)/jobsets(?:/([^/]+))?")
 _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _RULE_NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
@@ -54,7 +56,13 @@ def check(jobset: Mapping[str, Any]) -> None:
         # Rule: what a container mounts is a volume of its pod (kubernetes/kubernetes pkg/apis/core/validation:
         # ValidateVolumeMounts)
         volumes = {volume["name"] for volume in pod.get("volumes", ())}
+        if len(volumes) < len(pod.get("volumes", ())):
+            raise RefusedError(422, "spec.volumes.name: Duplicate value")
         for container in pod["containers"]:
+            try:
+                check_volumes([(mount["name"], mount["mountPath"]) for mount in container.get("volumeMounts", ())])
+            except ValueError as error:
+                raise RefusedError(422, str(error)) from error
             if lacking := {mount["name"] for mount in container.get("volumeMounts", ())} - volumes:
                 raise RefusedError(422, f"volumeMounts not found: {sorted(lacking)}")
         # Rule: the pods of a slice together ask for its chips, each for all of its node (https://cloud.google.com/

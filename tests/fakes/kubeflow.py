@@ -273,6 +273,8 @@ class FakeKubeflow(GoogleApiServer):
             item.pipeline_spec = version.pipeline_spec
         _check_spec(item.pipeline_spec)
         kubeflow_rules.check_size(json.dumps(item.pipeline_spec))
+        for name in tasks_of(item.pipeline_spec):
+            kubeflow_rules.check_mounts(executor_config(item.pipeline_spec, name))
 
     def run_service_create_run(self, request: _Request) -> Any:
         run = request["run"]
@@ -543,7 +545,7 @@ def retry_policy(pipeline_spec: dict[str, Any], task: str) -> dict[str, Any]:
 def tasks_of(pipeline_spec: dict[str, Any]) -> dict[str, Any]:
     """All tasks of a pipeline, in whatever part, by their names."""
     spec, _ = split_spec(pipeline_spec)
-    parts = (spec["root"], *spec["components"].values())
+    parts = (spec["root"], *spec.get("components", {}).values())
     return {name: task for part in parts for name, task in part.get("dag", {}).get("tasks", {}).items()}
 
 

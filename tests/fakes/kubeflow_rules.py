@@ -3,7 +3,10 @@
 Every rule names its source; `tests/fakes/RULES` lists them, as of kubeflow/pipelines at 7b70c7b.
 """
 
+import posixpath
 import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from tests.fakes.google_api import ServiceError
 
@@ -56,6 +59,57 @@ def check_object_name(display_name: str) -> None:
     name = re.sub("[^a-z0-9-]+", "", display_name.lower())[:25]
     if name.startswith("-"):
         raise ServiceError("INTERNAL", f'ScheduledWorkflow "{name}abcde" is invalid: metadata.generateName')
+
+
+# Rule: the pod of a step has volumes of KFP's and Argo's own, at these paths (kubeflow/pipelines
+# backend/src/v2/compiler/argocompiler/container.go: addContainerExecutorTemplate; argoproj/argo-workflows
+# workflow/controller/workflowpod.go: volumeVarArgo, volumeTmpDir)
+_OWN_MOUNTS = {
+    "kfp-launcher": "/kfp-launcher",
+    "gcs-scratch": "/gcs",
+    "s3-scratch": "/s3",
+    "minio-scratch": "/minio",
+    "dot-local-scratch": "/.local",
+    "dot-cache-scratch": "/.cache",
+    "dot-config-scratch": "/.config",
+    "var-run-argo": "/var/run/argo",
+    "tmp-dir-argo": "",
+}
+
+
+def check_mounts(config: Mapping[str, Any]) -> None:
+    """Refuse a step whose pod could not be, or would lack a volume; refused here when the pipeline is sent."""
+    # Rule: a claim's and a secret's name is that of the pod's volume (kubeflow/pipelines backend/src/v2/driver/k8s.go:
+    # makeVolumeMountPatch, extendPodSpecPatch)
+    mounts = [(one["constant"], one["mountPath"]) for one in config.get("pvcMount", ())]
+    mounts += [(one["secretName"], one["mountPath"]) for one in config.get("secretAsVolume", ())]
+    mounts += [(one["volumeName"], one["mountPath"]) for one in config.get("genericEphemeralVolume", ())]
+    try:
+        check_volumes([*_OWN_MOUNTS.items(), *mounts])
+    except ValueError as error:
+        raise ServiceError("INVALID_ARGUMENT", f"Pod is invalid: {error}") from error
+
+
+def check_volumes(mounts: Iterable[tuple[str, str]]) -> None:
+    """Refuse volumes, by name and path, that one pod cannot have.
+
+    Raises:
+        ValueError: If it cannot.
+    """
+    names: set[str] = set()
+    paths: set[str] = set()
+    for name, path in mounts:
+        # Rule: a volume's name is a DNS label, of 63 characters at most and without dots; two of a pod differ in it
+        # (kubernetes/kubernetes pkg/apis/core/validation/validation.go: ValidateVolumes)
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name) or name in names:
+            raise ValueError(f"spec.volumes.name: {name!r} is no DNS label, or there twice")
+        # Rule: a path at which a volume is mounted has no colon, and no other volume (kubernetes/kubernetes
+        # pkg/apis/core/validation/validation.go: ValidateVolumeMounts; kubernetes/api core/v1/types.go: VolumeMount)
+        folder = posixpath.normpath(path.replace("//", "/")) if path else ""
+        if ":" in path or folder in paths - {""}:
+            raise ValueError(f"volumeMounts.mountPath: {path!r} has a colon, or is there twice")
+        names.add(name)
+        paths.add(folder)
 
 
 def check_size(specification: str) -> None:

@@ -77,6 +77,19 @@ def test_the_environment_goes_before_the_file(tmp_path):
         ("kfp_host", "kubeflow", "'kubeflow'"),
         ("secrets", "key=secrets", "'key=secrets'"),
         ("volumes", "Claim=/mnt", "'Claim=/mnt'"),
+        ("volumes", "my.claim=/mnt", r"'my\.claim=/mnt'\. Kubeflow names a pod's volume after it, .* at most 63 lower"),
+        ("volumes", f"{'c' * 64}=/mnt", f"'{'c' * 64}=/mnt'"),
+        ("volumes", "claim=/mnt:ro", r"'claim=/mnt:ro'\. .* an absolute path without ':'"),
+        ("volumes", "claim=mnt", "'claim=mnt'"),
+        ("secrets", "my.key=/secrets", r"'my\.key=/secrets'\. Kubeflow names"),
+        ("secrets", f"{'k' * 64}=/secrets", f"'{'k' * 64}=/secrets'"),
+        ("secrets", "key=/a:b", "'key=/a:b'"),
+        ("s3_secret", "a..b", r"'a\.\.b'"),
+        ("s3_secret", "s" * 254, "'sss"),
+        ("kueue_queue", "a..b", r"'a\.\.b'"),
+        ("kueue_queue", "q" * 64, "'qqq"),
+        ("environment", "NÄME=1", "'NÄME=1'"),
+        ("region", "us-west١", "'us-west١'"),
     ],
 )
 def test_a_value_of_the_wrong_form_is_refused_with_an_example(name, text, received):
@@ -108,6 +121,54 @@ def test_all_values_of_the_wrong_form_are_reported_at_once():
 def test_pairs_without_a_value_are_refused(text):
     with pytest.raises(InputError, match=rf"TPU_PIPELINES_LABELS: expected key=value,key=value\. Received: '{text}'"):
         load_settings({"TPU_PIPELINES_LABELS": text})
+
+
+@pytest.mark.parametrize(
+    ("volumes", "secrets", "message"),
+    [
+        (
+            {"data": "/mnt"},
+            {"data": "/secrets"},
+            r"SECRETS=data=/secrets beside .*VOLUMES=data=/mnt: .* of a name\. Rena",
+        ),
+        (
+            {"a": "/mnt", "b": "/mnt/"},
+            {},
+            r"VOLUMES=b=/mnt/ beside .*VOLUMES=a=/mnt: a pod has one volume of a path\. Cho",
+        ),
+        ({"a": "/mnt"}, {"b": "/mnt/x/.."}, r"SECRETS=b=/mnt/x/\.\. beside .*VOLUMES=a=/mnt: .* of a path"),
+        ({}, {"a": "/mnt", "b": "//mnt"}, r"SECRETS=b=//mnt beside .*SECRETS=a=/mnt"),
+        ({"kfp-launcher": "/mnt"}, {}, r"VOLUMES=kfp-launcher=/mnt: kfp-launcher is Kubeflow's own in each pod"),
+        ({"data": "/gcs/"}, {}, r"VOLUMES=data=/gcs/: /gcs is Kubeflow's own in each pod"),
+        ({}, {"key": "/"}, r"SECRETS=key=/: / is Kubeflow's own"),
+    ],
+)
+def test_what_one_pod_could_not_mount_together_is_refused(volumes, secrets, message):
+    with pytest.raises(InputError, match=f"Cannot mount TPU_PIPELINES_{message}"):
+        Settings(volumes=volumes, secrets=secrets)
+
+
+def test_names_and_paths_that_pods_mount_are_taken():
+    settings = Settings(volumes={"c" * 63: "/mnt/a", "1": "/mnt/a/b"}, secrets={"a-b": "/mnt"}, s3_secret="s3.team-a")
+    assert len(settings.volumes) == 2
+
+
+def test_a_pair_that_is_given_twice_is_not_lost():
+    with pytest.raises(
+        InputError, match=r"Cannot use TPU_PIPELINES_VOLUMES: 'claim' is given twice\. Received: 'claim="
+    ):
+        load_settings({"TPU_PIPELINES_VOLUMES": "claim=/mnt/a, claim=/mnt/b"})
+
+
+def test_vertex_takes_as_many_labels_as_its_jobs_have_left():
+    labels = {f"label-{number}": "x" for number in range(56)}
+    Settings(labels=labels).check_applies("kubeflow")
+    with pytest.raises(
+        InputError, match=r"at most 55 labels of yours: expected as many in TPU_PIPELINES_LABELS, receiv"
+    ):
+        Settings(labels=labels).check_applies("vertex")
+    labels.popitem()
+    Settings(labels=labels).check_applies("vertex")
 
 
 @pytest.mark.parametrize(

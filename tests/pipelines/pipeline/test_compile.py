@@ -580,6 +580,39 @@ def test_the_jobset_of_several_hosts_matches_the_golden_file():
     assert json.loads(ask)["manifest"] == yaml.safe_load(golden.read_text())
 
 
+def test_the_pods_of_several_hosts_mount_every_volume_and_secret():
+    settings = Settings(volumes={"shared": "/mnt/shared", "cache": "/mnt/cache"}, secrets={"key": "/secrets/key"})
+    container, _ = pod("v5e-16", settings)
+    (ask,) = (json.loads(one["value"]) for one in container["env"] if one["name"] == "TPU_PIPELINES_JOBSET")
+    (job,) = ask["manifest"]["spec"]["replicatedJobs"]
+    host = job["template"]["spec"]["template"]["spec"]
+    assert host["volumes"] == [
+        {"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}},
+        {"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}},
+        {"name": "key", "secret": {"secretName": "key"}},
+    ]
+    assert [(one["name"], one["mountPath"]) for one in host["containers"][0]["volumeMounts"]] == [
+        ("shared", "/mnt/shared"),
+        ("cache", "/mnt/cache"),
+        ("key", "/secrets/key"),
+    ]
+
+
+@pytest.mark.parametrize("mounts", [{"volumes": {"scratch": "/mnt"}}, {"secrets": {"key": "/tmp/"}}])
+def test_a_mount_in_the_place_of_a_steps_disk_is_refused(mounts):
+    message = r"Cannot mount (scratch=/mnt|key=/tmp/) for train_model, whose disk is the volume 'scratch' at /tmp"
+    with pytest.raises(InputError, match=message):
+        compile_digits("kubeflow", "resources.train_model.disk=100Gi", settings=Settings(**mounts))
+    compile_digits("kubeflow", settings=Settings(**mounts))
+
+
+def test_a_job_on_vertex_has_a_hundred_environment_variables():
+    variables = {f"V{number}": "1" for number in range(100)}
+    compile_digits("vertex", settings=Settings(environment=variables))
+    with pytest.raises(InputError, match=r"at most 100 environment variables\. Received: 101\. Set fewer in TPU_PIP"):
+        compile_digits("vertex", settings=Settings(environment={**variables, "X": "1"}))
+
+
 def test_several_hosts_need_a_volume_of_all():
     with pytest.raises(InputError, match=r"v5e-16 has 4 hosts.*\(ReadWriteMany\), received none\. Set TPU_PI"):
         pod("v5e-16")

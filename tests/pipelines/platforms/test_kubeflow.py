@@ -886,6 +886,29 @@ def test_the_fake_refuses_what_is_no_run(fake):
         client.call_api("/apis/v2beta1/runs", "POST", body={"labels": {}}, response_type="V2beta1Run")
 
 
+@pytest.mark.parametrize(
+    ("mounts", "message"),
+    [
+        ({"pvcMount": [{"constant": "my.claim", "mountPath": "/mnt"}]}, "no DNS label"),
+        ({"secretAsVolume": [{"secretName": "s" * 64, "mountPath": "/mnt"}]}, "no DNS label"),
+        ({"pvcMount": [{"constant": "claim", "mountPath": "/mnt:ro"}]}, "a colon"),
+        (
+            {
+                "pvcMount": [{"constant": "a", "mountPath": "/mnt"}],
+                "secretAsVolume": [{"secretName": "b", "mountPath": "/mnt/"}],
+            },
+            "there twice",
+        ),
+        ({"pvcMount": [{"constant": "gcs-scratch", "mountPath": "/mnt"}]}, "there twice"),
+    ],
+)
+def test_the_fake_refuses_what_no_pod_could_mount(plan, fake, kubeflow, mounts, message):
+    spec, platform = copy.deepcopy(plan.jobs[0].specifications)
+    platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]["exec-train-model"].update(mounts)
+    with pytest.raises(InputError, match=message):
+        kubeflow.create(dataclasses.replace(plan.jobs[0], package=yaml.safe_dump_all([spec, platform])))
+
+
 # For real
 
 
