@@ -1,15 +1,18 @@
 """Detects groups of dependent examples, such as a patient's images, that the configuration does not name."""
 
+import dataclasses
 import datetime
 import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import IMAGE
 from tpu_components.core.sources.csv_file import read_others
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams, split_source
+from tpu_components.create_tfrecords.planning import plan_dataset
 
 _LOOKED_AT = 20_000
 _FEWEST = 10  # Groups; fewer values are rather categories, such as cameras, than groups, such as patients.
@@ -38,7 +41,7 @@ def find_group_hints(listing: Listing, params: WriteParams) -> Iterator[str]:
                 (most, count), num_values = Counter(known).most_common(1)[0], len(set(known))
                 yield (
                     f"the column {name!r} has {num_values:,} values for {len(known):,} rows, {most!r} for {count}: if "
-                    f"rows of one value depend on each other, set data.group_column={name}"
+                    f"rows of one value depend on each other, {_advise_on_column(params, name, values)}"
                 )
     if listing.kind == IMAGE and listing.files:
         stems = Counter(
@@ -52,6 +55,22 @@ def find_group_hints(listing: Listing, params: WriteParams) -> Iterator[str]:
                 "examples depend on each other, list them in a CSV file with a column for it, and name that in "
                 "data.group_column"
             )
+
+
+def _advise_on_column(params: WriteParams, name: str, values: Sequence[str]) -> str:
+    """Return the advice to group by a column, after a plan of the data with it; what stands in its way comes first."""
+    setting = f"data.group_column={name}"
+    if num_empty := values.count(""):
+        # An empty cell sets its row aside, which can remove a whole class.
+        return (
+            f"fill the {num_empty:,} empty cells of this column, with a value of its own for each row that depends on "
+            f"no other; then set {setting}"
+        )
+    try:
+        plan_dataset(dataclasses.replace(params, group_column=name))
+    except InputError as error:
+        return f"{setting} keeps them in one split, but not with these data: {error}"
+    return f"set {setting}"
 
 
 def _are_groups(num_groups: int, num_examples: int) -> bool:

@@ -118,9 +118,15 @@ def list_examples(params: WriteParams) -> Listing:
         listing = dataclasses.replace(listing, notes=(*listing.notes, note))
     if len(present) < 2:
         name = listing.class_names[present[0]] if len(present) else "none"
+        lost = listing.bad[0] if listing.bad else None
         raise InputError(
             f"A classifier needs at least two classes. Received: one class ({name!r}) in {params.source!r}. "
-            "Give every class its own folder or label."
+            + (
+                f"{len(listing.bad)} of {listing.num_inputs} inputs cannot be used, such as {lost.key!r} "
+                f"({lost.reason}): repair them."
+                if lost
+                else "Give every class its own folder or label."
+            )
             + (f" If {name!r} holds their folders: {params.source}/{name}." if source.has_class_folders else "")
         )
     return listing

@@ -6,6 +6,7 @@ from PIL import Image
 
 from tpu_components.core.sources.kinds import list_examples
 from tpu_components.core.sources.params import WriteParams
+from tpu_components.create_tfrecords.planning import plan_dataset
 from tpu_pipelines.checking.group_hints import find_group_hints
 
 
@@ -50,3 +51,34 @@ def test_numbered_pictures_suggest_none(tmp_path):
         for i in range(40):
             Image.fromarray(np.full((4, 4), i, np.uint8)).save(tmp_path / folder / f"{folder}.{i:04d}.png")
     assert not _hints(WriteParams(f"images:{tmp_path}"))
+
+
+@pytest.mark.parametrize("rows", [range(0, 120, 2), range(5), [119]], ids=["a class", "a group", "one"])
+def test_a_column_with_empty_cells_is_proposed_once_it_is_filled(scans, tmp_path, rows):
+    """An empty cell sets its row aside: with those of one class empty, the other class alone was left."""
+    path = tmp_path / "scans.csv"
+    header, *lines = path.read_text().splitlines()
+
+    def write(cell):
+        cells = [line.split(",") for line in lines]
+        for row in rows:
+            cells[row][2] = cell.format(row)
+        path.write_text("\n".join([header, *map(",".join, cells)]))
+
+    write("")
+    hint = next(hint for hint in _hints(WriteParams(scans)) if "'patient'" in hint)
+    assert f"fill the {len(rows)} empty cells of this column, with a value of its own for each row" in hint
+    write("alone-{}")
+    assert hint.endswith("then set data.group_column=patient")
+    assert plan_dataset(WriteParams(scans, group_column="patient")).num_examples == 120
+
+
+def test_a_column_that_does_not_fit_the_data_is_not_proposed(scans, tmp_path):
+    """All of a patient's rows are in one split: a file that divides them itself would be refused."""
+    path = tmp_path / "scans.csv"
+    header, *lines = path.read_text().splitlines()
+    splits = ("train", "train", "test")
+    path.write_text("\n".join([f"{header},split", *(f"{line},{splits[i % 3]}" for i, line in enumerate(lines))]))
+    hint = next(hint for hint in _hints(WriteParams(scans)) if "'patient'" in hint)
+    assert "set data.group_column" not in hint
+    assert "Correct the split column" in hint
