@@ -44,6 +44,15 @@ _KINDS = {
     "metric": ("metrics", "metrics.Metric"),
     "callback": ("callbacks", "callbacks.Callback"),
 }
+# Names of our own for a setting, beside Keras's.
+_OWN_NAMES = {"optimizer": ("auto",), "learning_rate_schedule": ("constant", "cosine"), "loss": ("auto",)}
+# Classes that messages do not offer: they are refused, or refused with their defaults.
+_NOT_OFFERED = {
+    "optimizer": ("LossScaleOptimizer", "MultiOptimizer"),  # They take other optimizers.
+    "loss": ("CTC", "Circle", "Dice", "Tversky"),  # Their result for an example depends on the other examples.
+    "metric": ("Mean", "MeanMetricWrapper", "Sum"),  # They take functions, or values that are no predictions.
+    "callback": ("CallbackList", "LambdaCallback", "LearningRateScheduler"),  # They take functions or callbacks.
+}
 
 
 def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, optimizer: str) -> float:
@@ -520,10 +529,19 @@ def class_of(kind: str, name: str) -> Any:
             meant = getattr(keras, _KINDS[kind][0]).get(name)
             plain = _plain(getattr(meant, "__name__", type(meant).__name__))
     if plain not in classes:
-        names = {key: keras_class.__name__ for key, keras_class in classes.items()}
-        near = did_you_mean(plain, names)
-        raise InputError(f"Keras has no {kind} {name!r}: expected one of {', '.join(names.values())}.{near}")
+        names = offered_names(kind)
+        near = did_you_mean(name.lower(), names)
+        raise InputError(f"Keras has no {kind} {name!r}: expected one of {', '.join(names)}.{near}")
     return classes[plain]
+
+
+def offered_names(kind: str) -> tuple[str, ...]:
+    """Return the names that messages offer for a kind of `keras_classes`, as configurations write them: ours first."""
+    classes = (keras_class.__name__ for keras_class in keras_classes(kind).values())
+    return (
+        *_OWN_NAMES.get(kind, ()),
+        *(_snake(name) for name in classes if name not in _NOT_OFFERED.get(kind, ())),
+    )
 
 
 def keras_classes(kind: str) -> dict[str, Any]:
@@ -542,7 +560,13 @@ def _plain(name: str) -> str:
 
 
 def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    """Return a class's name in lower case with underscores.
+
+    Example:
+        >>> _snake("ReduceLROnPlateau"), _snake("AdamW"), _snake("F1Score")
+        ('reduce_lr_on_plateau', 'adamw', 'f1_score')
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z][A-Za-z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def _check_step(model: Any, batch: Sequence[np.ndarray]) -> None:

@@ -48,6 +48,9 @@ def test_every_optimizer_schedule_and_loss_trains_as_in_fit_of_keras_or_is_refus
         "dice",
         "tversky",
     }
+    for kind, facts in said.items():
+        refused = {name for name, fact in facts.items() if isinstance(fact, str)}
+        assert not refused & {name.replace("_", "") for name in compiling.offered_names(kind)}
     assert len(said["optimizer"]) >= 16
     assert len(said["loss"]) >= 22
     assert len(said["learning_rate_schedule"]) >= 6
@@ -64,7 +67,10 @@ def test_an_optimizer_of_keras_trains_as_in_fit_of_keras():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"optimizer": "lyon"}, r"Keras has no optimizer 'lyon': expected one of Adadelta, .* Did you mean 'lion'\?"),
+        (
+            {"optimizer": "lyon"},
+            r"Keras has no optimizer 'lyon': expected one of auto, adadelta, .* Did you mean 'lion'\?",
+        ),
         (
             {"optimizer": "lion", "optimizer_parameters": {"beta1": 1}},
             r"optimizer 'lion' has no parameter 'beta1': expected some of beta_1, .* Did you mean 'beta_1'\?",
@@ -113,6 +119,34 @@ def test_what_takes_class_numbers_is_not_for_several_labels(settings, said):
     interface = replace(INTERFACE, task_name=MULTI_LABEL)
     with pytest.raises(InputError, match=said):
         compile_model(keras_names.build(), interface, TrainParams("m", **settings), 1, 5, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "typo", "meant"),
+    [
+        ("learning_rate_schedule", "cosin", "cosine"),
+        ("learning_rate_schedule", "constat", "constant"),
+        ("learning_rate_schedule", "cosine_deca", "cosine_decay"),
+        ("optimizer", "AdamWW", "adamw"),
+        ("optimizer", "atuo", "auto"),
+        ("loss", "categorical_focal_crossentropi", "categorical_focal_crossentropy"),
+        ("metric", "f1scor", "f1_score"),
+        ("callback", "reduce_lr_on_plato", "reduce_lr_on_plateau"),
+    ],
+)
+def test_a_typo_is_corrected_to_the_name_that_a_configuration_writes(kind, typo, meant):
+    with pytest.raises(InputError, match=rf"Did you mean '{meant}'\?"):
+        compiling.class_of(kind, typo)
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "learning_rate_schedule", "loss", "metric", "callback"])
+def test_every_offered_name_is_found_and_none_is_refused(kind):
+    offered = compiling.offered_names(kind)
+    assert len(set(offered)) == len(offered) > 5
+    for name in set(offered) - {"auto", "constant", "cosine"}:
+        assert compiling.class_of(kind, name)
+    refused = {"loss_scale_optimizer", "multi_optimizer", "ctc", "circle", "dice", "tversky", "mean_metric_wrapper"}
+    assert not refused & set(offered)
 
 
 def test_names_are_taken_in_any_spelling():
