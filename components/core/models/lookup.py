@@ -27,6 +27,7 @@ from tpu_components.core.examples.interface import (
     ImageInput,
     Interface,
     Task,
+    TextInput,
 )
 from tpu_components.core.files import storage
 from tpu_components.core.models.bundle import Bundle, fetch, import_file, importing_from, is_reference, pack
@@ -354,7 +355,7 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
     if model.input_shape != expected[0] or (model.output_shape != expected[1] and not has_one_output):
         raise InputError(
             f"The model {name!r} does not fit the data: expected input {expected[0]} and output {expected[1]}, "
-            f"received {model.input_shape} and {model.output_shape}. {_advise_on_shape(model, interface)}"
+            f"received {model.input_shape} and {model.output_shape}. {_advise_on_shape(name, model, interface)}"
         )
     if isinstance(interface.input, ImageInput) and not _may_scale(model):
         warn(
@@ -418,9 +419,11 @@ def _last_layer(task: Task) -> str:
     return f"keras.layers.Dense({task.size_fact}{activation})"
 
 
-def _advise_on_shape(model: Any, interface: Interface) -> str:
-    """Return how to fix a model whose input or output shape does not match the data."""
+def _advise_on_shape(name: str, model: Any, interface: Interface) -> str:
+    """Return how to fix a model whose input or output shape does not match the data, or the settings of the data."""
     if model.input_shape != (None, *interface.input.shape):
+        if name.endswith(".keras"):
+            return _advise_on_data(model.input_shape, interface)
         shape = next(fact for fact in ("image_shape", "num_tokens") if fact in interface.facts)
         return f"Begin it with keras.Input({shape if shape == 'image_shape' else '(num_tokens,)'})."
     last = _last_layer(interface.task)
@@ -437,6 +440,17 @@ def _advise_on_shape(model: Any, interface: Interface) -> str:
             return f"End it with keras.layers.Reshape(({size},))."
         return f"Put keras.layers.Flatten(), or a layer of global pooling, before its last layer, {last}."
     return f"End it with {last}."
+
+
+def _advise_on_data(batch_shape: Any, interface: Interface) -> str:
+    """Return the settings with which the data have the input shape of a saved model, which cannot be changed."""
+    shape = batch_shape[1:] if isinstance(batch_shape, tuple) else ()
+    if None not in shape and len(shape) == len(interface.input.shape):
+        if isinstance(interface.input, ImageInput) and shape[-1] in (1, 3):
+            return f"Set data.image_size={shape[0]},{shape[1]} and data.channels={shape[2]}."
+        if isinstance(interface.input, TextInput):
+            return f"Set data.num_tokens={shape[0]}."
+    return f"Save the model again, beginning with keras.Input({interface.input.shape})."
 
 
 def _brought(name: str, model: Any, module: Mapping[str, Any]) -> Brought:
