@@ -3,13 +3,14 @@
 import contextlib
 import functools
 import io
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tpu_components.core.base.container_images import is_pinned
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import time
 from tpu_components.core.base.states import Status
+from tpu_components.core.base.typed_values import Mistakes
 from tpu_components.core.examples.artifacts import TRAIN, VALIDATION
 from tpu_components.core.examples.interface import CLASSIFICATION, Interface
 from tpu_components.core.machines.machine_spec import billed_by
@@ -19,15 +20,33 @@ from tpu_components.core.models.step.augmentation import check_augmentation
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.sources.kinds import find_source
 from tpu_components.preflight_training.compiling import sandbox
-from tpu_pipelines.checking.checks import check_data, check_deploy, check_inputs, check_model, sample_interface
+from tpu_pipelines.checking.checks import (
+    check_accelerator,
+    check_data,
+    check_deploy,
+    check_inputs,
+    check_model,
+    names_accelerator,
+    sample_interface,
+)
 from tpu_pipelines.checking.group_hints import find_group_hints
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
-from tpu_pipelines.doctor.findings import CannotAskError, Check, CheckCost, Finding, ask_all, errors_in
+from tpu_pipelines.doctor.findings import (
+    CannotAskError,
+    Check,
+    CheckCost,
+    Finding,
+    LackError,
+    ShellCommand,
+    ask_all,
+    errors_in,
+)
 from tpu_pipelines.doctor.google_apis import GoogleApis
 from tpu_pipelines.pipeline import compile as compiling
+from tpu_pipelines.starting.data_copy import plan_copy
 from tpu_pipelines.starting.data_overview import DataOverview, overview_of
 
 UNASKED = (CheckCost.FILE, CheckCost.SECONDS)  # Checks without a request to a platform.
@@ -54,16 +73,28 @@ def examine(
         context: kubectl context of Kubeflow's cluster; empty skips the checks of the cluster.
 
     Raises:
-        InputError: If a setting that the platform's checks need is missing, or the platform lacks the machine.
+        InputError: If the settings are refused.
     """
     settings = settings or Settings()
     checks = ConfigChecks(config, None if target else workspace, target, settings.region).checks()
     if target:
         checks += platform_checks(config, target, settings)
     if target and set(ASKED) & set(costs):
-        settings.require(*TARGET_SETTINGS[target])
-        checks += _asked(config, target, settings, context)
+        return _ask_platform(config, costs, target, settings, context)
     return ask_all([check for check in checks if check.cost in costs])
+
+
+def _ask_platform(
+    config: Config, costs: Collection[CheckCost], target: str, settings: Settings, context: str
+) -> list[Finding]:
+    """Return the errors of `first_checks`, and the findings of the platform's checks if these can be asked."""
+    missing = errors_in(ask_all(first_checks(config, target, settings)))
+    if {"machine", "variables"} & {finding.about for finding in missing}:
+        said = "not asked: correct the errors first"
+        return [*missing, Finding("platform", Status.UNKNOWN, said)]
+    checks = [check for check in _asked(config, target, settings, context) if check.cost in costs]
+    looked_at = {check.about for check in checks if check.when}  # The platform says more about the same.
+    return [*(finding for finding in missing if finding.about not in looked_at), *ask_all(checks)]
 
 
 def _asked(config: Config, target: str, settings: Settings, context: str) -> list[Check]:
@@ -88,11 +119,31 @@ def require_ready(config: Config, target: str, settings: Settings) -> list[Findi
     """
     findings = examine(config, (CheckCost.REQUEST,), target, settings)
     if errors := errors_in(findings):
-        raise InputError(
-            f"Refused to send a run that cannot work. Missing: {'; '.join(map(str, errors))}. `tpu-pipelines doctor` "
-            "asks for everything, and --no-doctor sends it all the same."
-        )
+        advice = "`tpu-pipelines doctor` asks for everything, and --no-doctor sends it all the same."
+        raise InputError(f"{_refusal(errors)} {advice}")
     return [finding for finding in findings if finding.state is not Status.OK]
+
+
+def require_first(config: Config, target: str, settings: Settings, *, needs_image: bool = True) -> None:
+    """Run `first_checks`, before a run is planned.
+
+    Args:
+        config: Configuration to check.
+        target: `vertex` or `kubeflow`.
+        settings: Settings of the platform.
+        needs_image: Whether a missing image alone is an error; a dry run needs none.
+
+    Raises:
+        InputError: If something is missing; the message lists all of it, in the order of doing, with remedies.
+    """
+    errors = errors_in(ask_all(first_checks(config, target, settings)))
+    if any(needs_image or error.about != "image" for error in errors):
+        raise InputError(_refusal(errors))
+
+
+def _refusal(errors: Iterable[Finding]) -> str:
+    told = "; ".join(str(error).rstrip(".").replace("\n", " ") for error in errors)
+    return f"Refused to send a run that cannot work. Missing: {told}."
 
 
 class ConfigChecks:
@@ -120,6 +171,7 @@ class ConfigChecks:
         return [
             Check("settings", self._settings, CheckCost.FILE),
             Check("machine", self._machine, CheckCost.FILE),
+            Check("machine", self._device, CheckCost.SECONDS, when=self._needs_device),
             Check("deploy", self._deploy, CheckCost.FILE, when=self._workspace),
             Check("data", self._data, CheckCost.SECONDS),
             Check("model", self._model, CheckCost.SECONDS),
@@ -148,6 +200,14 @@ class ConfigChecks:
                 sandbox.require_compiler([self._config.preflight.paid.slice])
             except InputError as error:
                 yield Finding("machine", Status.HINT, f"preflight would be left out. {error}")
+
+    @property
+    def _needs_device(self) -> bool:
+        return self._workspace is not None and names_accelerator(self._config.training)
+
+    def _device(self) -> str:
+        check_accelerator(self._config.training)
+        return f"this machine has the {self._config.training.accelerator.upper()} to train on"
 
     def _deploy(self) -> Iterator[Finding]:
         check_deploy(self._config_here)
@@ -241,8 +301,10 @@ def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
             )
 
 
-def platform_checks(config: Config, target: str, settings: Settings) -> list[Check]:
-    """Return the checks of a submission that need no request to the platform.
+def first_checks(config: Config, target: str, settings: Settings) -> list[Check]:
+    """Return the checks of what you set and copy before a submission, in the order of doing; they need no sign-in.
+
+    Each is independent of the others, so that `check`, `doctor` and a submission name everything that is missing.
 
     Args:
         config: Configuration to check.
@@ -250,18 +312,75 @@ def platform_checks(config: Config, target: str, settings: Settings) -> list[Che
         settings: Settings of the platform.
     """
     names = TARGET_SETTINGS[target]
+    copy = functools.partial(plan_copy, config.data.source, settings.bucket)
 
     def place() -> str:
-        settings.require(*names)
+        mistakes = Mistakes()
+        for require in (functools.partial(settings.require, *names), functools.partial(settings.check_applies, target)):
+            with mistakes.kept():
+                require()
+        mistakes.raise_all()
         return ", ".join(f"{name} {getattr(settings, name)}" for name in names)
 
+    def data() -> str:
+        local = compiling.unreadable_places(config, target)
+        if "data.source" in local:
+            raise LackError(
+                f"the steps cannot read {local['data.source']!r}, which is on this machine",
+                f"{copy().command}, and set data.source={copy().source}",
+            )
+        compiling.check_readable(config, target)
+        return f"{config.data.source} can be read by the steps"
+
+    def machine() -> str:
+        compiling.require_machine(config, target)
+        return ", then ".join(entry.name for entry in config.machines)
+
+    def needing(*needed: str) -> None:
+        if missing := [name for name in needed if name in names and not getattr(settings, name)]:
+            raise CannotAskError(f"not checked without the {', '.join(missing)}")
+
+    def model() -> str:
+        if bundle_of(config.training.model):
+            needing("bucket")
+        compiling.with_carried_model(config, target, settings)
+        return f"{config.training.model} reaches the steps"
+
+    def registry() -> str:
+        needing("project", "region", "bucket")
+        compiling.with_registry(config, target, settings)
+        return f"deploy.registry={config.deploy.registry if config.deploy else ''}"
+
+    return [
+        image_check(target),
+        Check("variables", place, CheckCost.FILE),
+        Check("data", data, CheckCost.FILE, commands=lambda: (ShellCommand(copy().command),)),
+        Check("machine", machine, CheckCost.FILE),
+        Check("model", model, CheckCost.FILE),
+        Check("registry", registry, CheckCost.FILE, when=config.deploy and config.deploy.is_on_vertex),
+    ]
+
+
+def platform_checks(config: Config, target: str, settings: Settings) -> list[Check]:
+    """Return the checks of a submission that need no request to the platform: `first_checks`, and the compilation.
+
+    Args:
+        config: Configuration to check.
+        target: `vertex` or `kubeflow`.
+        settings: Settings of the platform.
+    """
+    first = first_checks(config, target, settings)
+
     def compiled() -> Iterator[Finding]:
+        missing = dict.fromkeys(finding.about for finding in errors_in(ask_all(first)) if finding.about != "image")
+        if missing:
+            raise CannotAskError(f"not compiled without the {', '.join(missing)}")
         made = compiling.compile_pipeline(config, target, settings)
         said = f"the pipeline compiles, to train on {made.machine.slice}. {made.timeout.reason}"
-        yield Finding(target, Status.OK, said)
+        yield Finding("pipeline", Status.OK, said)
         yield from model_findings(config.training.model, made.carried)
 
-    return [Check(target, place, CheckCost.FILE), image_check(target), Check(target, compiled, CheckCost.SECONDS)]
+    return [*first, Check("pipeline", compiled, CheckCost.SECONDS)]
 
 
 def image_check(target: str) -> Check:

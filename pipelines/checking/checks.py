@@ -12,7 +12,9 @@ from tpu_components.core.examples.class_names import advise_on_order, are_same
 from tpu_components.core.examples.interface import IMAGE, TEXT, Interface
 from tpu_components.core.examples.slice_values import SIZE
 from tpu_components.core.files import storage
+from tpu_components.core.machines import device
 from tpu_components.core.models.ready import REGISTRY
+from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.registry.opening import open_registry, parse_reference
 from tpu_components.core.registry.reference import MODEL_DIR, is_on_vertex
 from tpu_components.core.registry.signing import try_keys
@@ -133,6 +135,32 @@ def _check_earlier_model(config: Config, role: str, place: str, class_names: Seq
             f"the data set's is {config.data.asked} with {list(class_names)}"
             f"{advise_on_order(info.task, info.class_names, class_names)}. {advice}"
         )
+
+
+def names_accelerator(training: TrainParams) -> bool:
+    """Return whether the training requires an accelerator that the machine may lack; `auto` and `cpu` do not."""
+    return training.accelerator in ("gpu", "tpu")
+
+
+def check_accelerator(training: TrainParams) -> None:
+    """Check, in a separate process, that this machine has the accelerator that the training requires.
+
+    Raises:
+        InputError: If the backend finds none.
+    """
+    if not names_accelerator(training):
+        return
+    try:
+        in_fresh_process(_prepare, training.backend, training.accelerator, training.num_replicas)
+    except (InputError, RuntimeError) as error:  # A driver may end the process.
+        raise InputError(
+            f"This machine cannot train with training.accelerator={training.accelerator}. {error} Use "
+            "training.accelerator=auto here; on a platform (--target), that is the accelerator of the machine."
+        ) from error
+
+
+def _prepare(backend: str, accelerator: str, num_replicas: int) -> None:
+    device.prepare(backend, accelerator, num_replicas)
 
 
 def needs_check(config: Config) -> bool:

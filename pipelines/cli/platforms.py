@@ -12,13 +12,21 @@ from typing import Any
 from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, InputError
 from tpu_components.core.base.states import Status
 from tpu_components.core.files import storage
-from tpu_pipelines.checking.check_list import ASKED, examine, image_check, model_findings, require_ready
+from tpu_pipelines.checking.check_list import (
+    ASKED,
+    examine,
+    first_checks,
+    image_check,
+    model_findings,
+    require_first,
+    require_ready,
+)
 from tpu_pipelines.checking.checks import check_model_works, needs_check
 from tpu_pipelines.cli.jobs import StatePrinter, connect, tell_submission
 from tpu_pipelines.cli.output import show, show_findings, show_text, tell_hint
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import Settings, load_settings
-from tpu_pipelines.doctor.findings import Finding, answer, as_script
+from tpu_pipelines.doctor.findings import Finding, answer, as_script, ask_all, errors_in
 from tpu_pipelines.pipeline import compile as compiling
 from tpu_pipelines.submission.schedule import change_state, check_cron, upsert
 from tpu_pipelines.submission.smoke import plan_smoke, run_smoke
@@ -64,15 +72,13 @@ def _tell_findings(findings: Iterable[Finding]) -> None:
 
 
 def plan_checked(arguments: argparse.Namespace, config: Config, settings: Settings) -> RunPlan:
-    """Plan a run, and check its model and images before anything is paid.
+    """Plan a run, and check its model before anything is paid.
 
     If the data have to be downloaded first, the model is checked only when the steps run.
     """
     plan = plan_submission(config, arguments.target, settings)
     if plan.data is not None and needs_check(config):
         check_model_works(config, plan.data)
-    if not arguments.dry_run:
-        compiling.require_step_image(arguments.target)
     return plan
 
 
@@ -86,8 +92,12 @@ def submit(arguments: argparse.Namespace) -> int:
     """Compile the pipeline, and start or find its run; returns the exit code."""
     if arguments.output and not arguments.dry_run:
         raise InputError("--output is of a dry run: expected --dry-run beside it. Add that, or leave --output out.")
-    settings, submitter = connect(arguments)
+    settings = load_settings(os.environ, arguments.settings)
     config = load_config(arguments.config, arguments.overrides)
+    if arguments.dry_run and not _has_all_first(arguments, config, settings):
+        return BAD_INPUT
+    require_first(config, arguments.target, settings, needs_image=not arguments.dry_run)
+    settings, submitter = connect(arguments)
     plan = plan_checked(arguments, config, settings)
     tell_hint(plan.timeout)
     if arguments.dry_run:
@@ -101,6 +111,17 @@ def submit(arguments: argparse.Namespace) -> int:
     if arguments.wait:
         submission = wait(plan, submission, submitter, StatePrinter(), arguments.poll_seconds)
     return tell_submission(submission, arguments.json)
+
+
+def _has_all_first(arguments: argparse.Namespace, config: Config, settings: Settings) -> bool:
+    """Return whether a dry run can be planned; if not, print everything that is missing, in the order of doing."""
+    findings = ask_all(first_checks(config, arguments.target, settings))
+    if all(error.about == "image" for error in errors_in(findings)):
+        return True
+    stream = sys.stderr if arguments.json else sys.stdout
+    show_text(f"{config.name} for {arguments.target}, not sent (dry run)\n", stream)
+    show_findings(findings, stream=stream)
+    return False
 
 
 def _tell_dry_run(arguments: argparse.Namespace, config: Config, plan: RunPlan, requests: Sequence[Any]) -> None:
@@ -120,8 +141,12 @@ def _tell_dry_run(arguments: argparse.Namespace, config: Config, plan: RunPlan, 
 
 def schedule(arguments: argparse.Namespace) -> int:
     """Create, change, pause, resume or delete the schedule of a configuration; returns the exit code."""
-    settings, submitter = connect(arguments)
     config = load_config(arguments.config, arguments.overrides)
+    if not arguments.action:
+        check_cron(arguments.cron)
+        settings = load_settings(os.environ, arguments.settings)
+        require_first(config, arguments.target, settings, needs_image=not arguments.dry_run)
+    settings, submitter = connect(arguments)
     platform, backoff = submitter.platform, submitter.backoff
     dry = " (dry run)" if arguments.dry_run else ""
     if arguments.action:
@@ -129,7 +154,6 @@ def schedule(arguments: argparse.Namespace) -> int:
         for changed in change_state(submitter, config.name, arguments.action, arguments.dry_run):
             show_text(f"{config.name}: {done}, schedule {changed.schedule_id} at {changed.cron!r}")
         return DONE
-    check_cron(arguments.cron)
     plan = plan_checked(arguments, config, settings)
     tell_sent(arguments.target, config.training.model, plan.carried)
     if not arguments.dry_run:

@@ -14,6 +14,7 @@ from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec
+from tpu_pipelines.checking.check_list import require_first
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.cli.arguments import HERE
 from tpu_pipelines.cli.jobs import StatePrinter, connect, tell_submission
@@ -79,6 +80,8 @@ def _retrain_here(arguments: argparse.Namespace, config: Config, occasion: Occas
 
 
 def _retrain_there(arguments: argparse.Namespace, config: Config, occasion: Occasion, report: "_Report") -> int:
+    settings = load_settings(os.environ, arguments.settings)
+    require_first(config, arguments.target, settings, needs_image=not arguments.dry_run)
     settings, submitter = connect(arguments)
     plan = plan_checked(arguments, config, settings)
     tell_sent(arguments.target, config.training.model, plan.carried)

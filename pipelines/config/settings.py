@@ -193,11 +193,12 @@ class Settings:
         """Check that a platform supports all these settings.
 
         Raises:
-            InputError: If the platform lacks one, or two settings exclude each other; the message names them.
+            InputError: If the platform lacks some, or two settings exclude each other; the message names all of them.
         """
+        mistakes = Mistakes()
         for name in _OF_TARGET["kubeflow" if target == "vertex" else "vertex"]:
             if value := getattr(self, name):
-                raise InputError(
+                mistakes.add(
                     f"The setting {name} ({variable(name)}) cannot be had with --target {target}. Received: {value!r}. "
                     "Leave it out there."
                 )
@@ -207,21 +208,23 @@ class Settings:
                 f"{variable('labels')}, received {len(self.labels)}. Leave out some."
             )
         if target != "vertex" and self.notify.startswith(MAIL):
-            raise InputError(
+            mistakes.add(
                 f"Vertex AI alone sends e-mails: expected {variable('notify')} to be a webhook with --target {target}. "
                 f"Received: {self.notify!r}."
             )
-        self.check_region(self.region)
+        with mistakes.kept():
+            self.check_region(self.region)
         if self.network and self.network_attachment:
-            raise InputError(
+            mistakes.add(
                 f"A job has a network or a network attachment. Received: network={self.network!r} and "
                 f"network_attachment={self.network_attachment!r}. Leave out one of them."
             )
         if self.tensorboard and not self.service_account:
-            raise InputError(
+            mistakes.add(
                 f"A training that fills a TensorBoard runs as a service account of yours. Received: tensorboard="
                 f"{self.tensorboard!r} without one. Set {variable('service_account')}."
             )
+        mistakes.raise_all()
 
     def check_region(self, region: str) -> None:
         """Check that regional resources are in the region of a job.

@@ -21,6 +21,7 @@ from tpu_components.core.base.container_images import (
 )
 from tpu_components.core.base.container_images import IMAGE as IMAGE  # Read from here by checks and submissions.
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.typed_values import Mistakes
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_components.core.models.lookup import bundle_of, named_files
@@ -84,15 +85,15 @@ def compile_pipeline(config: Config, target: str, settings: Settings) -> Compile
     settings.check_applies(target)
     if IMAGE != LOCAL_IMAGE:  # Compiling needs no image: without one, only a submission is refused.
         require_step_image(target)
-    config = _with_registry(config, target, settings)
+    config = with_registry(config, target, settings)
     config = config.on_registry(config.deploy.registry) if config.deploy else config
     if config.data.engine == BEAM:
         _require_image(BEAM_IMAGE, target, "beam", "TPU_PIPELINES_BEAM_IMAGE")
         config = beam_job.with_settings(config, target, settings)
-    _check_readable(config, target)
+    check_readable(config, target)
     check_target(config, target)
     made_with = platform_fingerprints(config, IMAGE, machine.slice.name, settings.environment)
-    config, carried = _with_carried_model(config, target, settings)
+    config, carried = with_carried_model(config, target, settings)
     config = on_machine(config, machine, target)
     training = _train_on(machine, config.training)
     from kfp import compiler
@@ -196,37 +197,55 @@ def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
     return training
 
 
-def _check_readable(config: Config, target: str) -> None:
-    """Check that the steps' containers can read everything that the configuration names."""
+def unreadable_places(config: Config, target: str) -> dict[str, str]:
+    """Return the data and the models of a configuration that the steps' containers cannot read, as {setting: place}."""
+    reads = storage.is_on_google if target == "vertex" else storage.is_remote
+    places = {
+        "data.source": config.data_location,
+        "gate.champion": config.gate.champion,
+        "training.initial_model": config.training.initial_model,
+    }
+    return {
+        name: place
+        for name, place in places.items()
+        if place and not reads(place) and not (is_on_vertex(place.rpartition("/")[0]) and parse_reference(place))
+    }
+
+
+def check_readable(config: Config, target: str) -> None:
+    """Check that the steps' containers can read everything that the configuration names, except the model's own file.
+
+    Raises:
+        InputError: If they cannot; the message names all such settings.
+    """
     refused = f"Cannot compile {config.name!r} for {target}:"
-    models = {"gate.champion": config.gate.champion, "training.initial_model": config.training.initial_model}
-    for name, place in {"data.source": config.data_location, **models}.items():
-        reads = storage.is_on_google if target == "vertex" else storage.is_remote
-        is_on_registry = is_on_vertex(place.rpartition("/")[0]) and parse_reference(place) is not None
-        if place and not reads(place) and not is_on_registry:
-            where = "Cloud Storage" if target == "vertex" else "Cloud Storage, or on s3://"
-            raise InputError(
-                f"{refused} {name} must be on {where}, where the steps can read it. Received: {place!r}. Copy it "
-                "to gs://BUCKET/… and name that."
-            )
-    if config.deploy and config.deploy.registry and not is_on_vertex(config.deploy.registry):
-        raise InputError(
+    where = "Cloud Storage" if target == "vertex" else "Cloud Storage, or on s3://"
+    mistakes = Mistakes()
+    for name, place in unreadable_places(config, target).items():
+        mistakes.add(
+            f"{refused} {name} must be on {where}, where the steps can read it. Received: {place!r}. Copy it "
+            "to gs://BUCKET/… and name that."
+        )
+    registry = config.deploy.registry if config.deploy else ""
+    if registry and registry != VERTEX and not is_on_vertex(registry):
+        mistakes.add(
             f"{refused} a folder on this machine is a registry that no container sees. Received: deploy.registry="
-            f"{config.deploy.registry!r}. Leave it out, or use deploy.registry=vertex."
+            f"{registry!r}. Leave it out, or use deploy.registry=vertex."
         )
     if local := [file for file in config.model_files if not storage.is_remote(file)]:
-        raise InputError(
+        mistakes.add(
             f"{refused} model.files names {local[0]!r}, which no container sees. Put it on gs://BUCKET/… and read it "
             "from there; what the model's code names beside its file travels with it."
         )
     if named := named_files(config.training.model_parameters):
-        raise InputError(
+        mistakes.add(
             f"{refused} a parameter of the model names the file {next(iter(named))!r}, which no container sees. Put it "
             "beside the model's file and open it there as Path(__file__).parent / NAME: it travels with the model."
         )
+    mistakes.raise_all()
 
 
-def _with_carried_model(config: Config, target: str, settings: Settings) -> tuple[Config, dict[str, bytes]]:
+def with_carried_model(config: Config, target: str, settings: Settings) -> tuple[Config, dict[str, bytes]]:
     """Replace a user's own model by its URI in the bucket; returns the configuration, and the files to upload.
 
     The URI contains the model's digest, so that steps run exactly this code, and the platform's cache detects changes.
@@ -251,7 +270,7 @@ def _with_carried_model(config: Config, target: str, settings: Settings) -> tupl
     return config.changed("training", model=place), {place: bundle.content}
 
 
-def _with_registry(config: Config, target: str, settings: Settings) -> Config:
+def with_registry(config: Config, target: str, settings: Settings) -> Config:
     """Return the configuration with the location of its registry on Vertex AI; unchanged for another registry."""
     deploy = config.deploy
     if deploy is None or not deploy.is_on_vertex:

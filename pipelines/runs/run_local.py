@@ -43,7 +43,7 @@ from tpu_components.core.step.step_record import RUN_VARIABLE, RUNNER_VARIABLE, 
 from tpu_components.deploy_model.params import DeployResult
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.findings import PreflightReport
-from tpu_pipelines.checking.checks import check_model_works, check_run, needs_check
+from tpu_pipelines.checking.checks import check_accelerator, check_model_works, check_run, needs_check
 from tpu_pipelines.checking.workspace import LOG_FILE, SUMMARY_FILE, check_history, history_dir, with_registry
 from tpu_pipelines.config.configuration import Config, preflight_params
 from tpu_pipelines.config.resources import paid_on
@@ -108,6 +108,8 @@ def run_local(
         data = _data_version(plan.listing, workspace)
         made_of = fingerprints(asked, data)  # Before the run, since a model's file may be edited meanwhile.
         session = _LocalRun(config, data, source_version(config.data, plan.listing), run_dir, cache_dir, force)
+        if runner == "subprocess" and not session.is_trained:
+            check_accelerator(config.training)
         if needs_check(config) and not session.is_trained:
             say("train_model", "trying the model before it is trained")
             check_model_works(config, plan)

@@ -19,10 +19,13 @@ from tpu_components.core.base.typed_values import changed_values
 from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION
 from tpu_components.core.examples.interface import CORPUS, IMAGE, TASKS, TEXT
 from tpu_components.core.files import storage
+from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE
 from tpu_components.core.results.metric_table import HIGHER, direction
+from tpu_components.core.sources.kinds import find_location
 from tpu_components.core.sources.params import WriteParams, split_source
 from tpu_pipelines.config.configuration import overridden
 from tpu_pipelines.config.schema import SCHEMA_FILE, as_text
+from tpu_pipelines.starting.data_copy import plan_copy
 from tpu_pipelines.starting.data_overview import DataOverview
 
 WORKFLOW_FILE = Path(".github/workflows/retrain.yml")
@@ -40,6 +43,7 @@ _WANTED_STEPS = 1_500
 _TEXT_LEARNING_RATE = 0.003
 _BETTER = 0.1  # The first gate requires a macro F1 that exceeds that of a constant answer by this.
 _WIDTH = 110
+_AS_THE_MODEL = "As the model takes them."
 _COMPILED = re.compile(rb'\.compile\(|"compile_config": \{"')
 
 
@@ -127,34 +131,57 @@ def plan_start(
         constant = 1 / len(overview.class_examples)  # Macro F1 of always answering one class is at most this.
         raw["gate"] = {"beat_baseline": False, "minimum": {"macro_f1": round(constant + _BETTER, 2)}}
         more["gate.beat_baseline"] = "By accuracy, always answering the commonest class is hard to beat; see macro_f1."
+    if workflow:
+        raw["machine"] = CHEAPEST_MACHINE
+        more["machine"] = "Trains what the workflow submits; `run` trains on this machine."
     overridden(raw, overrides)
     has_stages = isinstance(raw["training"], dict) and raw["training"].get("stages")  # Overrides are not checked yet.
     if has_stages and not any(text.startswith("training.epochs=") for text in overrides):
         raw["training"].pop("epochs", None)  # The stages have their own numbers of epochs.
     files = {config_path: _as_yaml(raw, reasons | more, overview, config_path)} | files
     files[folder / SCHEMA_FILE] = as_text()
-    if workflow:
-        files[WORKFLOW_FILE] = retraining_workflow(str(config_path))
     hints = _hints(overview)
     if workflow:
-        hints.append(
-            f"{WORKFLOW_FILE} installs tpu-pipelines from a checkout: set the repository's variables "
-            "TPU_PIPELINES_REPOSITORY, as OWNER/NAME, and TPU_PIPELINES_COMMIT"
-        )
+        steps = _steps_before_retraining(config_path, str(raw["data"]["source"]), [*files, WORKFLOW_FILE])
+        files[WORKFLOW_FILE] = retraining_workflow(str(config_path), steps)
+        hints += steps
     return Start(config_path, files, tuple(hints))
 
 
-def retraining_workflow(config: str) -> str:
+def _steps_before_retraining(config_path: Path, source: str, files: Sequence[Path]) -> list[str]:
+    """Return what must be done, in order, before the workflow can retrain a configuration."""
+    config, steps = shlex.quote(str(config_path)), []
+    if (location := find_location(source)) and not storage.is_remote(location):
+        copy = plan_copy(source)
+        steps.append(
+            f"copy the data to a bucket, {copy.command}, and set data.source={copy.source} in {config_path}: the "
+            "workflow does not see this machine"
+        )
+    steps += [
+        "push an image, and set TPU_PIPELINES_PROJECT, TPU_PIPELINES_REGION, TPU_PIPELINES_BUCKET and "
+        f"TPU_PIPELINES_IMAGE; `tpu-pipelines check {config} --target vertex` names what is missing",
+        "set the same variables in the repository, and TPU_PIPELINES_REPOSITORY, as OWNER/NAME, "
+        "TPU_PIPELINES_COMMIT, WORKLOAD_IDENTITY_PROVIDER and WORKLOAD_IDENTITY_ACCOUNT: the workflow installs "
+        "tpu-pipelines from that checkout, and signs in without a key",
+        f"commit {', '.join(map(str, files))}, and push to main",
+    ]
+    return [f"before retraining, step {number} of {len(steps)}: {step}" for number, step in enumerate(steps, 1)]
+
+
+def retraining_workflow(config: str, steps: Sequence[str] = ()) -> str:
     """Return the GitHub workflow, as YAML, that retrains a configuration.
 
     Args:
         config: Path of the configuration in the repository, or name of a ready example.
+        steps: What must be done before; comments at the top.
     """
+    # Names must not leave their comment line.
+    comments = "".join(f"# {' '.join(in_one_line(step).split())}\n" for step in steps)
     # In a GitHub expression, a quote is written twice.
     ready, quoted = (_STARTERS / "retrain.yaml").read_text(), config.replace("'", "''")
     environment = {"env": {"CONFIG": f"${{{{ vars.TPU_PIPELINES_CONFIG || '{quoted}' }}}}"}}
     _, line = yaml.safe_dump(environment, width=1 << 16, allow_unicode=True).split("\n", maxsplit=1)
-    return ready.replace("  CONFIG: ${{ vars.TPU_PIPELINES_CONFIG || 'digits' }}\n", line)
+    return comments + ready.replace("  CONFIG: ${{ vars.TPU_PIPELINES_CONFIG || 'digits' }}\n", line)
 
 
 def _write_model(overview: DataOverview, name: str) -> str:
@@ -180,9 +207,12 @@ Reasons = dict[str, str]
 def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Reasons]:
     params = overview.params
     data, reasons = changed_values(params), Reasons()
-    if overview.kind == IMAGE and not params.image_size and (size := _choose_size(overview, model)):
+    shape = _input_shape(model)
+    if overview.kind == IMAGE and not params.image_size and (size := _choose_size(overview, shape)):
         data["image_size"], reasons["data.image_size"] = size
-    if len(overview.channels) > 1 and not params.channels:
+    if len(shape) == 3 and shape[-1] in (1, 3) and {shape[-1]} != set(overview.channels) and not params.channels:
+        data["channels"], reasons["data.channels"] = shape[-1], _AS_THE_MODEL
+    elif len(overview.channels) > 1 and not params.channels:
         data["channels"], reasons["data.channels"] = 3, "Grey and colour are mixed: all in colour; 1 for all in grey."
     if overview.bad_share and not params.max_bad_fraction:
         data["max_bad_fraction"] = min(0.5, math.ceil(200 * overview.bad_share) / 100)
@@ -191,6 +221,11 @@ def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Re
         longest = sorted(overview.lengths)[int(0.9 * (len(overview.lengths) - 1))]  # The 90% quantile.
         data["num_tokens"] = min(400, max(16, 16 * math.ceil(longest / 16)))
         reasons["data.num_tokens"] = "Words of a text that a model sees; longer ones lose their start."
+    if overview.kind == TEXT and len(shape) == 1 and shape[0] and params.num_tokens == WriteParams.num_tokens:
+        data["num_tokens"], reasons["data.num_tokens"] = shape[0], _AS_THE_MODEL
+        known = re.search(rb'"class_name": "Embedding".*?"input_dim": (\d+)', _described(Path(model)))
+        if known and params.vocabulary_size == WriteParams.vocabulary_size:
+            data["vocabulary_size"], reasons["data.vocabulary_size"] = int(known[1]), _AS_THE_MODEL
     if params.asked == "language_model":
         # The user's value is kept, and the other value follows from it.
         is_set = params.num_tokens != WriteParams.num_tokens
@@ -203,9 +238,9 @@ def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Re
     return data, reasons
 
 
-def _choose_size(overview: DataOverview, model: str) -> tuple[list[int], str] | None:
-    if asked := _input_size(model):
-        return asked, "As the model takes them."
+def _choose_size(overview: DataOverview, shape: Sequence[int | None]) -> tuple[list[int], str] | None:
+    if len(shape) == 3 and all(shape[:2]):
+        return [int(side or 0) for side in shape[:2]], _AS_THE_MODEL
     sizes = set(overview.sizes)
     if not sizes or (len(sizes) == 1 and math.prod(overview.sizes[0]) <= _SMALL_PIXELS):
         return None
@@ -231,12 +266,10 @@ def _described(path: Path) -> bytes:
         return b""  # The loader reports a damaged file.
 
 
-def _input_size(model: str) -> list[int] | None:
-    """Return the height and width of a .keras file's input; None if its description does not contain them."""
-    if not model.endswith(".keras"):
-        return None
-    shapes = re.findall(rb'"batch_shape": \[null, (\d+), (\d+), \d+\]', _described(Path(model)))
-    return [int(side) for side in shapes[0]] if shapes else None
+def _input_shape(model: str) -> tuple[int | None, ...]:
+    """Return the shape of a .keras file's input, None for a size that it leaves open; empty if it is not described."""
+    found = re.search(rb'"batch_shape": (\[null(?:, (?:\d+|null))+\])', _described(Path(model)))
+    return tuple(json.loads(found[1])[1:]) if found and model.endswith(".keras") else ()
 
 
 def batch_for(examples: int) -> int:
@@ -301,7 +334,8 @@ def _as_yaml(raw: Mapping[str, Any], reasons: Reasons, overview: DataOverview, p
             lines.append(f"{section}:")
             lines += [line for key, value in values.items() for line in _entry(section, key, value, reasons)]
         else:
-            lines.append(f"{section}: {_scalar(values)}")
+            reason = f"    # {reasons[section]}" if section in reasons else ""
+            lines.append(f"{section}: {_scalar(values)}{reason}")
     judged = TASKS[overview.params.asked].judged
     side = "minimum" if direction(judged) == HIGHER else "maximum"
     tail = "" if "gate" in raw else _TAIL.format(side=side, metric=judged, value=_VALUES.get(judged, 0.9))

@@ -637,7 +637,8 @@ def test_an_image_that_nobody_can_fetch_is_refused_before_anything_is_sent(
 ):
     monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", LOCAL_IMAGE)
     assert main([command[0], "digits", "--set", "machine=v5e-4", *command[1:]]) == 2
-    assert "error: Vertex AI cannot fetch the step image 'tpu-pipelines/python:latest'" in capfd.readouterr().err
+    refused = "error: Refused to send a run that cannot work. Missing: image: Vertex AI cannot fetch the step image "
+    assert f"{refused}'tpu-pipelines/python:latest'" in capfd.readouterr().err
     assert fake.calls == []
     dry = ("--set", "machine=v5e-4", "--set", "preflight=false", "--dry-run")
     assert main([command[0], "digits", *command[1:], *dry]) == 0

@@ -1,11 +1,14 @@
 """What `tpu-pipelines init` finds in data, and the files that it writes for them."""
 
+import dataclasses
 import io
 import json
+import re
 import tarfile
 import zipfile
 from pathlib import PurePosixPath
 
+import keras
 import numpy as np
 import pytest
 import yaml
@@ -15,7 +18,10 @@ from tests.cli import DATA, assert_user_error, tpu_pipelines_here
 from tpu_components.core.examples.artifacts import load_history
 from tpu_components.core.examples.interface import TASKS, CorpusInput, ImageInput, Interface, TextInput
 from tpu_components.core.sources.params import WriteParams
+from tpu_pipelines.checking.check_list import first_checks
 from tpu_pipelines.config.configuration import load_config, read_data
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.doctor.findings import ask_all, errors_in
 from tpu_pipelines.starting.data_overview import DataOverview, guess_task, look_at, source_of
 from tpu_pipelines.starting.first_configuration import WORKFLOW_FILE, name_of, plan_start
 
@@ -200,6 +206,47 @@ def test_a_model_of_ones_own_is_taken_with_the_size_that_it_says(photos, monkeyp
     assert not load_config("compiled.yaml").training.of_optimizer
 
 
+def _saved(path, *layers):
+    keras.Sequential([*layers, keras.layers.Dense(3, activation="softmax")]).save(path)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+@pytest.mark.parametrize("shape", [(24, 32, 1), (24, 32, 3), (70, 70, 1)])
+def test_the_check_after_init_passes_with_a_saved_model_of_images(photos, monkeypatch, shape):
+    """The height and width came from the file, but not the channels: colour for a model of grey images."""
+    monkeypatch.chdir(photos.parent)
+    _saved("net.keras", keras.Input(shape), keras.layers.Rescaling(1 / 255), keras.layers.Flatten())
+    done = tpu_pipelines_here("init", "net.keras", "--from", "model", "--data", "My photos", "--name", "net")
+    assert done.returncode == 0, done.stderr
+    data = load_config("net.yaml").data
+    assert (*data.image_size, data.channels) == shape
+    assert model_of("net.yaml") == "ok"
+    other = model_of("net.yaml", "--set", f"data.channels={4 - shape[2]}")
+    assert other.endswith(f"Set data.image_size={shape[0]},{shape[1]} and data.channels={shape[2]}.")
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+def test_the_check_after_init_passes_with_a_saved_model_of_texts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"a text of number {i},{'abc'[i % 3]}" for i in range(90)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]))
+    pooled = keras.layers.GlobalAveragePooling1D()
+    _saved("net.keras", keras.Input((20,)), keras.layers.Embedding(50, 4), pooled)
+    done = tpu_pipelines_here("init", "net.keras", "--from", "model", "--data", "t.csv")
+    assert done.returncode == 0, done.stderr
+    data = load_config("t.yaml").data
+    assert (data.num_tokens, data.vocabulary_size) == (20, 50)
+    assert model_of("t.yaml") == "ok"
+    assert model_of("t.yaml", "--set", "data.num_tokens=16").endswith("Set data.num_tokens=20.")
+
+
+def model_of(*arguments):
+    """What `check` says about the model: `ok`, or the error."""
+    done = tpu_pipelines_here("check", *arguments, "--json")
+    (finding,) = (one for one in json.loads(done.stdout) if one["about"] == "model" and one["state"] != "hint")
+    return "ok" if finding["state"] == "ok" else finding["said"]
+
+
 def test_what_cannot_be_begun_with_is_said(tmp_path):
     assert_user_error(tpu_pipelines_here("init", cwd=tmp_path), "Missing: where the data are")
     assert_user_error(tpu_pipelines_here("init", "none", cwd=tmp_path), "there is no such file or folder")
@@ -291,3 +338,33 @@ def test_exports_of_annotation_tools_are_recognised_and_several_choices_are_a_ta
     overview = look_at(WriteParams(f"labelstudio:{path}"))
     assert (overview.params.task, set(overview.class_examples)) == ("classification", {"ab|c", "b|c"})
     assert source_of("annotations.xml") == "cvat:annotations.xml"
+
+
+def test_what_a_workflow_needs_is_said_in_it_and_on_the_terminal_in_order_of_doing(photos, monkeypatch):
+    """The configuration beside it had no machine and local data: the workflow's command always failed."""
+    monkeypatch.chdir(photos.parent)
+    done = tpu_pipelines_here("init", "My photos", "--workflow")
+    assert done.returncode == 0, done.stderr
+    said = [line.removeprefix("hint: ") for line in done.stderr.splitlines() if "before retraining" in line]
+    written = (photos.parent / WORKFLOW_FILE).read_text().splitlines()
+    assert [line.removeprefix("# ") for line in written[: len(said)]] == said
+    copy, push, variables, commit = said
+    assert "step 1 of 4: copy the data to a bucket, gcloud storage rsync --recursive 'My photos'" in copy
+    assert "`tpu-pipelines check My-photos.yaml --target vertex` names what is missing" in push
+    assert "TPU_PIPELINES_REPOSITORY" in variables
+    for name in ("My-photos.yaml", "My_photos_model.py", "tpu-pipelines.schema.json", str(WORKFLOW_FILE)):
+        assert name in commit
+    source = re.search(r"set (data\.source=\S.*) in ", copy)[1]
+    config = load_config("My-photos.yaml", [source])
+    settings = Settings(project="my-project", region="us-west1", bucket="gs://my-bucket")
+    errors = errors_in(ask_all(first_checks(config, "vertex", settings)))
+    assert [error.about for error in errors] == ["image"]
+
+
+def test_a_workflow_for_data_in_a_bucket_needs_no_copy_and_keeps_a_machine_of_the_command(photos, monkeypatch):
+    monkeypatch.chdir(photos.parent)
+    overview = look_at(WriteParams("images:My photos"))
+    far = dataclasses.replace(overview, params=dataclasses.replace(overview.params, source="images:gs://b/photos"))
+    start = plan_start(far, "far", overrides=["machine=v5e-4"], workflow=True)
+    assert not any("copy the data" in hint for hint in start.hints)
+    assert "\nmachine: v5e-4 " in start.files[start.config_path]

@@ -1,0 +1,43 @@
+"""The command that copies local data to a bucket, where the steps of a platform can read them."""
+
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+from tpu_components.core.sources.params import split_source
+
+PLACEHOLDER = "gs://BUCKET"  # Stands for a bucket that is not known.
+
+
+class DataCopy(NamedTuple):
+    """A copy of local data in a bucket.
+
+    Attributes:
+        command: Shell command that makes the copy; repeated, it changes nothing.
+        source: Value of `data.source` that names the copy.
+    """
+
+    command: str
+    source: str
+
+
+def plan_copy(source: str, bucket: str = "") -> DataCopy:
+    """Return the copy of a local source in a bucket.
+
+    Args:
+        source: A local source, for example `images:/data/flowers`.
+        bucket: `gs://…` or `s3://…`; empty for a placeholder.
+
+    Example:
+        >>> plan_copy("images:/data/flowers", "gs://my-bucket").command
+        'gcloud storage rsync --recursive /data/flowers gs://my-bucket/data/flowers'
+    """
+    kind, location = split_source(source)
+    root = bucket or PLACEHOLDER
+    uri = f"{root.rstrip('/')}/data/{Path(location).name}"
+    is_folder = not Path(location).is_file()
+    if root.startswith("s3://"):
+        words = ["aws", "s3", "sync" if is_folder else "cp"]
+    else:
+        words = ["gcloud", "storage", *(("rsync", "--recursive") if is_folder else ("cp",))]
+    return DataCopy(shlex.join([*words, location, uri]), f"{kind}:{uri}")
