@@ -218,7 +218,8 @@ def look(data: Any, kind: str = "", **settings: Any) -> DataOverview:
     with tempfile.TemporaryDirectory(prefix="look-") as scratch:
         section = {"source": source_of(str(data), kind)} if kind else data_section(data, Path(scratch))
         source = section.pop("source")
-        return look_at(read_data(source, _overrides("data", section | settings)))
+        overrides = _overrides("data", section | settings)
+        return look_at(read_data(source, overrides), overrides)
 
 
 def train(

@@ -36,7 +36,7 @@ def init(arguments: argparse.Namespace) -> int:
         )
     source = source_of(place, kind)
     show_text(f"looking at {source}", sys.stderr)
-    overview = look_at(read_data(source, asked.overrides))
+    overview = look_at(read_data(source, asked.overrides), asked.overrides)
     name = asked.name or name_of(source)
     start = plan_start(overview, name, model, asked.output, asked.overrides, asked.workflow)
     start.write(asked.force)

@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -300,16 +300,18 @@ def _have_decimal_commas(params: WriteParams, names: tuple[str, ...]) -> bool:
     return any(map(has_decimal_comma, names)) and _has_fractions(params)
 
 
-def look_at(params: WriteParams) -> DataOverview:
+def look_at(params: WriteParams, overrides: Sequence[str] = ()) -> DataOverview:
     """List data, guess their task, divide them into splits, and read some examples; returns an overview.
 
     Args:
         params: Parameters to read the data; see `guess_task`.
+        overrides: Settings of the user that are in `params`. If they name the task, it is not guessed.
 
     Raises:
         InputError: If the source cannot be used.
     """
-    params, listing, reason = guess_task(params)
+    is_task_set = any(override.startswith("data.task=") for override in overrides)
+    params, listing, reason = Guess(params, None, "") if is_task_set else guess_task(params)
     # Bad examples are reported, not refused.
     overview = overview_of(plan_dataset(dataclasses.replace(params, max_bad_fraction=0.99), listing))
     notes = (reason, *overview.notes) if reason else overview.notes
