@@ -354,7 +354,7 @@ def first_checks(config: Config, target: str, settings: Settings) -> list[Check]
     return [
         image_check(target),
         Check("variables", place, CheckCost.FILE),
-        Check("data", data, CheckCost.FILE, commands=lambda: (ShellCommand(copy().command),)),
+        Check("data", data, CheckCost.FILE, commands=lambda: (ShellCommand(copy().words),)),
         Check("machine", machine, CheckCost.FILE),
         Check("model", model, CheckCost.FILE),
         Check("registry", registry, CheckCost.FILE, when=config.deploy and config.deploy.is_on_vertex),

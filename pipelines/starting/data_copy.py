@@ -13,12 +13,17 @@ class DataCopy(NamedTuple):
     """A copy of local data in a bucket.
 
     Attributes:
-        command: Shell command that makes the copy; repeated, it changes nothing.
+        words: Program and arguments of the command that makes the copy; repeated, it changes nothing.
         source: Value of `data.source` that names the copy.
     """
 
-    command: str
+    words: tuple[str, ...]
     source: str
+
+    @property
+    def command(self) -> str:
+        """The command as text for a shell."""
+        return shlex.join(self.words)
 
 
 def plan_copy(source: str, bucket: str = "") -> DataCopy:
@@ -40,4 +45,4 @@ def plan_copy(source: str, bucket: str = "") -> DataCopy:
         words = ["aws", "s3", "sync" if is_folder else "cp"]
     else:
         words = ["gcloud", "storage", *(("rsync", "--recursive") if is_folder else ("cp",))]
-    return DataCopy(shlex.join([*words, location, uri]), f"{kind}:{uri}")
+    return DataCopy((*words, location, uri), f"{kind}:{uri}")
