@@ -260,8 +260,9 @@ class ConfigChecks:
         yield from (Finding("model", Status.HINT, warning) for warning in trial.warnings)
         if trial.example_seconds and self._num_trained:
             seconds = trial.example_seconds * self._num_trained * config.training.epochs
-            told = f"training on this machine takes about {time(seconds)}, evaluation and export not counted"
-            yield Finding("model", Status.OK, f"{told}: {config.training.epochs} epochs of {self._num_trained:,}")
+            work = f"{config.training.epochs} epochs of {self._num_trained:,} examples"
+            told = f"training on this machine takes about {time(seconds)}, plus start-up and validation: {work}"
+            yield Finding("model", Status.OK, told)
 
 
 def contradictions(config: Config) -> Iterator[str]:

@@ -80,7 +80,8 @@ COMMANDS = (
         "find in seconds what would stop a run or bias its result",
         "Check a configuration within seconds: the settings, the data and some examples, the model, which is imported "
         "and built, the machine, and settings that contradict each other; with --target also what a platform needs. "
-        "Trains nothing, and sends no request to a platform.",
+        "Without --target, estimate from a few training steps how long a training takes on this machine. Sends no "
+        "request to a platform.",
         "flowers.yaml",
         "start.check",
         (
