@@ -1,6 +1,9 @@
+import html
+
 import pytest
 from markdown_it import MarkdownIt
 
+from tests.browser import find, needs_browser, photograph
 from tests.html_page import Page
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Cell, Fields, Figure, Section, Sentences, Table, as_markdown, as_text
@@ -71,3 +74,18 @@ def test_markdown_shows_any_text_as_it_is():
     assert {token.type for token in inline} == {"text", "strong_open", "strong_close"}
     assert "".join(token.content for token in inline).count(_HOSTILE) == 13
     assert not [token for token in tokens if token.type == "html_block"]
+
+
+@needs_browser
+@pytest.mark.parametrize(("word", "width"), [("max_pooling2d", 390), ("global_average_pooling", 1000)])
+def test_no_word_of_a_table_breaks_beside_text_that_can_wrap(word, width, tmp_path):
+    """The name of a row is one word on one line, and the cell beside it has many short words."""
+    table = Table({"layer": "<", "advice": "<"}, [(word, "a few short words " * 60)])
+    text = page.render("words", [Section("layers", [table])])
+    marked = text.replace(f">{word}<", f'><span style="background:#fe01dc">{word}</span><')
+    assert marked != text
+    path = tmp_path / "page.html"
+    path.write_text(f'<iframe style="border:0" width="{width}" height="1800" srcdoc="{html.escape(marked)}"></iframe>')
+    screen, _ = photograph(path, tmp_path, 1100, 1900)
+    rows, _ = find(screen, (254, 1, 220))
+    assert 5 < rows.max() - rows.min() < 25, "one line"
