@@ -20,6 +20,7 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import show
 from tpu_components.core.base.states import State
+from tpu_components.core.base.terminal import visible
 from tpu_components.core.examples.artifacts import EXPORT_FILE, PREFLIGHT_FILE, REPORT_FILE, load_history
 from tpu_components.core.files import storage
 from tpu_components.core.pages.display import Displayed
@@ -30,6 +31,7 @@ from tpu_components.core.sources.params import WriteParams
 from tpu_components.preflight_training import report
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_components.serving.inputs import ExamplePrediction, predict_inputs
+from tpu_pipelines.api.turns import in_turn
 from tpu_pipelines.checking import preflight as compiling
 from tpu_pipelines.checking.check_list import UNASKED, examine
 from tpu_pipelines.config.configuration import load_config, read_data
@@ -144,6 +146,7 @@ class Run(Displayed):
         """Return the evaluation's HTML report as a page for a notebook."""
         return Page(self.report.read_text(encoding="utf-8"), 800)
 
+    @in_turn
     def export(self, **settings: Any) -> Path:
         """Export the model, even if the gate has rejected it, and return the export's folder.
 
@@ -174,7 +177,7 @@ class Run(Displayed):
         cells = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in rows.items())
         said = "".join(f"<li>{html.escape(str(rule))}</li>" for rule in self.reasons)
         table = f"<table>{''.join(cells)}</table>"
-        return f"<h4>{html.escape(self.name)}: {self.status}</h4>{table}<ul>{said}</ul>"
+        return visible(f"<h4>{html.escape(self.name)}: {self.status}</h4>{table}<ul>{said}</ul>")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -193,13 +196,15 @@ class Checks(Displayed):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the fields of each finding."""
-        return [dataclasses.asdict(finding) for finding in self.findings]
+        return [finding.as_dict() for finding in self.findings]
 
 
 def _overrides(section: str, settings: Mapping[str, Any]) -> list[str]:
     return [f"{section}.{key}={json.dumps(value)}" for key, value in settings.items()]
 
 
+@in_turn
+@storage.naming_faults()
 def look(data: Any, kind: str = "", **settings: Any) -> DataOverview:
     """Inspect data: number of examples, classes, sizes and damaged files.
 
@@ -222,6 +227,8 @@ def look(data: Any, kind: str = "", **settings: Any) -> DataOverview:
         return look_at(read_data(source, overrides), overrides)
 
 
+@in_turn
+@storage.naming_faults()
 def train(
     model: Any,
     data: Any,
@@ -281,6 +288,8 @@ def training_config(
     return raw
 
 
+@in_turn
+@storage.naming_faults()
 def run(
     config: Place | Mapping[str, Any],
     overrides: Sequence[str] = (),
@@ -330,6 +339,8 @@ def compare(*runs: Place | Run) -> comparison.RunComparison:
     return comparison.compare([run.path if isinstance(run, Run) else Path(run) for run in runs])
 
 
+@in_turn
+@storage.naming_faults()
 def check(config: Place | Mapping[str, Any], overrides: Sequence[str] = (), *, workspace: Place = _WORKSPACE) -> Checks:
     """Find in seconds what would stop a run or bias its result; takes the arguments of `run`.
 
@@ -352,6 +363,8 @@ class Preflight(Displayed, PreflightReport, name=PREFLIGHT_FILE, what="a preflig
         return [{**machine.as_dict(), "layers": len(machine.layers)} for machine in self.machines]
 
 
+@in_turn
+@storage.naming_faults()
 def preflight(
     config: Place | Mapping[str, Any],
     *machines: str,
@@ -375,6 +388,8 @@ def preflight(
     return Preflight.load(folder)
 
 
+@in_turn
+@storage.naming_faults()
 def predict(
     model: Place, *inputs: Place | np.ndarray, top: int = 3, workspace: Place = _WORKSPACE
 ) -> list[ExamplePrediction]:

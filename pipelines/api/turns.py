@@ -1,0 +1,36 @@
+"""Lets only one thread of a process do work that changes the process: its output, environment or current folder."""
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from tpu_components.core.base.progress import is_quiet
+
+P = ParamSpec("P")
+T = TypeVar("T")
+# Reentrant, because such functions call each other.
+_TURN = threading.RLock()
+
+
+def in_turn(function: Callable[P, T]) -> Callable[P, T]:
+    """Return the function with calls in several threads one after the other, also with those of other such functions.
+
+    Runs, checks and predictions redirect `print` and file descriptors, set environment variables and configure
+    kfp.local, which all threads of a process share. Waiting keeps programs right that start several runs at once, for
+    example in a thread pool; to run them at the same time, use processes.
+    """
+
+    @functools.wraps(function)
+    def wait_and_call(*arguments: P.args, **options: P.kwargs) -> T:
+        if not _TURN.acquire(blocking=False):
+            if not is_quiet():
+                print(f"hint: {function.__name__} waits for another thread of this process", file=sys.stderr)
+            _TURN.acquire()
+        try:
+            return function(*arguments, **options)
+        finally:
+            _TURN.release()
+
+    return wait_and_call
