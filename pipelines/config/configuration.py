@@ -42,10 +42,13 @@ _OF_THE_RUN: dict[str, Any] = {
     "preflight": {},
 }  # Parameters of deploy_model that a configuration cannot set.
 CONFIGS_DIR = Path(__file__).parents[1] / "configs"
-_NAME = Annotated[
-    str,
-    Pattern(r"(?![.-])[\w.-]{1,64}", "letters, digits, '-', '_' and '.', at most 64, and not '-' or '.' first"),
-]
+# In a workspace, `NAME.runs` is the folder of the earlier runs of NAME; the others are its registry and its pages.
+RUN_NAME = Pattern(
+    r"(?![.-])(?!(registry|index\.html|comparison\.html)$)(?!.*\.runs$)[\w.-]{1,64}",
+    "letters, digits, '-', '_' and '.', at most 64, not '-' or '.' first, and not 'registry', 'index.html', "
+    "'comparison.html' or a name that ends in '.runs', which a workspace uses for other things",
+)
+_NAME = Annotated[str, RUN_NAME]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE
 from tpu_components.core.results.metric_table import HIGHER, direction
 from tpu_components.core.sources.kinds import find_location
 from tpu_components.core.sources.params import WriteParams, split_source
-from tpu_pipelines.config.configuration import overridden
+from tpu_pipelines.config.configuration import RUN_NAME, overridden
 from tpu_pipelines.config.schema import SCHEMA_FILE, as_text
 from tpu_pipelines.starting.data_copy import plan_copy
 from tpu_pipelines.starting.data_overview import DataOverview
@@ -90,9 +90,12 @@ def name_of(place: str) -> str:
     Example:
         >>> name_of("images:/data/My flowers/"), name_of("csv:reviews 2.csv")
         ('My-flowers', 'reviews-2')
+        >>> name_of("images:registry")
+        'registry-data'
     """
     words = re.sub(r"[^\w.-]+", "-", Path(split_source(place)[1].rstrip("/")).stem).strip("-.")
-    return words[:64] or "first"
+    name = words[:64] or "first"
+    return name if name in RUN_NAME else f"{name[:59]}-data"
 
 
 def plan_start(

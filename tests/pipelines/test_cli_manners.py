@@ -154,3 +154,32 @@ def test_an_example_in_the_help_breaks_at_spaces_alone(monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     printed = tpu_pipelines_here(command.name, "--help").stdout
     assert command.example.split() == printed.rpartition(f"Example: tpu-pipelines {command.name}")[2].split()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "{}", "photo.png"),
+        ("serve", "{}"),
+        ("check", "digits", "--workspace", "/tmp/{}"),
+        ("run", "digits", "--workspace", "/tmp/{}"),
+        ("runs", "{}"),
+        ("runs", "--workspace", "/tmp/{}"),
+        ("runs", "delete", "{}", "--yes"),
+        ("compare", "{}"),
+        ("board", "{}"),
+        ("export", "{}"),
+        ("registry", "list", "--registry", "/tmp/{}"),
+        ("init", "{}"),
+        ("check", "{}"),
+        ("check", "{}.yaml"),
+        ("check", "digits", "--set", "data.source=images:{}"),
+        ("check", "digits", "--set", "model={}.py"),
+        ("drift", "{}", "{}"),
+        ("compile", "digits", "--target", "vertex", "--output", "/tmp/{}.yaml"),
+    ],
+    ids=" ".join,
+)
+def test_a_name_that_is_too_long_for_a_file_is_a_mistake_and_no_fault(words, tmp_path, quick_models):
+    done = tpu_pipelines_here(*(word.format("x" * 300) for word in words), cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr

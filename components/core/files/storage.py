@@ -44,6 +44,10 @@ _UNWRITABLE = {
     errno.EFBIG: "a file may not become as large here (see `ulimit -f`)",
 }
 _FORBIDDEN = {errno.EACCES: "permission denied", errno.EPERM: "permission denied"}
+_MISNAMED = {
+    errno.ENAMETOOLONG: "a name in it is longer than this disk allows",
+    errno.ELOOP: "its symbolic links form a loop",
+}
 _OUTAGES = {
     errno.ESTALE: "{} was changed in the bucket while it was open here: another run of this step, or somebody else, "
     "writes to the same place. Run again once nothing else writes there.",
@@ -444,8 +448,8 @@ def naming_faults() -> Iterator[None]:
     https://github.com/GoogleCloudPlatform/gcsfuse/blob/master/docs/semantics.md#stale-file-handle-errors
 
     Raises:
-        InputError: If a disk is full or read-only, a file may not be read or written, the memory is not enough, or a
-            package of one of this project's extras is not installed.
+        InputError: If a disk is full or read-only, a file may not be read or written, a name is too long, the memory is
+            not enough, or a package of one of this project's extras is not installed.
         PlatformError: If a file on a mounted bucket was changed while it was open, or the disk reports an error.
     """
     try:
@@ -464,6 +468,8 @@ def naming_faults() -> Iterator[None]:
         number, name = _number(error), getattr(error, "filename", None)
         if number in _OUTAGES:
             raise PlatformError(_OUTAGES[number].format(name or "a file")) from error
+        if number in _MISNAMED:
+            raise InputError(f"Cannot use {name or 'a file'}: {_MISNAMED[number]}. Use another path.") from error
         if not (fault := (_UNWRITABLE | _FORBIDDEN).get(number, "")):
             raise
         what = "use" if number in _FORBIDDEN else "write"

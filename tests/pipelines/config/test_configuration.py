@@ -101,8 +101,11 @@ def test_the_epochs_are_those_of_all_stages():
             r"Cannot use model.parameters: expected .* finite numbers, .* Received: .*nan",
         ),
         ({"name": "../elsewhere"}, r"name must be letters, .* Received: name='../elsewhere'"),
-        ({"name": "-rf"}, r"name must be .* not '-' or '.' first. Received: name='-rf'"),
+        ({"name": "-rf"}, r"name must be .* not '-' or '.' first, .* Received: name='-rf'"),
         ({"name": ".hidden"}, r"Received: name='.hidden'"),
+        ({"name": "digits.runs"}, r"ends in '\.runs', which a workspace uses .* Received: name='digits\.runs'"),
+        ({"name": "registry"}, r"not 'registry', .* Received: name='registry'"),
+        ({"name": "index.html"}, r"Received: name='index\.html'"),
     ],
 )
 def test_parse_config_refuses_and_says_what_is_right(change, message):
