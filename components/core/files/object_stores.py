@@ -4,11 +4,14 @@ import collections
 import contextlib
 import functools
 import itertools
+import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import byte_size
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files.resource_names import GOOGLE_BUCKET, S3_BUCKET
 
@@ -248,7 +251,9 @@ class S3:
     def read(self, bucket: str, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """Return the content of an object, or its bytes [start, end)."""
         part = {} if end is None else {"Range": f"bytes={start}-{end - 1}"}
-        return s3_client().get_object(Bucket=bucket, Key=name, **part)["Body"].read()
+        response = s3_client().get_object(Bucket=bucket, Key=name, **part)
+        _require_room(f"s3://{bucket}/{name}", int(response["ContentLength"]), _memory_bytes(), "this machine's memory")
+        return response["Body"].read()
 
     def size(self, bucket: str, name: str) -> int | None:
         """Return the size of an object in bytes; None if the object does not exist."""
@@ -272,6 +277,19 @@ class S3:
     def upload(self, bucket: str, name: str, path: str) -> None:
         """Copy a local file to an object."""
         s3_client().upload_file(path, bucket, name)
+
+
+def _require_room(uri: str, num_bytes: int, room_bytes: int, what: str) -> None:
+    """Check the size that a store names for an object before reading it."""
+    if num_bytes > room_bytes:
+        raise InputError(
+            f"Cannot read {uri!r}: its store says that it has {byte_size(num_bytes)}, more than {what} "
+            f"({byte_size(room_bytes)}). Check the file and the store, or split the file."
+        )
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _status_of(error: Any) -> int:
@@ -303,6 +321,8 @@ class HuggingFaceHub:
 
         try:
             yield split(uri)
+        except InputError:  # A ValueError, too.
+            raise
         except (FileNotFoundError, ValueError, NotImplementedError) as error:
             raise InputError(
                 f"Cannot use {uri!r}: the Hugging Face hub has no such data set, revision or file ({error}). Check the "
@@ -324,6 +344,8 @@ class HuggingFaceHub:
 
     def read(self, bucket: str, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """Return the content of an object, or its bytes [start, end)."""
+        if end is None:
+            self._check_size(bucket, name, _memory_bytes(), "this machine's memory")
         return self._ask("cat_file", bucket, name, start=start, end=end)
 
     def size(self, bucket: str, name: str) -> int | None:
@@ -332,6 +354,7 @@ class HuggingFaceHub:
 
     def download(self, bucket: str, name: str, path: str) -> None:
         """Copy an object to a local file."""
+        self._check_size(bucket, name, shutil.disk_usage(os.path.dirname(path) or ".").free, "the free disk space")
         self._ask("get_file", bucket, name, lpath=path)
 
     def write(self, bucket: str, name: str, content: bytes) -> None:
@@ -341,6 +364,10 @@ class HuggingFaceHub:
     def upload(self, bucket: str, name: str, path: str) -> None:
         """Raise InputError, because the hub is read-only."""
         self.write(bucket, name, b"")
+
+    def _check_size(self, bucket: str, name: str, room_bytes: int, what: str) -> None:
+        """Check that an object has room. The hub may be anybody's server (HF_ENDPOINT), whose answer may not end."""
+        _require_room(f"hf://{bucket}/{name}", int(self._ask("info", bucket, name)["size"] or 0), room_bytes, what)
 
     @staticmethod
     def _ask(method: str, bucket: str, name: str, **options: Any) -> Any:

@@ -212,3 +212,31 @@ def test_the_same_files_here_give_the_same_examples(hub, tmp_path):
     )
     assert list(there.texts) == list(here.texts)
     assert (there.labels.tolist(), there.class_names) == (here.labels.tolist(), here.class_names)
+
+
+@pytest.mark.parametrize("source", ["csv:{}/a.csv", "corpus:{}/a.txt", "npz:{}/a.npz", "labelstudio:{}/a.json"])
+def test_a_file_that_the_hub_says_is_larger_than_the_memory_is_refused_before_it_is_read(hub, monkeypatch, source):
+    folder, _ = hub
+    before = Hub.entry
+
+    def claim(self, path):
+        return before(self, path) | ({"size": 10**18} if path.is_file() else {})
+
+    monkeypatch.setattr(Hub, "entry", claim)
+    for name in ("a.csv", "a.txt", "a.npz", "a.json"):
+        (folder / "d").mkdir(parents=True, exist_ok=True)
+        (folder / "d" / name).write_text("text,label\nhello,a\n")
+    place = f"hf://datasets/{REPOSITORY}@{urllib.parse.quote(BRANCH, safe='')}/d"
+    said = error_of(list_examples, WriteParams(source.format(place)))
+    assert said.startswith("Cannot read 'hf://datasets/someone/reviews")
+    assert "its store says that it has 909,495 TiB, more than this machine's memory (" in said, said
+
+
+def test_a_file_that_the_hub_says_is_larger_than_the_disk_is_not_downloaded(hub, monkeypatch, tmp_path):
+    folder, _ = hub
+    before = Hub.entry
+    monkeypatch.setattr(Hub, "entry", lambda self, path: {**before(self, path), "size": 10**18})
+    (folder / "d").mkdir(parents=True)
+    (folder / "d" / "a.bin").write_bytes(b"abc")
+    place = f"hf://datasets/{REPOSITORY}@{urllib.parse.quote(BRANCH, safe='')}/d"
+    assert "more than the free disk space (" in error_of(storage.localize, place, tmp_path / "cache")
