@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base import termination
 from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, REJECTED, InputError, did_you_mean
 from tpu_components.core.base.formatting import byte_size
 from tpu_components.core.base.states import COLOURS, State
@@ -168,4 +169,5 @@ def board(arguments: argparse.Namespace) -> int:
     importlib.import_module("tensorboard")  # If it is missing, the error names the extra to install.
     where = ",".join(f"{name}:{folder.resolve()}" for name, folder in logs.items())
     command = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir_spec", where, "--port", str(arguments.port)]
-    return subprocess.run(command, check=False).returncode and FAILED
+    with termination.heard():  # The error ends TensorBoard, too.
+        return subprocess.run(command, check=False).returncode and FAILED

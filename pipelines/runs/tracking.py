@@ -16,6 +16,7 @@ from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import hide_credentials, paragraph
 from tpu_components.core.examples.artifacts import load_history
 from tpu_components.core.files import storage
+from tpu_components.core.step.step_record import end_with
 from tpu_pipelines.checking.workspace import SUMMARY_FILE
 from tpu_pipelines.runs.summary import Summary, as_trained
 
@@ -83,6 +84,7 @@ def record(run_dir: Path, tool: str, limit_seconds: float = _LIMIT_SECONDS) -> N
 def main() -> None:
     """Record the run in the folder of the first argument in the tool of the second; prints an error on stdout."""
     run_dir, tool = Path(sys.argv[1]), sys.argv[2]
+    end_with(os.getppid())
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What a tool prints is no error.
     try:

@@ -2,7 +2,9 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -410,6 +412,18 @@ def test_listing_all_runs_writes_the_page(three_runs):
     (three_runs / "index.html").unlink()
     assert tpu_pipelines_here("runs", "list", "photos", "--workspace", str(three_runs)).returncode == 0
     assert not (three_runs / "index.html").exists()
+
+
+def test_tensorboard_ends_with_the_board(three_runs):
+    (three_runs / "photos/model/tensorboard").mkdir(parents=True)
+    command = [sys.executable, "-m", "tpu_pipelines.cli", "board", "--workspace", str(three_runs), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as board:
+        assert any("http://" in line for line in board.stderr)  # It serves.
+        (child,) = Path(f"/proc/{board.pid}/task/{board.pid}/children").read_text().split()
+        board.terminate()
+        board.stderr.read()  # Ends when no process has it open.
+    assert board.returncode == 143
+    assert not Path(f"/proc/{child}").exists()
 
 
 def test_the_board_shows_the_runs_that_have_curves(three_runs, monkeypatch):
