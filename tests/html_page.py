@@ -2,14 +2,17 @@
 
 from html.parser import HTMLParser
 
+from tpu_components.core.base.terminal import visible
+
 _VOID = {"meta", "img", "br", "rect"}
 
 
 class Page(HTMLParser):
-    """Every tag with its attributes; fails on tags that do not nest."""
+    """Every tag with its attributes; fails on tags that do not nest, and on characters that control a terminal."""
 
     def __init__(self, text):
         super().__init__()
+        assert visible(text) == text
         self.tags, self.open, self.words = [], [], []
         self.feed(text)
         self.close()

@@ -4,6 +4,8 @@ import re
 
 import markupsafe
 
+from tpu_components.core.base.terminal import visible
+
 _LONGEST = 1000  # Longest value, in characters.
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 # Characters with a meaning in CommonMark and its extensions; `_` only at the edge of a word.
@@ -16,13 +18,13 @@ _LINKS = re.compile(r"@|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def plain(text: str, longest: int = _LONGEST) -> str:
-    r"""Return a text on one line, without invisible characters, truncated to `longest` characters.
+    r"""Return a text on one line, with control characters escaped as on pages, truncated to `longest` characters.
 
     Example:
-        >>> plain("a\n---\nb"), plain("abcdef", 4)
-        ('a --- b', 'abc…')
+        >>> plain("a\n---\nb"), plain("abcdef", 4), plain("a\u202e")
+        ('a --- b', 'abc…', 'a\\u202e')
     """
-    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
+    shown = visible(" ".join(text.split()))
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
@@ -57,5 +59,5 @@ def quote(text: str) -> markupsafe.Markup:
 
 def fence(text: str, language: str = "") -> markupsafe.Markup:
     """Return a text as a Markdown code block. Backticks that would end the block become apostrophes."""
-    inside = text.replace("```", "'''")
+    inside = visible(text).replace("```", "'''")
     return markupsafe.Markup(f"```{language}\n{inside}\n```")

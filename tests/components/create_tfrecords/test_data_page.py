@@ -20,12 +20,12 @@ def written(tmp_path_factory):
     root = tmp_path_factory.mktemp("page")
     draw = np.random.default_rng(0)
     for number in range(40):
-        path = root / "data" / ("cat", "<b>dog</b>".replace("/", "|"))[number % 2] / f"{number}.png"
+        path = root / "data" / ("cat", "<b>dog\u202e</b>".replace("/", "|"))[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         coarse = Image.fromarray(draw.integers(0, 256, (6, 6, 3), np.uint8))
         coarse.resize((100, 120), Image.Resampling.BICUBIC).save(path)
     copied = (root / "data" / "cat" / "0.png").read_bytes()
-    (root / "data" / "<b>dog<|b>" / "copy.png").write_bytes(copied)
+    (root / "data" / "<b>dog\u202e<|b>" / "copy.png").write_bytes(copied)
     (root / "data" / "cat" / "damaged.png").write_bytes(copied[:200])
     params = WriteParams(f"images:{root}/data", image_size=(32, 32), max_bad_fraction=0.1, num_workers=1)
     write_records(params, root / "records")
@@ -49,7 +49,7 @@ def test_the_page_shows_balance_figures_samples_copies_and_what_was_set_aside(wr
 def test_the_page_holds_no_markup_of_strangers_and_needs_nothing_else(written):
     text = (written / "data.html").read_text()
     assert "<b>" not in text
-    assert "&lt;b&gt;dog" in text
+    assert "&lt;b&gt;dog\\u202e" in text
     assert not [value for name in ("src", "href") for value in Page(text).values(name) if not value.startswith("data:")]
     assert "<script" not in text
 

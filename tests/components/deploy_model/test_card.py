@@ -10,6 +10,7 @@ from markdown_it import MarkdownIt
 
 from tests.registered import write_model
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.terminal import visible
 from tpu_components.core.drift.shifts import Shift
 from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.examples.artifacts import (
@@ -338,9 +339,9 @@ def test_what_strangers_named_stays_text(name):
     before, after = ModelCard(friendly).data, ModelCard(hostile).data
     assert after.to_dict().keys() == before.to_dict().keys()
     assert (after.license, after.tags, after.model_name) == (before.license, before.tags, before.model_name)
-    visible = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(name.split()))
-    assert f"csv:{visible}" == after.eval_results[0].dataset_name
-    assert f"Source: csv:{visible}" in shown(hostile)
+    expected = visible(" ".join(name.split()))
+    assert f"csv:{expected}" == after.eval_results[0].dataset_name
+    assert f"Source: csv:{expected}" in shown(hostile)
 
 
 def test_addresses_and_mentions_become_no_links():

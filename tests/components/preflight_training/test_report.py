@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.html_page import Page
+from tpu_components.core.base.terminal import visible
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.preflight_training.data import DataFacts, HostRate
@@ -15,7 +16,7 @@ from tpu_components.preflight_training.findings import Cost, MachineReport, Pref
 from tpu_components.preflight_training.largest_batch import LargestBatch
 from tpu_components.preflight_training.report import as_text, write_report
 
-_HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }}"
+_HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }}\x1b[2J\u202e"
 _KIND = "Vertex AI's price, on demand: 1.15 × Compute Engine's"
 _PRICING = "https://cloud.google.com/tpu/pricing"
 _COST = Cost(
@@ -474,7 +475,7 @@ def test_page_shows_hostile_names_as_text_and_never_as_markup(write):
         page = Page(text)
         assert "<script" not in text.lower()
         assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
-        assert f"Preflight: {_HOSTILE} on " in "".join(page.words)
+        assert f"Preflight: {visible(_HOSTILE)} on " in "".join(page.words)
 
 
 def test_page_loads_nothing_and_forbids_itself_to(write):

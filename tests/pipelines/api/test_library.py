@@ -127,9 +127,11 @@ def test_a_finished_run_can_be_looked_at_and_asked(finished_run):
 
 def test_what_data_say_is_escaped_in_a_notebook_and_what_is_no_number_left_out(tmp_path):
     summary = {"config": {"name": "x"}, "status": "rejected", "metrics": {"loss": None}, "steps": {}}
-    run = tp.Run(tmp_path, Summary.parse({**summary, "gate": {"promote": False, "reasons": ["failed: <script>"]}}))
+    run = tp.Run(
+        tmp_path, Summary.parse({**summary, "gate": {"promote": False, "reasons": ["failed: <script>\x1b[2J\u202e"]}})
+    )
     assert "loss" not in run._repr_html_()
-    assert "<li>failed: &lt;script&gt;</li>" in run._repr_html_()
+    assert "<li>failed: &lt;script&gt;\\x1b[2J\\u202e</li>" in run._repr_html_()
     with pytest.raises(tp.InputError, match=r"the run is rejected and has exported no model\. `export\(\)`"):
         run.predict("a.png")
 
