@@ -148,7 +148,7 @@ class Settings:
     volumes: Mapping[str, str] = _pairs("checkpoints=/mnt/checkpoints", _MOUNT, _MOUNT_HINT)
     notify: str = _text(
         "gs://my-bucket/hook.txt",
-        rf"(https?|gs|s3)://[^/\s]\S*|{MAIL}[^@\s,]+@[^@\s,]+(,[^@\s,]+@[^@\s,]+)*",
+        rf"https?://[^/\s@]+(/\S*)?|gs://{GOOGLE_BUCKET}/\S+|s3://{S3_BUCKET}/\S+|{MAIL}[^@\s,]+@[^@\s,]+(,[^@\s,]+@[^@\s,]+)*",
     )
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import MissingError, PlatformError
 from tpu_components.core.base.states import Status
+from tpu_components.core.base.terminal import hide_credentials
 
 _THREADS = 8
 _SCRIPT_WIDTH = 120
@@ -107,7 +108,8 @@ class Finding:
     def as_dict(self) -> dict[str, Any]:
         """Return the finding as JSON values; its commands are text for a shell."""
         commands = [{"text": command.text, "unless": _quote(command.unless)} for command in self.commands]
-        return {**dataclasses.asdict(dataclasses.replace(self, commands=())), "commands": commands}
+        shown = dataclasses.replace(self, said=hide_credentials(self.said), commands=())
+        return {**dataclasses.asdict(shown), "commands": commands}
 
     def __str__(self) -> str:
         return f"{self.about}: {self.said}" + (f" → {self.remedy}" if self.remedy else "")

@@ -87,7 +87,7 @@ class GoogleApis:
 
     def get(self, host: str, path: str, **query: Any) -> dict[str, Any]:
         """Send a GET request and return the JSON response; raises the errors of `send`."""
-        return dict(self.send("GET", host, path, params=query).json())
+        return _content(self.send("GET", host, path, params=query), host)
 
     def find(self, host: str, path: str, name: str, remedy: str = "") -> dict[str, Any]:
         """Return the JSON of a resource that a run needs; also raises the errors of `send`.
@@ -106,7 +106,7 @@ class GoogleApis:
 
     def post(self, host: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a POST request that changes nothing and return the JSON response; raises the errors of `send`."""
-        return dict(self.send("POST", host, path, json=body).json())
+        return _content(self.send("POST", host, path, json=body), host)
 
     def send(self, method: str, host: str, path: str, **options: Any) -> Any:
         """Send one request and return the response.
@@ -257,7 +257,8 @@ class Permissions:
         if resource.host == STORAGE:
             return self._apis.get(STORAGE, f"{resource.path}/iam", optionsRequestedPolicyVersion=3)
         verb, version = "POST" if resource.host == IAM else "GET", {"options.requestedPolicyVersion": 3}
-        return dict(self._apis.send(verb, resource.host, f"{resource.path}:getIamPolicy", params=version).json())
+        response = self._apis.send(verb, resource.host, f"{resource.path}:getIamPolicy", params=version)
+        return _content(response, resource.host)
 
     def _lacking(self, needed: Iterable[str], roles: Iterable[str]) -> list[str]:
         """Return the permissions that none of the roles contains."""
@@ -305,6 +306,18 @@ def _roles(policies: Iterable[Policy], member: str) -> tuple[set[str], set[str]]
             elif is_named or any(other.startswith(("group:", "domain:", "principalSet:")) for other in members):
                 maybe.add(binding["role"])
     return surely, maybe
+
+
+def _content(response: Any, host: str) -> dict[str, Any]:
+    """Return the JSON object of a response.
+
+    Raises:
+        CannotAskError: If the response is something else, for example the page of a proxy.
+    """
+    try:
+        return dict(response.json())
+    except (ValueError, TypeError) as error:
+        raise CannotAskError(f"{host} does not answer in JSON; check what answers in its place") from error
 
 
 def _message(response: Any) -> str:

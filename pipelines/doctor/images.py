@@ -71,15 +71,18 @@ def find_image(image: str, apis: GoogleApis) -> Image:
         return _get(apis, host, f"v2/{path}/{what}")
 
     response = get(f"manifests/{reference or 'latest'}")
-    manifest = response.json()
     variables: list[str] = []
-    if "manifests" in manifest:
-        entries = [entry.get("platform", {}) for entry in manifest["manifests"]]
-    elif "config" in manifest:
-        entries = [get(f"blobs/{manifest['config']['digest']}").json()]
-        variables = entries[0].get("config", {}).get("Env") or []
-    else:
-        raise CannotAskError(f"{host} has a manifest of an unknown kind: {manifest.get('mediaType', 'none named')}")
+    try:
+        manifest = response.json()
+        if "manifests" in manifest:
+            entries = [entry.get("platform", {}) for entry in manifest["manifests"]]
+        elif "config" in manifest:
+            entries = [get(f"blobs/{manifest['config']['digest']}").json()]
+            variables = entries[0].get("config", {}).get("Env") or []
+        else:
+            raise CannotAskError(f"{host} has a manifest of an unknown kind: {manifest.get('mediaType', 'none named')}")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CannotAskError(f"{host} does not answer as a registry does") from error
     digest = reference if separator else f"sha256:{hashlib.sha256(response.content).hexdigest()}"
     platforms = dict.fromkeys(f"{entry.get('os')}/{entry.get('architecture')}" for entry in entries)
     platforms.pop("unknown/unknown", None)  # The platform of attestations.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import byte_size
 from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.base.terminal import hide_credentials
 from tpu_components.core.files.resource_names import GOOGLE_BUCKET, S3_BUCKET
 
 _THREADS = 16
@@ -209,7 +210,9 @@ class S3:
         try:
             yield split(uri)
         except (ConnectionError, HTTPClientError, Boto3Error) as error:
-            raise PlatformError(f"The object store does not answer for {uri!r}: {error}. Try again later.") from error
+            raise PlatformError(
+                f"The object store does not answer for {uri!r}: {_reason(error)}. Try again later."
+            ) from error
         except NoCredentialsError as error:
             raise InputError(
                 f"Cannot use {uri!r}: found no credentials for S3. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
@@ -218,17 +221,21 @@ class S3:
         except ParamValidationError as error:
             raise InputError(f"Cannot use {uri!r}: {split(uri)[0]!r} is no name of a bucket. Check it.") from error
         except BotoCoreError as error:
-            raise InputError(f"Cannot use {uri!r}: {error}. Check the path and the AWS_… variables.") from error
+            raise InputError(
+                f"Cannot use {uri!r}: {_reason(error)}. Check the path and the AWS_… variables."
+            ) from error
         except ClientError as error:
             if (status := _status_of(error)) == 404:
-                raise InputError(f"Cannot use {uri!r}: there is no such file or bucket ({error}). Check it.") from error
+                raise InputError(
+                    f"Cannot use {uri!r}: there is no such file or bucket ({_reason(error)}). Check it."
+                ) from error
             if status >= 500 or status == 429:
                 raise PlatformError(
-                    f"The object store does not answer for {uri!r}: {error}. Try again later."
+                    f"The object store does not answer for {uri!r}: {_reason(error)}. Try again later."
                 ) from error
             raise InputError(
-                f"Cannot use {uri!r}: the object store refused ({error}). Check the path, AWS_ENDPOINT_URL_S3 and the "
-                "access key's rights."
+                f"Cannot use {uri!r}: the object store refused ({_reason(error)}). Check the path, "
+                "AWS_ENDPOINT_URL_S3 and the access key's rights."
             ) from error
 
     def objects(self, bucket: str, prefix: str) -> Iterator[StoredFile]:
@@ -292,6 +299,11 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def _reason(error: Exception) -> str:
+    """Return an error's message without the credentials in a store's address, which the user sets."""
+    return hide_credentials(str(error))
+
+
 def _status_of(error: Any) -> int:
     return error.response["ResponseMetadata"]["HTTPStatusCode"]
 
@@ -325,16 +337,16 @@ class HuggingFaceHub:
             raise
         except (FileNotFoundError, ValueError, NotImplementedError) as error:
             raise InputError(
-                f"Cannot use {uri!r}: the Hugging Face hub has no such data set, revision or file ({error}). Check the "
-                "name, hf://datasets/OWNER/NAME/PATH; one that is private or gated needs HF_TOKEN."
+                f"Cannot use {uri!r}: the Hugging Face hub has no such data set, revision or file ({_reason(error)}). "
+                "Check the name, hf://datasets/OWNER/NAME/PATH; one that is private or gated needs HF_TOKEN."
             ) from error
         except (_http_error(), OfflineModeIsEnabled) as error:
             if _hub_is_out(error):
                 raise PlatformError(
-                    f"The Hugging Face hub does not answer for {uri!r}: {error}. Try again later."
+                    f"The Hugging Face hub does not answer for {uri!r}: {_reason(error)}. Try again later."
                 ) from error
             raise InputError(
-                f"Cannot use {uri!r}: the Hugging Face hub refused ({error}). Check the name, and HF_TOKEN."
+                f"Cannot use {uri!r}: the Hugging Face hub refused ({_reason(error)}). Check the name, and HF_TOKEN."
             ) from error
 
     def objects(self, bucket: str, prefix: str) -> Iterator[StoredFile]:

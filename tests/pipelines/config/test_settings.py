@@ -98,9 +98,13 @@ def test_a_value_of_the_wrong_form_is_refused_with_an_example(name, text, receiv
         load_settings({variable(name): text})
 
 
-def test_the_address_of_a_webhook_is_not_shown_where_it_is_wrong():
+@pytest.mark.parametrize(
+    "address",
+    ["hooks.slack.com/services/T0/SECRET", "file:///SECRET", "https://me:SECRET@host/x", "https://h/SECRET x"],
+)
+def test_the_address_of_a_webhook_is_not_shown_where_it_is_wrong(address):
     with pytest.raises(InputError, match=r"setting notify .* Received: something else, which may be secret") as refused:
-        load_settings({"TPU_PIPELINES_NOTIFY": "hooks.slack.com/services/T0/SECRET"})
+        load_settings({"TPU_PIPELINES_NOTIFY": address})
     assert "SECRET" not in str(refused.value)
 
 

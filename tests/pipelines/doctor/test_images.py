@@ -4,6 +4,7 @@ import json
 from http.server import BaseHTTPRequestHandler
 
 import pytest
+from google.auth.credentials import AnonymousCredentials
 
 from tests.fakes.local_server import LocalServer
 from tpu_components.core.base.retries import MissingError
@@ -28,8 +29,11 @@ _CHALLENGES = {
 class _Registry(BaseHTTPRequestHandler):
     def do_GET(self):
         images = {"/v2/me/steps/manifests/1": _INDEX, "/v2/me/steps/manifests/latest": {"schemaVersion": 1}}
+        images |= {"/v2/me/lists/manifests/1": ["x"], "/v2/me/bad/manifests/1": {"config": None}}
         challenge = _CHALLENGES.get(self.path.split("/")[2])
         body = json.dumps(images.get(self.path, {})).encode()
+        if self.path == "/v2/me/page/manifests/1":  # As a proxy's page of a sign-in.
+            images[self.path], body = {}, b"<html>"
         self.send_response(401 if challenge else 200 if self.path in images else 404)
         if challenge:
             self.send_header("WWW-Authenticate", challenge)
@@ -65,3 +69,15 @@ def test_what_is_not_there_and_what_is_strange_differ(registry):
 def test_a_token_is_not_fetched_over_plain_http_nor_for_another_kind_of_sign_in(registry, closed):
     with pytest.raises(CannotAskError, match=r"does not say to everybody: 401"):
         find_image(f"{registry}/{closed}/steps:1", GoogleApis())
+
+
+@pytest.mark.parametrize("name", ["page", "lists", "bad"])
+def test_what_answers_in_place_of_a_registry_is_named(registry, name):
+    with pytest.raises(CannotAskError, match=rf"{registry} does not answer as a registry does"):
+        find_image(f"{registry}/me/{name}:1", GoogleApis())
+
+
+def test_what_answers_in_place_of_google_is_named(registry):
+    apis = GoogleApis(f"http://{registry}", AnonymousCredentials())
+    with pytest.raises(CannotAskError, match=r"compute\.googleapis\.com does not answer in JSON"):
+        apis.get("compute.googleapis.com", "v2/me/page/manifests/1")

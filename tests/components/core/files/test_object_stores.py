@@ -274,3 +274,17 @@ def test_a_name_that_no_bucket_has_is_refused_where_it_is_read(scheme, bucket):
 )
 def test_names_that_buckets_have_are_taken_with_any_path(uri):
     assert "/".join(object_stores.split(uri)).rstrip("/") == uri.partition("://")[2]
+
+
+def test_the_password_in_the_address_of_a_store_is_not_in_the_error(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://me:SECRET@127.0.0.1:1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    object_stores.s3_client.cache_clear()
+    try:
+        with pytest.raises(PlatformError, match="does not answer for 's3://bucket/x'") as caught:
+            storage.read_bytes("s3://bucket/x")
+    finally:
+        object_stores.s3_client.cache_clear()
+    assert "SECRET" not in str(caught.value)
