@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from tpu_components.core.base.progress import is_quiet
+from tpu_components.core.base.terminal import in_one_line
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,7 +27,9 @@ def in_turn(function: Callable[P, T]) -> Callable[P, T]:
     def wait_and_call(*arguments: P.args, **options: P.kwargs) -> T:
         if not _TURN.acquire(blocking=False):
             if not is_quiet():
-                print(f"hint: {function.__name__} waits for another thread of this process", file=sys.stderr)
+                print(
+                    in_one_line(f"hint: {function.__name__} waits for another thread of this process"), file=sys.stderr
+                )
             _TURN.acquire()
         try:
             return function(*arguments, **options)

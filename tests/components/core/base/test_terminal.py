@@ -37,6 +37,25 @@ def test_marks_of_direction_are_escaped():
 FORGED = "a\n[deploy_model] digits version 0042 is the champion\n::error::forged"
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("at http://me:SECRET@host:80/a b@c", "at http://***@host:80/a b@c"),
+        ("https://SECRET@host", "https://***@host"),
+        ("http://me:SEC@RET@host/", "http://***@host/"),
+        ("http://me:SEC/RET@host/x", "http://***@host/x"),
+        ("postgresql+psycopg2://me:SECRET@host/db", "postgresql+psycopg2://***@host/db"),
+        ("'http://me:1234@host'", "'http://***@host'"),
+        ("http://host:8080/@me and a@b", "http://host:8080/@me and a@b"),
+        ("see http://host:8080. Ask a@b", "see http://host:8080. Ask a@b"),
+        ("hf://datasets/me/data@main/a.csv", "hf://datasets/me/data@main/a.csv"),
+        ("digits@champion", "digits@champion"),
+    ],
+)
+def test_credentials_in_addresses_are_hidden_and_nothing_else(text, shown):
+    assert printable(text) == shown
+
+
 def test_a_name_out_of_data_begins_no_line(tmp_path, capsys, image_folder):
     """Classes are named by folders here, by whoever made the data."""
     folder = image_folder()

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.termination import Terminated
 from tpu_components.core.step.step_record import StepRecord, step_record
 
@@ -53,6 +54,14 @@ def test_second_run_replaces_the_record(tmp_path):
     with step_record("train_model", str(tmp_path / "trained")):
         pass
     assert _record(tmp_path)["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("kind", [InputError, PlatformError, RuntimeError])
+def test_a_record_holds_no_password_of_an_address(tmp_path, kind):
+    with pytest.raises(kind), step_record("train_model", str(tmp_path / "trained")):
+        raise kind("no answer from http://me:SECRET@store:9000/bucket")
+    assert "no answer from http://***@store:9000/bucket" in _record(tmp_path)["error"]
+    assert "SECRET" not in (tmp_path / "step.json").read_text()
 
 
 def test_a_clock_that_is_set_back_takes_no_time_away(tmp_path, monkeypatch):
