@@ -1,6 +1,7 @@
 """Writes a first configuration for data from their overview, with reasons for its values."""
 
 import dataclasses
+import importlib
 import json
 import math
 import re
@@ -20,6 +21,7 @@ from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION
 from tpu_components.core.examples.interface import CORPUS, IMAGE, TASKS, TEXT
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE
+from tpu_components.core.models.ready import REGISTRY
 from tpu_components.core.results.metric_table import HIGHER, direction
 from tpu_components.core.sources.kinds import find_location
 from tpu_components.core.sources.params import WriteParams, split_source
@@ -213,6 +215,13 @@ def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Re
     shape = _input_shape(model)
     if overview.kind == IMAGE and not params.image_size and (size := _choose_size(overview, shape)):
         data["image_size"], reasons["data.image_size"] = size
+    least = _least_image_shape(model)
+    if least and overview.sizes and not params.image_size:
+        sides = data.get("image_size") or [min(sides) for sides in zip(*overview.sizes, strict=True)]
+        if any(side < smallest for side, smallest in zip(sides, least, strict=False)):
+            data["image_size"] = [max(side, smallest) for side, smallest in zip(sides, least, strict=False)]
+            reasons["data.image_size"] = "The model takes none that are smaller."
+    shape = shape or least
     if len(shape) == 3 and shape[-1] in (1, 3) and {shape[-1]} != set(overview.channels) and not params.channels:
         data["channels"], reasons["data.channels"] = shape[-1], _AS_THE_MODEL
     elif len(overview.channels) > 1 and not params.channels:
@@ -273,6 +282,13 @@ def _input_shape(model: str) -> tuple[int | None, ...]:
     """Return the shape of a .keras file's input, None for a size that it leaves open; empty if it is not described."""
     found = re.search(rb'"batch_shape": (\[null(?:, (?:\d+|null))+\])', _described(Path(model)))
     return tuple(json.loads(found[1])[1:]) if found and model.endswith(".keras") else ()
+
+
+def _least_image_shape(model: str) -> tuple[int, ...]:
+    """Return the smallest height and width, and the channels, that a ready model takes; empty if it takes any."""
+    module = importlib.import_module(REGISTRY[model]) if model in REGISTRY else None
+    least: tuple[int, ...] = getattr(module, "LEAST_IMAGE_SHAPE", ())
+    return least
 
 
 def batch_for(examples: int) -> int:

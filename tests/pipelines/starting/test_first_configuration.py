@@ -206,6 +206,22 @@ def test_a_model_of_ones_own_is_taken_with_the_size_that_it_says(photos, monkeyp
     assert not load_config("compiled.yaml").training.of_optimizer
 
 
+@pytest.mark.parametrize(("mode", "side"), [("L", 40), ("RGB", 16), ("L", 16)])
+def test_a_ready_model_gets_images_that_it_takes(tmp_path, monkeypatch, encode, mode, side):
+    """Small or grey images were left as they are, and the `check` that `init` prints refused them."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(20):
+            (tmp_path / "photos" / name / f"{i}.png").write_bytes(encode(i, (side, side + 4), mode, "PNG"))
+    done = tpu_pipelines_here("init", "photos", "--model", "mobilenet_v2")
+    assert done.returncode == 0, done.stderr
+    shape = next(iter(look_at(load_config("photos.yaml").data).sizes))
+    data = load_config("photos.yaml").data
+    height, width = data.image_size or shape
+    assert (height, width, data.channels or 3) == (max(side, 32), max(side + 4, 32), 3)
+
+
 def _saved(path, *layers):
     keras.Sequential([*layers, keras.layers.Dense(3, activation="softmax")]).save(path)
 

@@ -8,6 +8,8 @@ from typing import Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 
+LEAST_IMAGE_SHAPE = (32, 32, 3)  # Smallest height and width, and the channels; `init` reads it.
+
 
 def build_model(
     image_shape: tuple[int, int, int], num_classes: int, alpha: float = 1.0, weights: str = "", dropout: float = 0.2
@@ -34,10 +36,12 @@ def build_model(
     from keras import layers
 
     height, width, channels = image_shape
-    if channels != 3 or min(height, width) < 32:
+    least_height, least_width, colours = LEAST_IMAGE_SHAPE
+    if channels != colours or height < least_height or width < least_width:
+        size = f"{max(height, least_height)},{max(width, least_width)}"
         raise InputError(
             f"mobilenet_v2 takes images in colour, of at least 32×32 pixels. Received: {height}×{width}×{channels}. "
-            "Set data.channels=3 and data.image_size."
+            f"Set data.channels=3 and data.image_size={size}."
         )
     if weights and not storage.is_remote(weights) and not Path(weights).is_file():
         raise InputError(
