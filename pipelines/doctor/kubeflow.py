@@ -34,7 +34,7 @@ from tpu_pipelines.doctor.findings import (
 from tpu_pipelines.doctor.google_apis import STORAGE, TIMEOUT_SECONDS, GoogleApis, create_bucket, judge_quota
 from tpu_pipelines.doctor.images import look_at_image
 from tpu_pipelines.pipeline.compile import require_machine
-from tpu_pipelines.platforms.kubeflow import Kubeflow
+from tpu_pipelines.platforms.kubeflow import MINIMUM_VERSION, Kubeflow
 from tpu_pipelines.platforms.tpu_pod import KEYS, node_selectors, steps_on_s3
 
 # Names of contexts that gcloud creates; the location is a region or a zone.
@@ -70,6 +70,7 @@ class KubeflowChecks:
         self._on_s3 = steps_on_s3(config, settings.bucket)
         self._server = Kubeflow(settings)
         self._is_shared = False
+        self._version: str | None = None  # None until the server has answered.
 
     def checks(self) -> list[Check]:
         """Return all checks in the order of the report."""
@@ -81,6 +82,7 @@ class KubeflowChecks:
         unnamed = Finding("cluster", Status.UNKNOWN, "not asked: name a context by --kube-context")
         return [
             Check("server", self._answers),
+            Check("version", self._judge_version),
             Check("object store", self._store, CheckCost.REQUEST, commands=self._create_bucket),
             *(
                 Check(
@@ -136,6 +138,7 @@ class KubeflowChecks:
             with lacking("", "check TPU_PIPELINES_KFP_HOST, and the way there from here", OutageError):
                 self._is_shared = self._server.has_several_users()
             yield Finding("server", Status.OK, f"{address}, API v2beta1")
+            self._version = self._server.version()
             if self._is_shared and not self._settings.kfp_namespace:
                 remedy = "set TPU_PIPELINES_KFP_NAMESPACE to a namespace of yours"
                 yield Finding("namespace", Status.ERROR, "the server has several users", remedy)
@@ -148,6 +151,23 @@ class KubeflowChecks:
         except InputError as error:
             remedy = "put a token's path into KF_PIPELINES_SA_TOKEN_PATH"
             yield Finding("sign-in", Status.ERROR, str(error), remedy)
+
+    def _judge_version(self) -> Iterator[Finding]:
+        """Yield whether the server is new enough; nothing if it has not answered."""
+        if self._version is None:
+            return
+        oldest = ".".join(map(str, MINIMUM_VERSION))
+        if not (match := re.match(r"v?(\d+)\.(\d+)(?!\d)", self._version)):
+            said = f"the server does not say which it is ({self._version or 'empty'}); expected {oldest} or later"
+            image = "-o jsonpath='{.spec.template.spec.containers[0].image}'"
+            look = f"kubectl get deployment ml-pipeline -n {_SERVERS_NAMESPACE} {image}"
+            yield Finding("version", Status.UNKNOWN, said, look)
+        elif tuple(map(int, match.groups())) < MINIMUM_VERSION:
+            said = f"Kubeflow Pipelines {self._version} ignores part of a pipeline: expected {oldest} or later"
+            yield Finding("version", Status.ERROR, said, "ask who installed Kubeflow to upgrade it")
+        else:
+            said = f"{self._version}; the versions of its driver, its launcher and Argo are not visible from here"
+            yield Finding("version", Status.OK, said)
 
     @property
     def _namespace(self) -> str:
@@ -253,11 +273,11 @@ class KubeflowChecks:
         """Return the command that creates an autoscaled node pool on GKE; empty if no command can.
 
         A pool of several hosts is one slice, with all nodes or none. Only such pools have a topology
-        (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838). A pool of 7x needs a workload policy, which a person
-        must choose (src/xpk/core/system_characteristics.py: requires_workload_policy).
+        (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838). A pool of 7x with several hosts needs a workload
+        policy, which a person must choose (src/xpk/core/system_characteristics.py: requires_workload_policy).
         """
         context, generation, hosts = self._gke, machine.slice.generation, machine.slice.hosts
-        if not context or machine.machine_type == "cloud-tpu" or generation.name == "7x":
+        if not context or machine.machine_type == "cloud-tpu" or (generation.name == "7x" and hosts > 1):
             return ()
         name = f"{generation.accelerator}-{machine.name}{'-spot' * machine.spot}"
         place = tuple(f"--{flag}={context[flag]}" for flag in ("cluster", "location", "project"))

@@ -33,6 +33,10 @@ from tpu_pipelines.platforms.jobs import (
 )
 from tpu_pipelines.platforms.limits import KUBEFLOW_LIMITS, check_texts
 
+# The oldest server that does everything that a compiled pipeline asks for. 2.14 collects artifacts of parallel tasks
+# and gives exit tasks the final state, 2.15 has secretAsEnv.optional, 2.16 has securityContext. Older drivers ignore
+# what they do not know (kubeflow/pipelines kubernetes_platform/proto/kubernetes_executor_config.proto, backend/src/v2).
+MINIMUM_VERSION = (2, 16)
 _TIMEOUT_SECONDS = 60
 # KFP's name for the pod of every step; the step itself is the node around it. With retries, this node contains the
 # attempts, each with a number.
@@ -297,6 +301,16 @@ class Kubeflow:
     def has_several_users(self) -> bool:
         """Return whether the server is in multi-user mode, with objects in namespaces, from its health API."""
         return bool(self._call("healthzs", "get_healthz").multi_user)
+
+    def version(self) -> str:
+        """Return the server's version as its health API gives it; empty or `unknown` if it was built without one.
+
+        The API's types lack it (kubeflow/pipelines backend/src/apiserver/main.go: healthzResponse). KFP's web server
+        may answer instead, and names the field differently (frontend/server/handlers/healthz.ts).
+        """
+        self._call("healthzs", "get_healthz")
+        content = json.loads(self._client.healthzs.api_client.last_response.data)
+        return str(content.get("tag_name") or content.get("apiServerTagName") or "")
 
     def check_sign_in(self) -> None:
         """Send a request that fails without a valid sign-in."""

@@ -103,6 +103,7 @@ class FakeKubeflow(GoogleApiServer):
         secrets: Secrets of Kubernetes by their names, and their keys and values.
         retry_policy: Argo's policy for steps that ask for retries: the one of KFP 2.17; before, it is OnFailure.
         version: What the server says is its version; `unknown` where its builder did not say one.
+        is_behind_web_server: Whether KFP's web server answers questions about the server's health.
         scarce: TPUs, as `tpu-v5-lite-podslice`, for which pods wait for ever.
         canceling_seconds: How long a run goes on being terminated.
         terminated_state: How runs end that were terminated; `CANCELED` is in the API, `FAILED` is what is seen.
@@ -125,7 +126,7 @@ class FakeKubeflow(GoogleApiServer):
         self.runs: dict[str, sdk.V2beta1Run] = {}
         self.recurring_runs: dict[str, sdk.V2beta1RecurringRun] = {}
         self.columns = dict(kubeflow_rules.COLUMNS)
-        self.version = "2.17.0"
+        self.version, self.is_behind_web_server = "2.17.0", False
         self.secrets: dict[str, dict[str, str]] = {}
         self.retry_policy = "OnError"
         self.scarce: set[str] = set()
@@ -215,7 +216,10 @@ class FakeKubeflow(GoogleApiServer):
     def healthz_service_get_healthz(self, _: _Request) -> Any:
         # Rule: the server says its version, that of its image, beside what the API declares (kubeflow/pipelines
         # backend/src/apiserver/main.go: healthzResponse; backend/Dockerfile: TAG_NAME)
-        return {"multi_user": self.multi_user, "tag_name": self.version, "pipeline_store": "database"}
+        # Rule: KFP's web server answers for it, and names the version differently (kubeflow/pipelines
+        # frontend/server/handlers/healthz.ts: HealthzStats)
+        name = "apiServerTagName" if self.is_behind_web_server else "tag_name"
+        return {"multi_user": self.multi_user, name: self.version}
 
     def experiment_service_create_experiment(self, request: _Request) -> Any:
         experiment = request["experiment"]
@@ -273,6 +277,8 @@ class FakeKubeflow(GoogleApiServer):
             item.pipeline_spec = version.pipeline_spec
         _check_spec(item.pipeline_spec)
         kubeflow_rules.check_size(json.dumps(item.pipeline_spec))
+        if self.version[:1].isdecimal():
+            kubeflow_rules.check_fields(item.pipeline_spec, self.version)
         for name in tasks_of(item.pipeline_spec):
             kubeflow_rules.check_mounts(executor_config(item.pipeline_spec, name))
 

@@ -10,11 +10,45 @@ from typing import Any
 
 from tests.fakes.google_api import ServiceError
 
+# Rule: a server does not know fields of later versions; its driver ignores them or fails, and they are refused here
+# (kubeflow/pipelines kubernetes_platform/proto/kubernetes_executor_config.proto and api/v2alpha1/pipeline_spec.proto at
+# 2.14.0, 2.15.0, 2.16.0, 2.17.0 and 7b70c7b)
+_SINCE = {
+    "taskFinalStatus": (2, 14),
+    "pvcSpecPatch": (2, 14),
+    "taskConfigPassthroughs": (2, 15),
+    "downloadToWorkspace": (2, 15),
+    "secretAsEnv.optional": (2, 15),
+    "securityContext": (2, 16),
+    "pvcMount.subPath": (2, 16),
+    "literals": (2, 16),
+    "resourceTtlOnCompletion": (2, 17),
+    "resourceTtlOnSuccess": (2, 17),
+    "resourceTtlOnFailure": (2, 17),
+    "pipelineConfig.activeDeadlineSeconds": (2, 17),
+    "dataSource": (2, 17),
+    "initContainers": (2, 18),
+}
 # Columns of the tables of runs, recurring runs and experiments, in characters.
 COLUMNS = {"DisplayName": 255, "Description": 255, "Schedule": 255}
 _EXPERIMENT_BYTES = 128
 _NAMESPACE_BYTES = 63
 _SPECIFICATION_BYTES = 700_000
+
+
+def check_fields(spec: Any, version: str, parent: str = "") -> None:
+    """Refuse fields that a server of a version does not know."""
+    if isinstance(spec, Mapping):
+        for name, value in spec.items():
+            since = _SINCE.get(f"{parent}.{name}", _SINCE.get(name, (0, 0)))
+            if since > tuple(map(int, version.split(".")[:2])):
+                raise ServiceError(
+                    "INVALID_ARGUMENT", f"unknown field {name!r}: it is of KFP {'.'.join(map(str, since))}"
+                )
+            check_fields(value, version, name)
+    elif isinstance(spec, list):
+        for value in spec:
+            check_fields(value, version, parent)
 
 
 def check_columns(doing: str, texts: dict[str, str | None], columns: dict[str, int] = COLUMNS) -> None:

@@ -18,10 +18,18 @@ _CONSOLE = "https://console.cloud.google.com/vertex-ai/locations"
 _TIMEOUT_SECONDS = 30
 _PATIENCE_SECONDS = 300
 _ADVICE = "Check TPU_PIPELINES_NOTIFY."
+# KFP computes the final state whenever the pod of a step ends. It is still RUNNING if no pod ended last: after a step
+# from the cache, a branch that was not taken, a killed step, or a cancelled run (kubeflow/pipelines at 7b70c7b,
+# backend/src/v2/driver/resolve.go: TaskFinalStatus; backend/src/v2/component/launcher_v2.go: Execute).
+_UNKNOWN_OUTCOME = "has ended, but Kubeflow does not report how"
 
 
 def message(run: str, state: str, error: str, resource: str, page: str) -> str:
     """Return the message about a run that ended; empty if it succeeded.
+
+    On Kubeflow, the exit task runs after a cancelled run too: the run gets a deadline of 0, which does not apply to
+    exit handlers (kubeflow/pipelines backend/src/common/util/execution_spec.go: GetTerminatePatch;
+    argoproj/argo-workflows at f016ad8, workflow/controller/exec_control.go and workflowpod.go).
 
     Args:
         run: Name of the run.
@@ -35,12 +43,14 @@ def message(run: str, state: str, error: str, resource: str, page: str) -> str:
         digits failed: train-model: no TPU
         https://kubeflow/#/runs/details/1
     """
-    if run_state(state) is State.SUCCEEDED:
+    ended = run_state(state)
+    if ended is State.SUCCEEDED:
         return ""
     if job_of(resource):
         project, region, job = job_of(resource)
         page = f"{_CONSOLE}/{region}/pipelines/runs/{job}?project={project}"
-    return "\n".join(filter(None, [f"{run} {state.lower()}" + (f": {error}" if error else ""), page]))
+    outcome = state.lower() if ended.is_final else _UNKNOWN_OUTCOME
+    return "\n".join(filter(None, [f"{run} {outcome}" + (f": {error}" if error else ""), page]))
 
 
 def job_of(resource: str) -> tuple[str, ...]:

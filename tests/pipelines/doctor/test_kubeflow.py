@@ -40,7 +40,7 @@ class World:
         self.settings, self.image, self.context = dataclasses.replace(SETTINGS, kfp_host=server.url), IMAGE, CONTEXT
         google.cloud.__init__()
         google.cloud.node_pools.append({"name": "tpus", "config": {"machineType": "ct6e-standard-4t"}})
-        server.multi_user = False
+        server.multi_user, server.version = False, "2.17.0"
         server.recover()
         cluster.nodes, cluster.forbidden = [V5E, {}], []
         kinds = ("serviceaccounts/pipeline-runner", "secrets/storage-key", "persistentvolumeclaims/checkpoints")
@@ -91,6 +91,11 @@ MISSING = {
         lambda world: world.server.fail_next(9, "NOT_FOUND", "healthz_service_get_healthz"),
         "has no API v2beta1",
         "2.x",
+    ),
+    "version": (
+        lambda world: setattr(world.server, "version", "2.15.2"),
+        "Kubeflow Pipelines 2.15.2 ignores part of a pipeline: expected 2.16 or later",
+        "to upgrade it",
     ),
     "sign-in": (
         lambda world: world.server.fail_next(9, "UNAUTHENTICATED"),
@@ -170,6 +175,39 @@ def test_what_may_not_be_asked_is_unknown_and_says_why(world, what, pattern):
     assert told(findings, Status.ERROR) == []
     assert what in [one[0] for one in told(findings, Status.UNKNOWN)]
     assert all(f"{world.context} refuses: 403 " in one[1] for one in told(findings, Status.UNKNOWN))
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [
+        ("2.16.0", Status.OK),
+        ("v2.16.1-rc.1", Status.OK),
+        ("2.20.3", Status.OK),
+        ("3.0.0", Status.OK),
+        ("2.2.0", Status.ERROR),
+        ("2.14.0", Status.ERROR),
+        ("1.8.22", Status.ERROR),
+        ("unknown", Status.UNKNOWN),
+        ("", Status.UNKNOWN),
+        ("master-7b70c7b", Status.UNKNOWN),
+    ],
+)
+def test_the_servers_version_is_judged_where_it_says_one(world, version, state):
+    world.server.version = version
+    (found,) = [one for one in world.examine() if one.about == "version"]
+    assert found.state is state
+    assert "not visible from here" in found.said or "expected 2.16 or later" in found.said
+    if state is Status.UNKNOWN:
+        assert found.remedy.startswith("kubectl get deployment ml-pipeline -n kubeflow ")
+
+
+@pytest.mark.parametrize(("machine", "command"), [("7x-4", True), ("7x-1", True), ("7x-8", False)])
+def test_only_a_slice_of_several_7x_hosts_needs_a_workload_policy(world, machine, command):
+    found = findings_of(world, f"machine={machine}", "training.backend=jax")[f"nodes {machine}"]
+    assert found.state is Status.ERROR
+    assert found.remedy.startswith(f"gcloud container node-pools create tpu-{machine} ") is command
+    assert ("workload policy" in found.remedy) is not command
+    assert "--tpu-topology" not in found.remedy
 
 
 def test_records_that_beam_writes_need_its_image(world):

@@ -128,8 +128,8 @@ def test_a_cluster_gets_its_pool_jobsets_and_the_rights_to_them(world):  # noqa:
     assert any(line.strip().startswith("kubectl create rolebinding") and line.endswith(account) for line in lines)
 
 
-def test_a_pool_of_7x_is_made_by_hand(world):  # noqa: F811
-    found = findings_of(world, "machine=7x-1", "training.backend=jax")["nodes 7x-1"]
+def test_a_pool_of_several_7x_hosts_is_made_by_hand(world):  # noqa: F811
+    found = findings_of(world, "machine=7x-8", "training.backend=jax")["nodes 7x-8"]
     assert (found.state, found.commands) == (Status.ERROR, ())
     assert "with a workload policy: https://" in found.remedy
 

@@ -21,6 +21,7 @@ import pytest
 import yaml
 from sklearn.datasets import load_digits
 
+from tests.benchmarks.submissions import Idle
 from tests.cli import set_environment
 from tests.fakes.clock import Clock
 from tests.fakes.google_api import every_one, first_of_each_kind
@@ -34,8 +35,9 @@ from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.pipeline.compile import compile_pipeline
 from tpu_pipelines.platforms.jobs import FINGERPRINTS, Retrying, State
-from tpu_pipelines.platforms.kubeflow import Kubeflow
+from tpu_pipelines.platforms.kubeflow import MINIMUM_VERSION, Kubeflow
 from tpu_pipelines.retraining.job_summary import RunFindings
 from tpu_pipelines.submission.schedule import change_state, upsert
 from tpu_pipelines.submission.submit import plan_submission, submit, wait
@@ -115,6 +117,43 @@ def test_what_is_sent_arrives_as_it_was_compiled(plan, fake, kubeflow, clock):
         "cloud.google.com/gke-tpu-topology": "2x2",
     }
     assert fake.experiments[sent.experiment_id].display_name == "digits"
+
+
+_ALL_OF_KUBERNETES = dataclasses.replace(
+    SETTINGS,
+    environment={"XLA_FLAGS": "--xla_dump_to=/tmp/xla"},
+    kueue_queue="tpu-queue",
+    notify="gs://my-bucket/hook.txt",
+    s3_secret="s3-credentials",
+    secrets={"key": "/secrets/key"},
+    volumes={"shared": "/mnt/shared"},
+    bucket="s3://bucket/runs",
+)
+_ALL_OF_PIPELINES = (
+    *("preflight.max_price_usd=5", "data.source=npz:s3://bucket/digits.npz", "data.engine=fan_out"),
+    *("data.engine_tasks=3", "resources.create_tfrecords={disk: 500Gi, retries: 2, timeout: 7200}"),
+)
+
+
+@pytest.mark.parametrize("machine", ["{name: v5e-4, spot: true}", "v5e-16", "l4-1"])
+def test_the_oldest_server_knows_all_that_a_pipeline_asks_for(fake, kubeflow, machine):
+    oldest = ".".join(map(str, MINIMUM_VERSION))
+    overrides = [*_ALL_OF_PIPELINES[machine == "l4-1" :], f"machine={machine}", "training.backend=jax"]
+    config = load_config("digits", overrides)
+    package = compile_pipeline(config, "kubeflow", _ALL_OF_KUBERNETES).package
+    job = dataclasses.replace(make_plan(MACHINE).jobs[0], package=package)
+    fake.version, fake.execution = f"{oldest}.0", Idle()
+    kubeflow.create(job)
+    fake.version = "2.15.2"
+    with pytest.raises(InputError, match=r"unknown field 'securityContext': it is of KFP 2\.16"):
+        kubeflow.create(dataclasses.replace(job, job_id="another"))
+
+
+def test_the_version_of_the_server_is_read_from_either_health_api(fake):
+    server = Kubeflow(dataclasses.replace(SETTINGS, kfp_host=fake.url))
+    assert server.version() == "2.17.0"
+    fake.is_behind_web_server = True
+    assert server.version() == "2.17.0"
 
 
 def test_a_dry_run_says_exactly_what_is_sent(plan, fake, kubeflow):

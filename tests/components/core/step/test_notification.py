@@ -56,6 +56,9 @@ def test_a_failure_names_run_state_reason_and_page():
         "digits failed: train_model: no TPU\n"
         "https://console.cloud.google.com/vertex-ai/locations/us-west1/pipelines/runs/digits-1?project=my-project"
     )
+    assert message("digits", "RUNNING", "", "run-7", "https://kf/#/runs/details/7") == (
+        "digits has ended, but Kubeflow does not report how\nhttps://kf/#/runs/details/7"
+    )
     assert message("digits", "CANCELLED", "", "run-7", "https://kf/#/runs/details/7") == (
         "digits cancelled\nhttps://kf/#/runs/details/7"
     )
