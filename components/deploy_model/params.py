@@ -108,7 +108,7 @@ class DeployParams:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_alias(self.alias)
+        check_alias(self.alias, self.registry)
         check_registry(self.registry, self.model_name)
         access = self.endpoint_access
         check_together(

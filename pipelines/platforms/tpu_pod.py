@@ -1,6 +1,7 @@
 """Pods on a Kubeflow cluster: those that request TPUs or GPUs or start a JobSet, and those that use S3."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,8 @@ _WITHOUT_PROXY = {"sidecar.istio.io/inject": "false"}
 # start if the secret lacks one of the first: https://kubernetes.io/docs/concepts/configuration/secret/#restriction-secret-must-exist
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 OPTIONAL_KEYS = ("AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION")
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/labels
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _RUN_THE_MODELS_CODE = ("preflight_training", "train_model", "evaluate_model", "export_model")
 
 
@@ -265,6 +268,12 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
         selectors["cloud.google.com/reservation-affinity"] = "specific"
         selectors["cloud.google.com/reservation-name"] = reservation
         selectors["cloud.google.com/reservation-project"] = project
+        if not all(map(_LABEL_VALUE.fullmatch, (project, reservation))):
+            raise InputError(
+                f"Cannot use machine.reservation={machine.reservation!r} on Kubeflow, where it selects nodes by label: "
+                "expected project and name of at most 63 letters, digits, '-', '_' and '.' each. Check it with gcloud "
+                "compute reservations list."
+            )
     return selectors
 
 

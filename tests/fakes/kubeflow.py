@@ -280,7 +280,9 @@ class FakeKubeflow(GoogleApiServer):
         if self.version[:1].isdecimal():
             kubeflow_rules.check_fields(item.pipeline_spec, self.version)
         for name in tasks_of(item.pipeline_spec):
-            kubeflow_rules.check_mounts(executor_config(item.pipeline_spec, name))
+            config = executor_config(item.pipeline_spec, name)
+            kubeflow_rules.check_mounts(config)
+            kubeflow_rules.check_names(config, variables_of(item.pipeline_spec, name))
 
     def run_service_create_run(self, request: _Request) -> Any:
         run = request["run"]
@@ -561,6 +563,15 @@ def executor_config(pipeline_spec: dict[str, Any], task: str) -> dict[str, Any]:
     tasks = tasks_of(pipeline_spec)
     component = spec["components"][tasks[task]["componentRef"]["name"]] if task in tasks else {}
     return kubernetes.get("deploymentSpec", {}).get("executors", {}).get(component.get("executorLabel"), {})
+
+
+def variables_of(pipeline_spec: dict[str, Any], task: str) -> list[str]:
+    """The names of the environment variables that a task's container has."""
+    spec, _ = split_spec(pipeline_spec)
+    component = spec["components"][tasks_of(pipeline_spec)[task]["componentRef"]["name"]]
+    executors = spec.get("deploymentSpec", {}).get("executors", {})
+    container = executors.get(component.get("executorLabel"), {}).get("container", {})
+    return [one["name"] for one in container.get("env", ())]
 
 
 def node_selectors(pipeline_spec: dict[str, Any], task: str) -> dict[str, str]:

@@ -124,6 +124,28 @@ def check_mounts(config: Mapping[str, Any]) -> None:
         raise ServiceError("INVALID_ARGUMENT", f"Pod is invalid: {error}") from error
 
 
+def check_names(config: Mapping[str, Any], variables: Iterable[str]) -> None:
+    """Refuse labels, secrets and variables of a step's pod that can be none; refused here when the pipeline is sent."""
+    # Rule: a label's name and value have at most 63 letters, digits, -, _ and ., a letter or digit at both ends
+    # (https://kubernetes.io/docs/concepts/overview/working-with-objects/labels)
+    label = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+    labels = {**config.get("podMetadata", {}).get("labels", {}), **config.get("nodeSelector", {}).get("labels", {})}
+    for name, value in labels.items():
+        if not label.fullmatch(name.rpartition("/")[2]) or (value and not label.fullmatch(value)):
+            raise ServiceError("INVALID_ARGUMENT", f"Pod is invalid: label {name}={value}")
+    # Rule: a secret's name is a DNS subdomain, of 253 characters at most
+    # (https://kubernetes.io/docs/concepts/overview/working-with-objects/names)
+    part = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+    for secret in config.get("secretAsEnv", ()):
+        if len(name := secret["secretName"]) > 253 or not re.fullmatch(rf"{part}(\.{part})*", name):
+            raise ServiceError("INVALID_ARGUMENT", f"Pod is invalid: secret {name!r}")
+    # Rule: a variable's name is of letters, digits, _, - and ., no digit first; others need a setting of the cluster
+    # (kubernetes/kubernetes pkg/apis/core/validation/validation.go: ValidateEnv)
+    for name in variables:
+        if not re.fullmatch(r"[-._a-zA-Z][-._a-zA-Z0-9]*", name):
+            raise ServiceError("INVALID_ARGUMENT", f"Pod is invalid: variable {name!r}")
+
+
 def check_volumes(mounts: Iterable[tuple[str, str]]) -> None:
     """Refuse volumes, by name and path, that one pod cannot have.
 

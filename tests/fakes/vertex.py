@@ -62,9 +62,12 @@ PIPELINE_DONE = (
     v1.PipelineState.PIPELINE_STATE_CANCELLED,
 )
 JOB_DONE = (v1.JobState.JOB_STATE_SUCCEEDED, v1.JobState.JOB_STATE_FAILED, v1.JobState.JOB_STATE_CANCELLED)
-_PIPELINE_JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
+_PIPELINE_JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,126}")
+# Rule: a model's id has 63 small letters, digits, _ and - at most, no digit or - first (model_service.proto: model_id)
 _MODEL_ID = re.compile(r"[a-z_][a-z0-9_-]{0,62}")
+# Rule: an endpoint's id has 63 small letters, digits and - at most, or 9 digits (endpoint_service.proto: endpoint_id)
 _ENDPOINT_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?|[1-9][0-9]{0,8}")
+# Rule: a deployment's id has 1 to 10 digits (endpoint.proto: DeployedModel.id)
 _DEPLOYED_ID = re.compile(r"[0-9]{1,10}")
 # The address of an endpoint of its own at which a request has arrived; empty is the service's.
 _ARRIVED_AT: contextvars.ContextVar[str] = contextvars.ContextVar("arrived_at", default="")
@@ -299,6 +302,7 @@ class FakeVertex(GoogleApiServer):
         plain = json_format.MessageToDict(v1.PipelineJob.pb(job))
         rules.check_parameters(plain["pipelineSpec"], plain["runtimeConfig"].get("parameterValues", {}))
         rules.check_artifacts(plain["pipelineSpec"])
+        rules.check_display_name(job.display_name, "pipeline_job")
         rules.check_labels(job.labels)
         rules.check_network(job.network)
         location = request.parent.split("/")[3]
@@ -340,6 +344,7 @@ class FakeVertex(GoogleApiServer):
         # Rule: a context's id has 4 to 128 lower-case letters, digits and - (metadata_service.proto: context_id)
         if not re.fullmatch(r"[a-z0-9-]{4,128}", request.context_id):
             rules.refuse(f"Invalid context id: {request.context_id!r}.")
+        rules.check_display_name(context.display_name, "context")
         context.name = self._new_name(request.parent, "contexts", request.context_id)
         if context.name in self.contexts:
             raise ServiceError("ALREADY_EXISTS", f"Context {context.name} already exists.")
@@ -547,6 +552,7 @@ class FakeVertex(GoogleApiServer):
 
     def upload_model(self, request: v1.UploadModelRequest) -> operations_pb2.Operation:
         model = _copy(request.model)
+        rules.check_display_name(model.display_name, "model")
         rules.check_labels(model.labels)
         rules.check_aliases(model.version_aliases)
         rules.check_image(model.container_spec.image_uri, "model.container_spec.image_uri")
@@ -753,6 +759,7 @@ class FakeVertex(GoogleApiServer):
         deployed = _copy(request.deployed_model)
         if deployed.id and not _DEPLOYED_ID.fullmatch(deployed.id):
             raise ServiceError("INVALID_ARGUMENT", f"Invalid deployed model id: {deployed.id!r}.")
+        rules.check_display_name(deployed.display_name, "deployed_model")
         rules.check_replicas(deployed.dedicated_resources)
         # Rule: who deploys must be allowed to act as the account of the container, if it names one (endpoint.proto:
         # DeployedModel.service_account)

@@ -88,6 +88,14 @@ def quota_metric(machine: v1.MachineSpec) -> str:
     return f"aiplatform.googleapis.com/custom_model_training_tpu_{generation_of(machine)}"
 
 
+def check_display_name(name: str, field: str) -> None:
+    """Refuse a display name that is too long."""
+    # Rule: display names of pipeline jobs, schedules, contexts and models have 128 characters at most; a deployment's
+    # is taken to have as many (pipeline_job.proto, schedule.proto, context.proto, model.proto: display_name)
+    if len(name) > 128:
+        refuse(f"{field}.display_name has at most 128 characters.")
+
+
 def check_custom_job(job: v1.CustomJob, location: str, local_images: Container[str] = ()) -> None:
     """Refuse a custom job that cannot be one, or not there; `local_images` need be in no registry."""
     # Rule: a custom job has a display name of at most 128 characters (custom_job.proto: display_name)
@@ -320,6 +328,7 @@ def check_schedule(schedule: v1.Schedule) -> None:
     cron = schedule.cron.rpartition("TZ=")[2].split(" ", "TZ=" in schedule.cron)[-1]
     if len(cron.split()) != 5 or not re.fullmatch(r"[\d*/,\- A-Za-z]+", cron):
         refuse(f"Invalid cron: {schedule.cron!r}.")
+    check_display_name(schedule.display_name, "schedule")
     # Rule: a schedule's name and max_concurrent_run_count are required (schedule.proto)
     if not schedule.display_name or schedule.max_concurrent_run_count < 1:
         refuse("display_name and a positive max_concurrent_run_count are required.")

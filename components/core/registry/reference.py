@@ -96,12 +96,14 @@ def check_registry(root: str, model_name: str) -> None:
         raise InputError(f"Cannot use the model name {model_name!r}: expected {words}.")
 
 
-def check_alias(alias: str) -> str:
-    """Return an alias if it is valid.
+def check_alias(alias: str, root: str = "") -> str:
+    """Return an alias if it is valid in a registry; `root` is needed only for Vertex AI's.
 
     Raises:
         InputError: If it is not valid.
     """
+    if len(alias) == 1 and is_on_vertex(root):  # model.proto: version_aliases
+        raise InputError(f"Cannot use the alias {alias!r}: expected at least two characters on Vertex AI.")
     if not re.fullmatch(ALIAS, alias):
         raise InputError(f"Cannot use the alias {alias!r}: expected lower-case letters, digits and '-', as 'champion'.")
     return alias

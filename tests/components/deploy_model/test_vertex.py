@@ -700,3 +700,10 @@ def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
 def test_params_for_vertex_check_themselves(values, words):
     with pytest.raises(InputError, match=words):
         dataclasses.replace(PARAMS, **values)
+
+
+def test_an_alias_on_vertex_has_two_characters_at_least():
+    registry = "projects/my-project/locations/us-west1/models"
+    with pytest.raises(InputError, match=r"Cannot use the alias 'b': expected at least two characters on Vertex AI"):
+        DeployParams(registry=registry, model_name="digits", alias="b")
+    assert DeployParams(registry="/registry", model_name="digits", alias="b").alias == "b"

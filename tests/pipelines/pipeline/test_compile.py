@@ -606,6 +606,16 @@ def test_a_mount_in_the_place_of_a_steps_disk_is_refused(mounts):
     compile_digits("kubeflow", settings=Settings(**mounts))
 
 
+@pytest.mark.parametrize(
+    "place", [f"projects/p/zones/us-west1-a/reservations/{'r' * 64}", "projects/a:b/zones/us-west1-a/reservations/r"]
+)
+def test_a_reservation_that_no_label_can_name_is_refused_on_kubeflow(place):
+    with pytest.raises(
+        InputError, match=r"Cannot use machine\.reservation='projects/.* on Kubeflow, .* at most 63 letter"
+    ):
+        compile_digits("kubeflow", f"machine={{name: v5e-4, region: us-west1, reservation: '{place}'}}")
+
+
 def test_a_job_on_vertex_has_a_hundred_environment_variables():
     variables = {f"V{number}": "1" for number in range(100)}
     compile_digits("vertex", settings=Settings(environment=variables))

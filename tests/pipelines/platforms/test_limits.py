@@ -91,6 +91,22 @@ def test_what_vertex_could_not_store_is_refused_before_anything_is_sent(vertex, 
     assert fake.calls == []
 
 
+@pytest.mark.parametrize("field", ["pipeline_job_id", "pipeline_job", "schedule"])
+def test_the_local_vertex_refuses_what_is_longer(vertex, field, monkeypatch):
+    unlimited(monkeypatch)
+    _, platform = vertex
+    most = VERTEX_LIMITS[field].most
+    if field == "schedule":
+        platform.create_schedule(dataclasses.replace(JOB, name="x" * most), CRON)
+        with pytest.raises(InputError, match=r"schedule\.display_name has at most 128"):
+            platform.create_schedule(dataclasses.replace(JOB, name="x" * (most + 1)), CRON)
+        return
+    name = "job_id" if field == "pipeline_job_id" else "name"
+    platform.create(dataclasses.replace(JOB, **{"job_id": "another", name: "x" * most}))
+    with pytest.raises(InputError, match=r"Invalid pipeline job id|pipeline_job\.display_name has at most 128"):
+        platform.create(dataclasses.replace(JOB, **{name: "x" * (most + 1)}))
+
+
 def test_a_length_is_counted_as_the_platform_counts_it():
     check_texts(KUBEFLOW_LIMITS, {"description": "ü" * 255, "experiment": "ü" * 64})
     with pytest.raises(InputError, match=r"experiment is too long: expected at most 128 bytes, received 130: 'üüü"):
