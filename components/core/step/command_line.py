@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from tpu_components.core.base import termination
+from tpu_components.core.base import progress, termination
 from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, REJECTED, InputError, did_you_mean
 from tpu_components.core.base.import_path import leave_current_folder
 from tpu_components.core.base.retries import PlatformError
@@ -141,7 +141,9 @@ def run_step(
     def call(arguments: argparse.Namespace) -> tuple[Any, int]:
         folders = [getattr(arguments, flag) for flag in (*reads, "output")]
         more = {flag: getattr(arguments, flag) for flag in optional}
-        result = work(params_from(vars(arguments), params), *folders, **more)
+        read: Any = params_from(vars(arguments), params)
+        with progress.never_silent(program.rpartition(".")[2]):
+            result = work(read, *folders, **more)
         return result, REJECTED if accepted and not getattr(result, accepted) else DONE
 
     return run(parser, call)

@@ -175,6 +175,7 @@ def test_broken_model_is_rejected_with_exit_code_3_and_a_readable_report(
     assert json.loads(done.stdout)["promote"] is False
     (told,) = re.findall("did not pass the gate: (.*)", done.stderr)
     assert "passed" not in told, "only what failed"
+    assert "[evaluate_model] started" in done.stderr.splitlines()
     assert "359 predictions are not finite numbers" in told
     gate = _scored(tmp_path / "evaluation")["gate"]
     assert gate["promote"] is False
