@@ -8,7 +8,13 @@ from typing import Annotated, Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import Amount, Pattern, Positive, Range, check_fields, check_together
 from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE
-from tpu_components.core.files.resource_names import COMPUTE_NAME, ENCRYPTION_KEY, PROJECT, SERVICE_ACCOUNT
+from tpu_components.core.files.resource_names import (
+    COMPUTE_NAME,
+    ENCRYPTION_KEY,
+    PROJECT,
+    PROJECT_OR_NUMBER,
+    SERVICE_ACCOUNT,
+)
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.registry.reference import CHAMPION, check_alias, check_registry, is_on_vertex
 from tpu_components.core.registry.signing import is_key_itself
@@ -141,6 +147,11 @@ class DeployParams:
                 "endpoint_network and endpoint_projects are of a private endpoint. Received: endpoint_access="
                 f"{access!r} with {self.endpoint_network or ', '.join(self.endpoint_projects)!r}. Set endpoint_access="
                 "private.",
+            ),
+            (
+                not all(re.fullmatch(PROJECT_OR_NUMBER, project) for project in self.endpoint_projects),
+                "endpoint_projects must be ids or numbers of projects, as my-project. Received: "
+                f"{', '.join(self.endpoint_projects)!r}.",
             ),
             (
                 self.encryption_key and self.registry and not self.is_on_vertex,

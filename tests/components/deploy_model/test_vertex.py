@@ -690,6 +690,21 @@ def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
         ({**PRIVATE, "endpoint_network": "projects/12345/global/networks/inside"}, "id and not its number"),
         ({"endpoint_projects": ("theirs",)}, "of a private endpoint. Received: endpoint_access='public' with 'theirs'"),
         ({"encryption_key": "key"}, "encryption_key must be projects/.* Received: encryption_key='key'"),
+        ({"encryption_key": KEY + ";id"}, "encryption_key must be projects/"),
+        ({"endpoint_service_account": "a@b;id"}, "endpoint_service_account must be like server@"),
+        (
+            {"endpoint_access": "private", "endpoint_network": "projects/p;id/global/networks/n", "endpoint": "e"},
+            "expected endpoint_network=",
+        ),
+        (
+            {
+                "endpoint_access": "private",
+                "endpoint": "e",
+                "endpoint_network": "projects/my-project/global/networks/n",
+                "endpoint_projects": ("a;id",),
+            },
+            "endpoint_projects must be ids or numbers of projects, as my-project",
+        ),
         ({"encryption_key": KEY.replace("west1", "east1")}, "must be of the registry's region, 'us-west1'"),
         (
             {"encryption_key": KEY, "registry": "/registry", "endpoint": ""},

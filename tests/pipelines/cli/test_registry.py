@@ -165,3 +165,18 @@ def test_a_version_that_does_not_answer_is_not_promoted(call, workspace):
     assert code == 2
     assert "model.tflite should be" in error
     assert registry.aliases() == {"champion": "0002"}
+
+
+def test_an_old_version_that_is_unreadable_stops_no_command(call, workspace):
+    registry = ModelRegistry(workspace / "registry", "digits")
+    (workspace / "model" / "best.weights.h5").write_bytes(b"third")
+    registry.register(workspace / "model", registry.version("0001").export_dir, metrics={}, reasons=[], lineage={})
+    shutil.rmtree(registry.directory / "versions" / "0001")
+    (registry.directory / "versions" / "0001").mkdir()
+    code, out = call("promote", "digits", "3")
+    assert (code, out) == (0, "digits version 0003 is the champion, after 0002\n")
+    assert call("rollback", "digits")[0] == 0
+    assert call("show", "digits")[0] == 0
+    code, out = call("list")
+    assert code == 0
+    assert out.splitlines()[-1].startswith("damaged: digits 0001: Cannot read ")
