@@ -19,7 +19,7 @@ _CONTROLS = re.compile(
 _COMMANDS = re.compile(r"(?m)^(?P<indent>\s*):(?=:)|#(?=#\[)")
 # The part of a URL before the last `@` of its authority (RFC 3986, section 3.2.1). A password with an unescaped slash
 # ends the authority too early: the text after the colon is then no port, and the rest up to an `@` is hidden too.
-_LENGTH = "{0,4096}"  # Bounded, so that a hostile text takes no quadratic time.
+_LENGTH = "{0,1024}"  # Bounded, so that a hostile text takes no quadratic time.
 _CREDENTIALS = re.compile(rf"(://)(?:[^/\s]{_LENGTH}@|[^/\s@]{_LENGTH}:(?!\d*(?:[/\s'\",;)]|$))\S{_LENGTH}@)")
 
 
