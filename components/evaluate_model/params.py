@@ -107,19 +107,27 @@ class EvaluateParams:
             InputError: If a rule does not fit the task or the direction of a metric.
         """
         known = {**measured, **{name: metric.direction for name, metric in task_metrics(task).items()}}
+
+        def fits(metric: str, name: str) -> bool:
+            return not known[metric] or known[metric] == _SIDES.get(name, known[metric])
+
         for name in ("minimum", "maximum", "max_regression"):
             for metric, value in getattr(self, name).items():
                 if metric not in known:
+                    offered = [other for other in known if fits(other, name)]
+                    meant = did_you_mean(metric, offered)
+                    if not meant and (near := did_you_mean(metric, list(known))):
+                        meant = f"{near} It can only have a {'maximum' if name == 'minimum' else 'minimum'}."
                     raise InputError(
-                        f"{metric!r} in {name} is no metric of the task {task}: expected one of {', '.join(known)}, or "
-                        f"a name in training.metrics.{did_you_mean(metric, list(known))} Change {name}, or data.task."
+                        f"{metric!r} in {name} is no metric of the task {task}: expected one of {', '.join(offered)}, "
+                        f"or a name in training.metrics.{meant} Change {name}, or data.task."
                     )
                 if known[metric] == NEITHER and name == "max_regression":
                     raise InputError(
                         f"{metric} cannot be in max_regression: Keras does not know whether more of it is better. Give "
                         "it a minimum or a maximum, or a class of keras.metrics with `_direction`."
                     )
-                if known[metric] and known[metric] != _SIDES.get(name, known[metric]):
+                if not fits(metric, name):
                     better, other = ("more", "minimum") if name == "maximum" else ("less", "maximum")
                     raise InputError(
                         f"{metric} cannot have a {name}: {better} of it is better, so that it would bound good models "

@@ -280,8 +280,8 @@ def _described(path: Path) -> bytes:
 
 def _input_shape(model: str) -> tuple[int | None, ...]:
     """Return the shape of a .keras file's input, None for a size that it leaves open; empty if it is not described."""
-    found = re.search(rb'"batch_shape": (\[null(?:, (?:\d+|null))+\])', _described(Path(model)))
-    return tuple(json.loads(found[1])[1:]) if found and model.endswith(".keras") else ()
+    shape = re.search(rb'"batch_shape": (\[null(?:, (?:\d+|null))+\])', _described(Path(model)))
+    return tuple(json.loads(shape[1])[1:]) if shape and model.endswith(".keras") else ()
 
 
 def _least_image_shape(model: str) -> tuple[int, ...]:

@@ -38,7 +38,10 @@ BESIDE = {
     "deploy.verify_key": ["deploy.signing_key=key.pem"],
 }
 # Words of a refusal; after advice was followed, none may speak of what was advised.
-REFUSED = "Unknown key {0!r}|Unknown model {0!r}|must be .*={0!r}|no machine {0!r}|{0!r} in m\\w+ is no|is {0!r}, exp"
+REFUSED = (
+    "Unknown key {0!r}|Unknown model {0!r}|must be .*={0!r}|no machine {0!r}|{0!r} in m\\w+ is no"
+    "|is {0!r}, expected|{0} cannot "
+)
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +122,9 @@ MISTAKES = [
     ("machine={name: v5e-4, spott: true}", "spott"),
     ("machine={name: v5e-4, fallbacks: [v6-4]}", "v6-4"),
     ("machine={machine_type: ct5lp-hightpu-4tt, tpu_topology: 2x2}", "ct5lp-hightpu-4tt"),
-    ("gate.minimum={acuracy: 0.9}", "acuracy"),
     ("gate.maximum={los: 0.9}", "los"),
+    ("gate.minimum={acuracy: 0.9}", "acuracy"),
+    ("gate.max_regression={macro_f: 0}", "macro_f"),
     ("gate.slices=[clas]", "clas"),
     ("gate.split=tets", "tets"),
     ("gate.min={accuracy: 1}", "min"),

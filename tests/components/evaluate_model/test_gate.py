@@ -255,7 +255,7 @@ def test_a_figure_that_is_not_defined_fails_the_gate_that_asks_for_it():
         (
             {"maximum": {"hamming_loss": 0.5}, "max_regression": {"r2": 0.0}},
             "regression",
-            "'hamming_loss' in maximum is no metric of the task regression: expected one of r2",
+            "'hamming_loss' in maximum is no metric of the task regression: expected one of mean_absolute_error",
         ),
     ],
 )
@@ -321,3 +321,14 @@ def test_a_tie_is_no_better():
     assert said(decision)[0].startswith(
         "failed: accuracy 0.9800 ties with the champion's 0.9800; it has to be better, with 95% confidence"
     )
+
+
+def test_a_bound_offers_only_metrics_that_can_have_it():
+    """The lists offered `loss` for a minimum, which is refused."""
+    with pytest.raises(InputError, match="expected one of accuracy, ") as refused:
+        EvaluateParams(minimum={"acuracy": 0.9}).check_task("classification")
+    assert "loss" not in str(refused.value)
+    with pytest.raises(InputError, match=r"expected one of loss, calibration_error, .* Did you mean 'loss'\?"):
+        EvaluateParams(maximum={"los": 0.9}).check_task("classification")
+    with pytest.raises(InputError, match=r"Did you mean 'loss'\? It can only have a maximum\."):
+        EvaluateParams(minimum={"los": 0.9}).check_task("classification")
