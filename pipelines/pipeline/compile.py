@@ -47,6 +47,7 @@ from tpu_pipelines.platforms.custom_job import as_custom_job, in_region
 from tpu_pipelines.platforms.jobs import Step
 from tpu_pipelines.platforms.tpu_pod import as_tpu_pod, sign_in, steps_on_s3
 
+_ANY_REGISTRY = "projects/project/locations/region/models"
 _HEADER = "# PIPELINE DEFINITION"  # First line of a file that KFP compiles.
 
 
@@ -80,9 +81,16 @@ def compile_pipeline(config: Config, target: str, settings: Settings) -> Compile
     Raises:
         InputError: If the platform or the region lacks the machine, or the steps could not read the data or the model.
     """
+    mistakes = Mistakes()
+    with mistakes.kept():
+        require_machine(config, target)
+    with mistakes.kept():
+        settings.check_applies(target)
+    with mistakes.kept():
+        check_readable(config, target)
+    mistakes.raise_all()
     machine = require_machine(config, target)
     machine = in_region(machine, settings) if target == "vertex" else machine
-    settings.check_applies(target)
     if IMAGE != LOCAL_IMAGE:  # Compiling needs no image: without one, only a submission is refused.
         require_step_image(target)
     config = with_registry(config, target, settings)
@@ -90,7 +98,6 @@ def compile_pipeline(config: Config, target: str, settings: Settings) -> Compile
     if config.data.engine == BEAM:
         _require_image(BEAM_IMAGE, target, "beam", "TPU_PIPELINES_BEAM_IMAGE")
         config = beam_job.with_settings(config, target, settings)
-    check_readable(config, target)
     check_target(config, target)
     made_with = platform_fingerprints(config, IMAGE, machine.slice.name, settings.environment)
     config, carried = with_carried_model(config, target, settings)
@@ -200,6 +207,9 @@ def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
 def unreadable_places(config: Config, target: str) -> dict[str, str]:
     """Return the data and the models of a configuration that the steps' containers cannot read, as {setting: place}."""
     reads = storage.is_on_google if target == "vertex" else storage.is_remote
+    if config.deploy and config.deploy.is_on_vertex:  # Any project: the settings, which name it, may be missing.
+        root = _ANY_REGISTRY if config.deploy.registry == VERTEX else config.deploy.registry
+        config = config.on_registry(root)
     places = {
         "data.source": config.data_location,
         "gate.champion": config.gate.champion,

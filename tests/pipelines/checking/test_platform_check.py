@@ -55,6 +55,13 @@ def test_every_command_names_all_that_is_missing_in_the_order_of_doing(command, 
         assert "the model 'texts_model.py' travels through a bucket" in told
 
 
+@pytest.mark.parametrize("registry", ["vertex", "projects/p/locations/us-west1/models"])
+def test_an_initial_model_of_the_registry_can_be_read_by_the_steps(registry):
+    overrides = ["machine=v5e-4", f"deploy.registry={registry}", "training.initial_model=digits@champion"]
+    checks = first_checks(load_config("digits", overrides), "vertex", Settings())
+    assert errors_in(ask_all([check for check in checks if check.about == "data"])) == []
+
+
 def write_texts(folder):
     rows = [f"a text of number {i},{('neg', 'pos')[i % 2]}" for i in range(60)]
     (folder / "texts.csv").write_text("\n".join(["text,label", *rows]))

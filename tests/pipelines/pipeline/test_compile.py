@@ -1221,3 +1221,13 @@ def test_the_budget_is_the_time_limit_of_a_gpu():
 def test_what_a_machine_with_gpus_has_not_is_refused(overrides, message):
     with pytest.raises(InputError, match=message):
         compile_digits("vertex", "machine=l4-2", *overrides)
+
+
+def test_what_cannot_be_compiled_is_named_at_once(tmp_path):
+    (tmp_path / "a.txt").touch()
+    config = load_config("cifar10_cnn", ["data.source=images:photos", f"model.files=[{tmp_path}/a.txt]"])
+    with pytest.raises(InputError) as refused:
+        compile_pipeline(config, "vertex", Settings(kueue_queue="tpus"))
+    said = str(refused.value)
+    for words in ("expected a machine", "kueue_queue", "data.source must be on Cloud Storage", "model.files names"):
+        assert words in said
