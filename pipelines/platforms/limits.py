@@ -53,7 +53,8 @@ KUBEFLOW_LIMITS = {
         advice="Shorten the longest values of the configuration, or put them into a file that the model reads.",
     ),
 }
-# Fields of the service's API, by their file in googleapis google/cloud/aiplatform/v1.
+# Fields of the service's API, by their file in googleapis google/cloud/aiplatform/v1. No document limits the size of a
+# pipeline or of a version's description.
 VERTEX_LIMITS = {
     "pipeline_job_id": Limit("id of the pipeline job", 127, "pipeline_service.proto: pipeline_job_id"),
     "pipeline_job": Limit("name of the pipeline job", 128, "pipeline_job.proto: display_name"),

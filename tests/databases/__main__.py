@@ -127,6 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{table}: {len(those):,} rows sent, longest description {longest}, {_count(database, table)} stored")
         too_long = database.insert("jobs", [_earlier_row(text) for text in earlier])
         print(f"descriptions of earlier versions: {len(earlier):,}, of which {len(too_long):,} refused")
+        cases = [{"UUID": name, "Name": name} for name in ("cased-Name", "cased-name")]
+        print(f"names that differ in case only: 2, of which {len(database.insert('experiments', cases))} refused")
     print(f"names refused locally: {len(refused):,}")
     print("\n".join(errors[:5]))
     return 1 if errors else 0
