@@ -27,7 +27,7 @@ TARGET_SETTINGS = {"vertex": ("project", "region", "bucket"), "kubeflow": ("kfp_
 # Settings of only one platform; the other one would ignore them silently.
 _OF_TARGET = {
     "vertex": ("network_attachment", "encryption_key", "tensorboard", "experiment"),
-    "kubeflow": ("kueue_queue", "provisioning", "s3_secret"),
+    "kubeflow": ("kueue_queue", "provisioning", "s3_secret", "volumes", "secrets"),
 }
 MAIL = "mailto:"
 _OF_REGION = ("network_attachment", "encryption_key", "tensorboard")  # Named projects/…/…/REGION/….
@@ -199,8 +199,8 @@ class Settings:
         for name in _OF_TARGET["kubeflow" if target == "vertex" else "vertex"]:
             if value := getattr(self, name):
                 mistakes.add(
-                    f"The setting {name} ({variable(name)}) cannot be had with --target {target}. Received: {value!r}. "
-                    "Leave it out there."
+                    f"The setting {name} ({variable(name)}) is not supported with --target {target}. Received: "
+                    f"{value!r}. Remove it."
                 )
         if target == "vertex" and len(self.labels) > _MOST_LABELS:
             raise InputError(
@@ -209,7 +209,7 @@ class Settings:
             )
         if target != "vertex" and self.notify.startswith(MAIL):
             mistakes.add(
-                f"Vertex AI alone sends e-mails: expected {variable('notify')} to be a webhook with --target {target}. "
+                f"Only Vertex AI sends e-mails: expected {variable('notify')} to be a webhook with --target {target}. "
                 f"Received: {self.notify!r}."
             )
         with mistakes.kept():

@@ -203,10 +203,20 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("target", "settings", "message"),
     [
-        ("kubeflow", {"encryption_key": KEY}, r"encryption_key \(TPU_PIPELINES_ENCRYPTION_KEY\) cannot be had with"),
-        ("kubeflow", {"network_attachment": ATTACHMENT}, r"network_attachment .* cannot be had with --target kubeflow"),
-        ("kubeflow", {"tensorboard": TENSORBOARD}, r"tensorboard .* cannot be had with --target kubeflow"),
-        ("kubeflow", {"experiment": "digits-models"}, r"experiment .* cannot be had with --target kubeflow"),
+        ("kubeflow", {"encryption_key": KEY}, r"encryption_key \(TPU_PIPELINES_ENCRYPTION_KEY\) is not supported with"),
+        (
+            "kubeflow",
+            {"network_attachment": ATTACHMENT},
+            r"network_attachment .* is not supported with --target kubeflow",
+        ),
+        ("kubeflow", {"tensorboard": TENSORBOARD}, r"tensorboard .* is not supported with --target kubeflow"),
+        ("kubeflow", {"experiment": "digits-models"}, r"experiment .* is not supported with --target kubeflow"),
+        (
+            "vertex",
+            {"volumes": {"cache": "/mnt"}},
+            r"volumes \(TPU_PIPELINES_VOLUMES\) is not supported with --target ver",
+        ),
+        ("vertex", {"secrets": {"key": "/key"}}, r"secrets .* is not supported with --target vertex"),
         ("vertex", {"kueue_queue": "tpus"}, r"kueue_queue .* --target vertex\. Received: 'tpus'"),
         ("vertex", {"provisioning": "flex-start"}, r"provisioning .* --target vertex\. Received: 'flex-start'"),
         (

@@ -51,6 +51,9 @@ SETTINGS = Settings(
     network="projects/12345/global/networks/my-network",
     labels={"team": "vision"},
     environment={"XLA_FLAGS": "--xla_dump_to=/tmp/a,b"},
+)
+ON_KUBEFLOW = dataclasses.replace(
+    SETTINGS,
     secrets={"storage-key": "/secrets/storage"},
     volumes={"checkpoints": "/mnt/checkpoints/", "cache": "/mnt/cache"},
 )
@@ -421,7 +424,7 @@ def test_every_single_host_that_gke_has_asks_for_its_chips_by_accelerator_and_to
 
 
 def test_a_pod_mounts_secrets_and_volumes_and_keeps_its_checkpoints_on_the_first():
-    container, config = pod("v5e-4", SETTINGS)
+    container, config = pod("v5e-4", ON_KUBEFLOW)
     environment = {one["name"]: one["value"] for one in container["env"]}
     assert environment.pop("XLA_FLAGS") == "--xla_dump_to=/tmp/a,b"
     assert environment.pop("AIP_CHECKPOINT_DIR") == "/mnt/checkpoints/digits/1"
@@ -501,7 +504,7 @@ def test_a_share_or_a_resource_of_another_form_is_refused(field, value):
 
 
 def test_a_setting_that_a_platform_does_not_have_is_refused_when_compiling():
-    with pytest.raises(InputError, match=r"kueue_queue .* cannot be had with --target vertex"):
+    with pytest.raises(InputError, match=r"kueue_queue .* is not supported with --target vertex"):
         compile_digits("vertex", settings=Settings(kueue_queue="tpus"))
 
 
@@ -532,7 +535,7 @@ GKE_SLICES = {
 @pytest.mark.parametrize("name", GKE_SLICES)
 def test_several_hosts_are_a_jobset_that_a_step_without_a_tpu_starts(name):
     accelerator, topology, chips, hosts = GKE_SLICES[name]
-    settings = dataclasses.replace(SETTINGS, kueue_queue="tpus", s3_secret="s3-credentials")
+    settings = dataclasses.replace(ON_KUBEFLOW, kueue_queue="tpus", s3_secret="s3-credentials")
     container, config = pod(name, settings)
     assert "accelerator" not in container.get("resources", {})
     assert "nodeSelector" not in config
@@ -1007,8 +1010,7 @@ def test_a_machine_that_a_step_cannot_use_is_refused(overrides, message):
 def test_a_champion_that_a_training_starts_with_comes_from_the_registry():
     """An alias may move without a change of the task's inputs, so the task is never taken from the platform's cache."""
     overrides = ("deploy.registry=vertex", "deploy.artifacts_uri=gs://b/r", "training.initial_model=digits@champion")
-    settings = dataclasses.replace(SETTINGS, secrets={}, volumes={})
-    compiled = compile_digits("vertex", *overrides, SERVING_IMAGE, settings=settings)
+    compiled = compile_digits("vertex", *overrides, SERVING_IMAGE, settings=SETTINGS)
     with pytest.raises(InputError, match=r"training\.initial_model must be on Cloud Storage.*'runs/digits/model'"):
         compile_digits("vertex", "training.initial_model=runs/digits/model")
     task = spec_of(compiled)["root"]["dag"]["tasks"]["train-model"]
