@@ -195,10 +195,6 @@ def of_a_missing_machine(folder):
     return ["compile digits --target vertex --output p.yaml"]
 
 
-def of_a_missing_accelerator(folder):
-    return ["check digits --set training.accelerator=gpu"]
-
-
 def of_whole_numbers(folder):
     rows(folder, "t.csv", [(f"a text of number {i}", i % 5) for i in range(100)], "text,label")
     return ["init t.csv --force"]
@@ -249,7 +245,6 @@ SITUATIONS = {
     of_rare_classes: ("training.balance_classes=true", "gate.max_regression={macro_f1: 0}"),
     of_another_language: ("data.tokenization=words_and_characters",),
     of_a_missing_machine: ("machine=v5e-4",),
-    of_a_missing_accelerator: ("training.accelerator=auto",),
     of_whole_numbers: ("data.task=regression",),
     of_many_numbers: ("data.task=classification",),
     of_local_data: ("data.source=csv:gs://BUCKET/data/t.csv",),

@@ -221,6 +221,7 @@ def test_an_accelerator_that_this_machine_lacks_is_an_error_before_anything_runs
     assert f"This machine cannot train with training.accelerator={accelerator}. " in said
     assert "Use training.accelerator=auto here" in said
     assert not (tmp_path / "runs" / "digits" / "records").exists()
+    assert tpu_pipelines_here("check", "digits", *missing, "--set", "training.accelerator=auto").returncode == 0
 
 
 def test_the_accelerator_of_a_platforms_machine_is_not_looked_for_here(tmp_path):
