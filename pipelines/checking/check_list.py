@@ -262,7 +262,7 @@ class ConfigChecks:
             seconds = trial.example_seconds * self._num_trained * config.training.epochs
             work = f"{config.training.epochs} epochs of {self._num_trained:,} examples"
             told = f"training on this machine takes about {time(seconds)}, plus start-up and validation: {work}"
-            yield Finding("model", Status.OK, told)
+            yield Finding("training", Status.OK, told)
 
 
 def contradictions(config: Config) -> Iterator[str]:

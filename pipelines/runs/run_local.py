@@ -20,7 +20,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.import_path import safe_children, with_variables
 from tpu_components.core.base.progress import TERMINAL_VARIABLE, is_quiet, is_verbose, say, show_line
 from tpu_components.core.base.states import State
-from tpu_components.core.base.terminal import hide_credentials, paragraph, printable
+from tpu_components.core.base.terminal import hide_credentials, paragraph
 from tpu_components.core.examples.artifacts import (
     PREFLIGHT_FILE,
     PREFLIGHT_REPORT_FILE,
@@ -214,7 +214,7 @@ class _StepOutput(io.TextIOBase):
         for line in lines:
             self._log.write(hide_credentials(line) + "\n")
             if is_verbose() or (not is_quiet() and line.strip().startswith(tuple(f"[{step}]" for step in STEPS))):
-                show_line(printable(line.strip()))
+                show_line(line.strip())
         self._log.flush()
         return len(text)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tpu_components.core.sources.params import split_source
 
-PLACEHOLDER = "gs://BUCKET"  # Stands for a bucket that is not known.
+PLACEHOLDER = "gs://your-bucket"  # Stands for a bucket that is not known.
 
 
 class DataCopy(NamedTuple):

@@ -93,14 +93,16 @@ def say(step: str, message: str) -> None:
     """Print a line, prefixed with the name of the step, on stderr, unless `is_quiet`."""
     if is_quiet():
         return
-    show_line(in_one_line(f"[{step}] {message}"))
+    show_line(f"[{step}] {message}")
 
 
 def show_line(text: str) -> None:
     """Print a line on stderr; on a terminal, in the place of a bar, which is drawn again below."""
     _shown_at[0] = time.monotonic()
     is_terminal = sys.stderr.isatty() and _has_width(sys.stderr) and os.environ.get("TERM") != "dumb"
-    print(f"{_CLEAR_LINE if is_terminal else ''}{text}", file=sys.stderr, flush=True)
+    if is_terminal:
+        sys.stderr.write(_CLEAR_LINE)  # It stays in the buffer until the line is complete.
+    print(in_one_line(text), file=sys.stderr, flush=True)
 
 
 class Heartbeat:

@@ -5,7 +5,7 @@ where an administrator copies it. Lengths are left to the service where a shorte
 """
 
 # google/cloud/resourcemanager/v3/projects.proto, Project.project_id; older projects begin with a domain and a colon.
-PROJECT = r"(?:[a-z0-9][a-z0-9.-]*:)?[a-z][a-z0-9-]*[a-z0-9]"
+PROJECT = r"(?:[a-z0-9][a-z0-9.-]*:)?[a-z](?:[a-z0-9-]*[a-z0-9])?"
 PROJECT_OR_NUMBER = rf"(?:[0-9]+|{PROJECT})"
 REGION = r"[a-z]+-[a-z]+[0-9]+"  # https://cloud.google.com/vertex-ai/docs/general/locations
 # google/iam/admin/v1/iam.proto, CreateServiceAccountRequest.account_id; App Engine's account of a project with a domain

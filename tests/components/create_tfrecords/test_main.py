@@ -32,7 +32,9 @@ def test_success_prints_one_json_line_and_exits_with_0(image_folder, tmp_path):
 def test_a_mistake_exits_with_2_and_a_paragraph_and_writes_nothing(run_step_here, tmp_path):
     done = run_step_here("create_tfrecords", {"source": "imagse:x"}, output=tmp_path / "out")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: Unknown source 'imagse:x'")
+    log, message = done.stderr.splitlines()
+    assert log == "[create_tfrecords] started"
+    assert message.startswith("error: Unknown source 'imagse:x'")
     assert list(tmp_path.iterdir()) == []
 
 

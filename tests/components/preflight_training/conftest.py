@@ -1,6 +1,7 @@
 """The TPU compiler on the smallest programs: what to compile, and a cache that tests share."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import pytest
 
 from tests.components.preflight_training.warm import WarmCompiler
 from tests.sharing import made_once
+from tpu_components.core.base.cpus import CpuTimes
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import load_catalogue
-from tpu_components.preflight_training import examining
+from tpu_components.preflight_training import data, examining
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.compiling.compiler import Compilation, Outcome
 from tpu_components.train_model import TrainParams
@@ -69,3 +71,14 @@ def one_compilation(request: pytest.FixtureRequest) -> Iterator[None]:
             for name in ("estimate_largest_batch", "find_largest_batch"):
                 patch.setattr(examining, name, lambda *_: None)
         yield
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Set the share of this machine that other processes are said to use."""
+
+    def use(share):
+        moments = itertools.count()
+        monkeypatch.setattr(data, "cpu_times", lambda: CpuTimes(float(now := next(moments)), share * now, 0.0))
+
+    return use

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from tpu_components.core.base import typed_values
-from tpu_components.core.base.cpus import CpuTimes
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TRAIN, Manifest
 from tpu_components.create_tfrecords import WriteParams, write_records
@@ -22,17 +21,6 @@ from tpu_components.preflight_training.data import DataFacts, Measurement, measu
 
 def _load(records, cache_dir, in_memory_mib=4096):
     return Measurement(in_memory_mib, 1000, cache_dir, lambda *_: None).of_records(records)
-
-
-@pytest.fixture
-def load(monkeypatch):
-    """Set the share of this machine that other processes are said to use."""
-
-    def use(share):
-        moments = itertools.count()
-        monkeypatch.setattr(data, "cpu_times", lambda: CpuTimes(float(now := next(moments)), share * now, 0.0))
-
-    return use
 
 
 @pytest.mark.heavy  # Another process with TensorFlow: 5 s.

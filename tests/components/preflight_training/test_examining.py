@@ -274,11 +274,12 @@ def test_attention_is_the_same_on_a_tpu_as_here(cache_dir, tmp_path):
     assert (report.verdict, report.reasons) == ("fits", ())
 
 
-def test_a_second_run_replaces_its_own_output_and_compiles_nothing(digits_records, preflighted, cache_dir, tmp_path):
-    first, _ = preflighted
-    for _ in range(2):
-        again = preflight_training(_PARAMS, digits_records, tmp_path / "out", cache_dir)
-        assert again == first
+def test_a_second_run_replaces_its_own_output_and_compiles_nothing(
+    digits_records, preflighted, cache_dir, tmp_path, load
+):
+    load(0.0)  # A rate that was measured beside other work is measured again.
+    first = preflight_training(_PARAMS, digits_records, tmp_path / "out", cache_dir)
+    assert preflight_training(_PARAMS, digits_records, tmp_path / "out", cache_dir) == first
     (one,) = json.loads((tmp_path / "out" / "preflight.json").read_text())["machines"]
     assert one["cached"] is True
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

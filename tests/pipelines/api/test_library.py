@@ -92,7 +92,7 @@ def test_results_are_readable_in_a_console_a_notebook_and_pandas(image_folder, f
     assert len(run.to_pandas()) == len(run.history())
     assert list(report.to_pandas()["cost.usd_per_hour"]) == [machine.cost.usd_per_hour for machine in report.machines]
     found = tp.compare(run, shutil.copytree(run.path, tmp_path / "other"))
-    assert repr(found).startswith("results")
+    assert repr(found).startswith("validation")
     assert found.to_pandas()["accuracy"][0] == run.metrics["accuracy"]
 
 

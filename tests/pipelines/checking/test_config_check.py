@@ -43,7 +43,7 @@ def test_the_time_of_a_training_on_this_machine_is_estimated_for_a_run_here_alon
     monkeypatch.setattr("tpu_pipelines.checking.check_list.check_model", check_model)
     done = tpu_pipelines_here("check", "digits", "--workspace", str(tmp_path / "runs"))
     (line,) = [line for line in done.stdout.splitlines() if "training on this machine" in line]
-    assert line.startswith("ok       model     training on this machine takes about 6.2")
+    assert line.startswith("ok       training  training on this machine takes about 6.2")
     assert line.endswith("plus start-up and validation: 30 epochs of 1,259 examples")
     told = tpu_pipelines_here("check", "digits", "--set", "machine=v5e-4", "--target", "vertex").stdout
     assert "training on this machine" not in told

@@ -49,7 +49,7 @@ def test_speed_parameters_change_no_key():
     changed = dataclasses.replace(
         config,
         data=dataclasses.replace(
-            config.data, num_workers=7, engine="fan_out", engine_tasks=3, beam_options={"region": "x"}
+            config.data, num_workers=7, engine="fan_out", engine_tasks=3, beam_options={"region": "us-east1"}
         ),
         training=dataclasses.replace(config.training, checkpoint_seconds=1.0),
     )

@@ -430,7 +430,7 @@ def test_bad_sources_are_refused_before_any_work(tmp_path):
         ("training.epoch=3", "Did you mean 'epochs'"),
         ("model=cifar_cnn", "Did you mean 'cifar10_cnn'"),
         ("gate.champion=/nowhere", "there is no such file"),
-        ("name=registry", "deploy.registry "),
+        ("name=registry", "which a workspace uses for other things"),
         ("deploy.registry=w/digits/export", "lies there, or around it"),
         ("deploy.registry=gs://bucket/registry", "A registry is a folder on this machine"),
         ("data.test_fraction=0", "gate.split='test' has no examples"),
