@@ -66,7 +66,7 @@ class Walk:
             found = _SETTING.findall(settings)
             assert found, line
             self._edit(file, found)
-        elif command.startswith("# Push an image, and set the variables for image, project, region and bucket"):
+        elif command.startswith("# Push an image, and set the variables"):
             environment = self.fake.environment(self.folder.parent)
             set_environment(self.monkeypatch, environment | {"TPU_PIPELINES_BUCKET": f"gs://{BUCKET}"})
         elif command.startswith("gcloud storage rsync --recursive "):

@@ -247,7 +247,7 @@ SITUATIONS = {
     of_a_missing_machine: ("machine=v5e-4",),
     of_whole_numbers: ("data.task=regression",),
     of_many_numbers: ("data.task=classification",),
-    of_local_data: ("data.source=csv:gs://BUCKET/data/t.csv",),
+    of_local_data: ("data.source=csv:gs://your-bucket/data/t.csv",),
 }
 
 

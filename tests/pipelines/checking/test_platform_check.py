@@ -50,7 +50,7 @@ def test_every_command_names_all_that_is_missing_in_the_order_of_doing(command, 
     places = [told.index(word) for word in words]
     assert places == sorted(places)
     assert all(told.count(word) == 1 for word in words)
-    assert "gcloud storage cp texts.csv gs://BUCKET/data/texts.csv" in told
+    assert "gcloud storage cp texts.csv gs://your-bucket/data/texts.csv" in told
     if target == "kubeflow":
         assert "the model 'texts_model.py' travels through a bucket" in told
 
