@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base.background import repeated
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
-from tpu_components.train_model.heartbeat import repeated
 
 SESSIONS_FILE = "sessions.json"
 EVERY_SECONDS = 10.0

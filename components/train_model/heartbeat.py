@@ -8,13 +8,12 @@ import contextlib
 import json
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from tpu_components.core.base import progress
+from tpu_components.core.base.background import repeated
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 
@@ -24,24 +23,6 @@ EVERY_SECONDS = 20.0
 # A mounted bucket may show a file as it was a minute ago (gcsfuse docs/semantics.md). A step whose pod was lost is
 # restarted after some minutes and writes the heartbeat again.
 LONGEST_SECONDS = 300.0
-
-
-@contextlib.contextmanager
-def repeated(action: Callable[[], Any], seconds: float) -> Iterator[None]:
-    """Call `action` every `seconds` in a background thread while the block runs, until `action` returns True."""
-    is_over = threading.Event()
-
-    def repeat() -> None:
-        while not is_over.wait(seconds) and not action():
-            pass
-
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
 
 
 @contextlib.contextmanager

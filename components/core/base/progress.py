@@ -6,11 +6,11 @@ Lines and bars may come from different processes that share a terminal: `show_li
 import contextlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Protocol, TextIO
 
+from tpu_components.core.base.background import repeated
 from tpu_components.core.base.terminal import in_one_line
 
 # Set by the local runner, which reads a step's output through a pipe, when it has a terminal of its own.
@@ -122,19 +122,8 @@ class Heartbeat:
 def never_silent(step: str) -> Iterator[None]:
     """Say that a step starts, and let a `Heartbeat` beat while the block runs."""
     say(step, "started")
-    heartbeat, is_over = Heartbeat(step), threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(1.0):
-            heartbeat.beat()
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
+    with repeated(Heartbeat(step).beat, 1.0):
         yield
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def _has_width(terminal: TextIO) -> bool:
