@@ -269,7 +269,9 @@ def test_a_plan_has_a_job_for_each_machine():
 )
 def test_a_run_that_is_forced_trains_anew(target, machine, root):
     """It ignores the checkpoints of earlier runs; its restarts and fallbacks share a folder of checkpoints."""
-    settings = Settings(region="us-central1", bucket="gs://my-bucket", volumes={"shared": "/mnt/shared"})
+    settings = Settings(region="us-central1", bucket="gs://my-bucket")
+    if target == "kubeflow":
+        settings = dataclasses.replace(settings, volumes={"shared": "/mnt/shared"})
     overrides = [f"machine={{name: {machine}, fallbacks: [v5e-8]}}"]
     plan = plan_submission(load_config("digits", overrides), target, settings)
 
