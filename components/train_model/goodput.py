@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tpu_components.core.base.background import repeated
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.progress import repeated
 from tpu_components.core.files import storage
 
 SESSIONS_FILE = "sessions.json"

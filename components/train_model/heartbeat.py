@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tpu_components.core.base import progress
-from tpu_components.core.base.background import repeated
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.progress import repeated
 from tpu_components.core.files import storage
 
 # Names the heartbeat file. Hosts train without a heartbeat if the variable is unset.

@@ -270,7 +270,7 @@ def test_the_settings_that_a_command_proposes_work(situation, tmp_path, quick_mo
     assert not [line for line in lines if line in told]
     # What remains is not about what was advised: without an account, the platform's variables and image are missing.
     errors = [line for line in told.splitlines() if line.startswith("error")]
-    assert all(re.match(r"error +(image|variables|data +.*BUCKET)", line) for line in errors), told
+    assert all(re.match(r"error +(image|variables|data +.*gs://your-bucket)", line) for line in errors), told
 
 
 @pytest.mark.parametrize(

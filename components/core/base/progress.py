@@ -6,11 +6,11 @@ Lines and bars may come from different processes that share a terminal: `show_li
 import contextlib
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from typing import Protocol, TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TextIO
 
-from tpu_components.core.base.background import repeated
 from tpu_components.core.base.terminal import in_one_line
 
 # Set by the local runner, which reads a step's output through a pipe, when it has a terminal of its own.
@@ -116,6 +116,24 @@ class Heartbeat:
         now = time.monotonic()
         if now - max(self._start, _shown_at[0]) >= _SILENT_SECONDS:
             say(self._step, f"still running, {now - self._start:,.0f} s after its start")
+
+
+@contextlib.contextmanager
+def repeated(action: Callable[[], Any], seconds: float) -> Iterator[None]:
+    """Call `action` every `seconds` in a background thread while the block runs, until `action` returns True."""
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        while not is_over.wait(seconds) and not action():
+            pass
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 @contextlib.contextmanager
