@@ -882,7 +882,8 @@ def test_a_data_set_of_keras_is_read_without_the_log_messages_of_tensorflow(tmp_
         text=True,
         check=False,
     )
-    downloading, error = done.stderr.splitlines()
+    started, downloading, error = done.stderr.splitlines()
+    assert started == "[create_tfrecords] started"
     assert downloading.startswith("[create_tfrecords] Downloading data from https://")
     assert error.startswith("error: Could not download 'keras:mnist'")
 
