@@ -227,7 +227,8 @@ class ConfigChecks:
             yield Finding("data", Status.HINT, said)
             return
         plan = check_inputs(self._config_here, self._workspace) if self._workspace else check_data(config)
-        overview, self._num_trained = overview_of(plan), plan.split_examples.get(TRAIN, 0)
+        overview = overview_of(plan)
+        self._num_trained = plan.split_examples.get(TRAIN, 0)
         yield from (Finding("data", Status.OK, line) for line in overview.facts())
         yield from (Finding("data", Status.HINT, line) for line in overview.remarks())
         yield from self._damage(overview)
@@ -317,9 +318,10 @@ def first_checks(config: Config, target: str, settings: Settings) -> list[Check]
 
     def place() -> str:
         mistakes = Mistakes()
-        for require in (functools.partial(settings.require, *names), functools.partial(settings.check_applies, target)):
-            with mistakes.kept():
-                require()
+        with mistakes.kept():
+            settings.require(*names)
+        with mistakes.kept():
+            settings.check_applies(target)
         mistakes.raise_all()
         return ", ".join(f"{name} {getattr(settings, name)}" for name in names)
 

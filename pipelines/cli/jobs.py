@@ -18,11 +18,14 @@ from tpu_pipelines.platforms.kubeflow import Kubeflow
 from tpu_pipelines.platforms.vertex import Vertex
 
 
-def connect(arguments: argparse.Namespace) -> tuple[Settings, Retrying]:
-    """Load the settings and check that none is missing; returns them, and the platform's client with retries."""
-    settings = load_settings(os.environ, arguments.settings)
-    platform: Platform = Kubeflow(settings) if arguments.target == "kubeflow" else Vertex(settings)
-    return settings, Retrying(platform, Backoff(report=tell_hint))
+def connect(target: str, settings: Settings) -> Retrying:
+    """Return a platform's client with retries.
+
+    Raises:
+        InputError: If a setting that the platform requires is missing.
+    """
+    platform: Platform = Kubeflow(settings) if target == "kubeflow" else Vertex(settings)
+    return Retrying(platform, Backoff(report=tell_hint))
 
 
 class StatePrinter:
@@ -80,7 +83,8 @@ def cancel(arguments: argparse.Namespace) -> int:
 
 def _latest(arguments: argparse.Namespace) -> tuple[Retrying, Submission]:
     """Return the platform's client, and the newest run of a name."""
-    settings, submitter = connect(arguments)
+    settings = load_settings(os.environ, arguments.settings)
+    submitter = connect(arguments.target, settings)
     if (submission := submitter.latest(arguments.name)) is None:
         where = ", ".join(f"{name} {getattr(settings, name)}" for name in TARGET_SETTINGS[arguments.target])
         raise InputError(

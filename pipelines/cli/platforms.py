@@ -94,10 +94,11 @@ def submit(arguments: argparse.Namespace) -> int:
         raise InputError("--output is of a dry run: expected --dry-run beside it. Add that, or leave --output out.")
     settings = load_settings(os.environ, arguments.settings)
     config = load_config(arguments.config, arguments.overrides)
-    if arguments.dry_run and not _has_all_first(arguments, config, settings):
+    if not arguments.dry_run:
+        require_first(config, arguments.target, settings)
+    elif not _has_all_first(arguments, config, settings):
         return BAD_INPUT
-    require_first(config, arguments.target, settings, needs_image=not arguments.dry_run)
-    settings, submitter = connect(arguments)
+    submitter = connect(arguments.target, settings)
     plan = plan_checked(arguments, config, settings)
     tell_hint(plan.timeout)
     if arguments.dry_run:
@@ -142,11 +143,11 @@ def _tell_dry_run(arguments: argparse.Namespace, config: Config, plan: RunPlan, 
 def schedule(arguments: argparse.Namespace) -> int:
     """Create, change, pause, resume or delete the schedule of a configuration; returns the exit code."""
     config = load_config(arguments.config, arguments.overrides)
+    settings = load_settings(os.environ, arguments.settings)
     if not arguments.action:
         check_cron(arguments.cron)
-        settings = load_settings(os.environ, arguments.settings)
         require_first(config, arguments.target, settings, needs_image=not arguments.dry_run)
-    settings, submitter = connect(arguments)
+    submitter = connect(arguments.target, settings)
     platform, backoff = submitter.platform, submitter.backoff
     dry = " (dry run)" if arguments.dry_run else ""
     if arguments.action:
@@ -191,7 +192,8 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 def smoke(arguments: argparse.Namespace) -> int:
     """Submit the smallest run, and print facts that only the platform can report; returns the exit code."""
-    settings, submitter = connect(arguments)
+    settings = load_settings(os.environ, arguments.settings)
+    submitter = connect(arguments.target, settings)
     planned = plan_smoke(arguments.target, arguments.machine, settings, arguments.overrides)
     compiling.require_step_image(arguments.target)
     show_text(f"price: {planned.price}", sys.stderr)

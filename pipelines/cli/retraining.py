@@ -73,16 +73,18 @@ def _retrain_here(arguments: argparse.Namespace, config: Config, occasion: Occas
         report.write({}, lambda: RunFindings.of_folder(run_dir), deployment.version if deployment else "")
         tell_outcome(outcome, arguments.json, report.facts)
 
-    if not last:
-        return code_of(run_local(config, arguments.workspace, force=arguments.force, tell=tell))
-    tell(RunOutcome(last))
-    return code_of(RunOutcome(last))
+    if last:
+        outcome = RunOutcome(last)
+        tell(outcome)
+    else:
+        outcome = run_local(config, arguments.workspace, force=arguments.force, tell=tell)
+    return code_of(outcome)
 
 
 def _retrain_there(arguments: argparse.Namespace, config: Config, occasion: Occasion, report: "_Report") -> int:
     settings = load_settings(os.environ, arguments.settings)
     require_first(config, arguments.target, settings, needs_image=not arguments.dry_run)
-    settings, submitter = connect(arguments)
+    submitter = connect(arguments.target, settings)
     plan = plan_checked(arguments, config, settings)
     tell_sent(arguments.target, config.training.model, plan.carried)
     entry = report.begin(deciding.decide(plan, submitter, occasion, lambda: find_drift(config, settings)))
@@ -188,9 +190,9 @@ def _place(arguments: argparse.Namespace, config: Config) -> str:
 def _tell_history(arguments: argparse.Namespace, config: Config) -> int:
     place = _place(arguments, config)
     machines = config.machine.candidates if config.machine else ()
-    region = load_settings(os.environ, arguments.settings).region
-    price = partial(_price, config, machines, arguments.target, region)
-    ask = (lambda run: None) if arguments.target == HERE else connect(arguments)[1].get
+    settings = load_settings(os.environ, arguments.settings)
+    price = partial(_price, config, machines, arguments.target, settings.region)
+    ask = (lambda run: None) if arguments.target == HERE else connect(arguments.target, settings).get
     known = deciding.entries(place, ask, price, lambda name: tell_hint(f"left out, as no decision: {name}"))
     if not known:
         tell_hint(f"looked for decisions about {config.name!r} in {place}")

@@ -203,7 +203,7 @@ class Settings:
                     f"{value!r}. Remove it."
                 )
         if target == "vertex" and len(self.labels) > _MOST_LABELS:
-            raise InputError(
+            mistakes.add(
                 f"A job on Vertex AI has at most {_MOST_LABELS} labels of yours: expected as many in "
                 f"{variable('labels')}, received {len(self.labels)}. Leave out some."
             )
@@ -266,7 +266,7 @@ class Settings:
 
 
 def folder_of(path: str) -> str:
-    """Return a mount path in its shortest form.
+    """Return a mount path without doubled or trailing slashes, `.` and `..`.
 
     Example:
         >>> folder_of("//mnt/data/"), folder_of("/")

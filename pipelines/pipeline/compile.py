@@ -83,13 +83,12 @@ def compile_pipeline(config: Config, target: str, settings: Settings) -> Compile
     """
     mistakes = Mistakes()
     with mistakes.kept():
-        require_machine(config, target)
+        machine = require_machine(config, target)
     with mistakes.kept():
         settings.check_applies(target)
     with mistakes.kept():
         check_readable(config, target)
     mistakes.raise_all()
-    machine = require_machine(config, target)
     machine = in_region(machine, settings) if target == "vertex" else machine
     if IMAGE != LOCAL_IMAGE:  # Compiling needs no image: without one, only a submission is refused.
         require_step_image(target)

@@ -228,7 +228,7 @@ def _validation(runs: Sequence[ComparedRun], one_dataset: bool) -> tuple[Row, ..
     kept = [
         next((epoch for epoch in run.history if epoch["epoch"] == run.trained.get("best_epoch")), {}) for run in runs
     ]
-    names = dict.fromkeys(name for name in (*(task.metric for task in TASKS.values()), "loss"))
+    names = dict.fromkeys((*(task.metric for task in TASKS.values()), "loss"))
     return _known(
         *(
             _row(
@@ -352,8 +352,8 @@ def as_text(comparison: RunComparison) -> str:
     The tables have a column for each run if that fits. Otherwise they have a line for each run, and only the properties
     in which the runs differ, without those of export and preflight.
     """
-    ending = [*comparison.notes, *([comparison.advice] if comparison.advice else [])]
-    ending = ["\n".join(textwrap.wrap(text, _WIDTH, break_on_hyphens=False)) for text in ending]
+    remarks = filter(None, [*comparison.notes, comparison.advice])
+    ending = ["\n".join(textwrap.wrap(text, _WIDTH, break_on_hyphens=False)) for text in remarks]
     columns = {"": "<"} | {f"{run.label} ": ">" for run in comparison.runs}  # The space is for the star.
     blocks = []
     for title, rows in comparison.sections.items():

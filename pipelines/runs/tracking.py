@@ -1,22 +1,20 @@
 """Records runs in an experiment tracker: MLflow or Weights & Biases."""
 
-import contextlib
 import importlib
-import json
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import hide_credentials, paragraph
 from tpu_components.core.examples.artifacts import load_history
 from tpu_components.core.files import storage
 from tpu_components.core.step.step_record import end_with
+from tpu_components.core.work.workers import in_fresh_process
 from tpu_pipelines.checking.workspace import SUMMARY_FILE
 from tpu_pipelines.runs.summary import Summary, as_trained
 
@@ -56,44 +54,26 @@ def record(run_dir: Path, tool: str, limit_seconds: float = _LIMIT_SECONDS) -> N
     """
     if not tool or (run_dir / TRACKED_FILE).exists():
         return
-    program = f"from {__name__} import main; main()"
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", program, str(run_dir), tool],
-        stdin=subprocess.DEVNULL,  # A tool that asks for a key gets no answer.
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # The tools print addresses, with the credentials in them.
-        text=True,
-        start_new_session=True,  # So that its own children can be killed with it.
-    ) as process:
-        try:
-            answer, _ = process.communicate(timeout=limit_seconds)
-            error = answer.strip() or f"its client ended with exit code {process.returncode}"
-        except subprocess.TimeoutExpired:
-            error = f"it did not answer within {limit_seconds:g} s"
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-    if (run_dir / TRACKED_FILE).exists():
-        place = json.loads((run_dir / TRACKED_FILE).read_bytes())["place"]
-        print(paragraph(f"recorded in {tool}: {place}"), file=sys.stderr)
-        return
-    said = f"hint: the run is not recorded in {tool}: {error.rstrip('.')}. Run the same command again to record it."
-    print(paragraph(said), file=sys.stderr)
-
-
-def main() -> None:
-    """Record the run in the folder of the first argument in the tool of the second; prints an error on stdout."""
-    run_dir, tool = Path(sys.argv[1]), sys.argv[2]
-    end_with(os.getppid())
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # What a tool prints is no error.
     try:
-        place = _TOOLS[tool](Summary.load(run_dir), run_dir)
-    except Exception as error:  # Each tool has errors of its own.
-        answer.write(hide_credentials(str(error) or type(error).__name__))
-        answer.flush()
-        sys.exit(1)
-    storage.write_json(run_dir / TRACKED_FILE, {"tool": tool, "place": hide_credentials(place)})
+        place = in_fresh_process(_record, run_dir, tool, seconds=limit_seconds)
+    except (PlatformError, RuntimeError) as error:
+        is_late = isinstance(error.__cause__, TimeoutError)
+        reason = f"it did not answer within {limit_seconds:g} s" if is_late else str(error).rstrip(".")
+        said = f"hint: the run is not recorded in {tool}: {reason}. Run the same command again to record it."
+        print(paragraph(said), file=sys.stderr)
+        return
+    storage.write_json(run_dir / TRACKED_FILE, {"tool": tool, "place": place})
+    print(paragraph(f"recorded in {tool}: {place}"), file=sys.stderr)
+
+
+def _record(run_dir: Path, tool: str) -> str:
+    """Record a run in this process; returns the address of the record, without credentials."""
+    end_with(os.getppid())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # A tool that asks for a key gets no answer.
+    try:
+        return hide_credentials(_TOOLS[tool](Summary.load(run_dir), run_dir))
+    except Exception as error:  # Each tool has errors of its own, and none may cost a training.
+        raise PlatformError(hide_credentials(str(error) or type(error).__name__)) from None
 
 
 def _settings(summary: Summary, run_dir: Path) -> dict[str, Any]:

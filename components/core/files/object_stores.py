@@ -204,7 +204,6 @@ class S3:
             ConnectionError,
             HTTPClientError,
             NoCredentialsError,
-            ParamValidationError,
         )
 
         try:
@@ -218,8 +217,6 @@ class S3:
                 f"Cannot use {uri!r}: found no credentials for S3. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
                 "AWS_SHARED_CREDENTIALS_FILE."
             ) from error
-        except ParamValidationError as error:
-            raise InputError(f"Cannot use {uri!r}: {split(uri)[0]!r} is no name of a bucket. Check it.") from error
         except BotoCoreError as error:
             raise InputError(
                 f"Cannot use {uri!r}: {_reason(error)}. Check the path and the AWS_… variables."

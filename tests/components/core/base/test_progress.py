@@ -1,3 +1,4 @@
+import contextlib
 import os
 import select
 import termios
@@ -40,54 +41,65 @@ def test_short_work_says_nothing(clock, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_terminal_shows_a_bar_with_rate_and_note(monkeypatch):
+class Terminal:
+    """A terminal of 120 columns, in the place of stderr.
+
+    Attributes:
+        file: What writes to it.
+    """
+
+    def __init__(self, file, screen):
+        self.file, self._screen = file, screen
+
+    def read_until(self, end):
+        """Everything that is shown, once it contains `end`, or after 5 s without anything new."""
+        self.file.flush()
+        shown = b""
+        # The system hands a terminal's output over piece by piece, in its own time.
+        while end not in shown and select.select([self._screen], [], [], 5)[0]:
+            shown += os.read(self._screen.fileno(), 65536)
+        return shown
+
+
+@contextlib.contextmanager
+def open_terminal(monkeypatch):
+    """No fixture: pytest sets stderr again between a fixture and its test."""
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (24, 120))
-    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb") as screen:
-        monkeypatch.setattr("sys.stderr", terminal)
+    with os.fdopen(theirs, "w") as file, os.fdopen(ours, "rb") as screen:
+        monkeypatch.setattr("sys.stderr", file)
+        yield Terminal(file, screen)
+
+
+def test_terminal_shows_a_bar_with_rate_and_note(monkeypatch):
+    with open_terminal(monkeypatch) as terminal:
         with progress.track("train_model", 1000, "images") as bar:
             time.sleep(1.2)  # It is drawn ten times a second, after the first.
             bar.update(500, "loss 0.5000")
-        terminal.flush()
-        shown = ""
-        # The system hands a terminal's output over piece by piece, in its own time.
-        while "loss 0.5000" not in shown and select.select([screen], [], [], 5)[0]:
-            shown += os.read(screen.fileno(), 65536).decode()
-    assert "train_model" in shown
-    assert "500/1.00k" in shown
-    assert "loss 0.5000" in shown
+        shown = terminal.read_until(b"loss 0.5000").decode()
+        assert "train_model" in shown
+        assert "500/1.00k" in shown
+        assert "loss 0.5000" in shown
 
 
 def test_a_line_takes_the_place_of_a_bar(monkeypatch):
     """A step draws bars on the terminal, and the process that runs the steps prints their lines there."""
-    ours, theirs = os.openpty()
-    termios.tcsetwinsize(theirs, (24, 120))
-    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb") as screen:
-        monkeypatch.setattr("sys.stderr", terminal)
+    with open_terminal(monkeypatch) as terminal:
         monkeypatch.setenv("TERM", "xterm")
-        terminal.write("train_model epoch 2/4:  50%|#####     |")
+        terminal.file.write("train_model epoch 2/4:  50%|#####     |")
         progress.show_line("[train_model] epoch 1/4")
         monkeypatch.setenv("TERM", "dumb")
         progress.show_line("plain")
-        shown = b""
-        while b"plain\r\n" not in shown and select.select([screen], [], [], 5)[0]:
-            shown += os.read(screen.fileno(), 65536)
-    assert shown.endswith(b"|\r\x1b[K[train_model] epoch 1/4\r\nplain\r\n")
+        shown = terminal.read_until(b"plain\r\n")
+        assert shown.endswith(b"|\r\x1b[K[train_model] epoch 1/4\r\nplain\r\n")
 
 
 def test_a_short_epoch_has_no_bar(monkeypatch):
-    ours, theirs = os.openpty()
-    termios.tcsetwinsize(theirs, (24, 120))
-    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb") as screen:
-        monkeypatch.setattr("sys.stderr", terminal)
+    with open_terminal(monkeypatch) as terminal:
         with progress.track("train_model epoch 1/4", 10, "images") as bar:
             bar.update(10)
-        terminal.write("end")
-        terminal.flush()
-        shown = b""
-        while b"end" not in shown and select.select([screen], [], [], 5)[0]:
-            shown += os.read(screen.fileno(), 65536)
-    assert b"images" not in shown
+        terminal.file.write("end")
+        assert b"images" not in terminal.read_until(b"end")
 
 
 def test_a_step_that_says_nothing_says_every_20_seconds_that_it_runs(clock, capsys, monkeypatch):
