@@ -51,8 +51,12 @@ class Walk:
     """A user who does what each line says. A line that nobody could do is an error of the test."""
 
     def __init__(self, folder, fake, storage, monkeypatch):
-        self.folder, self.fake, self.storage, self.monkeypatch = folder, fake, storage, monkeypatch
-        self.done, self.variables = [], {}
+        self.folder = folder
+        self.fake = fake
+        self.storage = storage
+        self.monkeypatch = monkeypatch
+        self.done = []
+        self.variables = {}
 
     def __call__(self, lines):
         """Do the lines in order."""

@@ -252,7 +252,7 @@ class Merger:
 
 
 def _check_scheme(place: str, retired: np.ndarray, num_known: int) -> None:
-    """Warn if no example of a retired test set is in the data, or only some and its IDs are of scheme 1.
+    """Warn if a retired test set matches no example of the data, or only some and its IDs are of scheme 1.
 
     Args:
         place: File of the retired test set.

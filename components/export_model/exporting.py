@@ -41,7 +41,10 @@ from tpu_components.export_model.comparison import (
 from tpu_components.export_model.formats import FORMATS, INPUT_FACTS, TrainedModel
 from tpu_components.export_model.params import ExportParams, ExportResult
 
-_TIMED_EXAMPLES, _TIMED_STEPS, _TIMED_SECONDS = 32, 20, 2.0  # Of a training step; at most.
+# Measurement of a training step: largest batch, most steps and most seconds.
+_TIMED_EXAMPLES = 32
+_TIMED_STEPS = 20
+_TIMED_SECONDS = 2.0
 _STEP = "export_model"
 # TensorFlow's errors for a file that it cannot read, or whose content is damaged.
 _OF_THE_DISK = ("UnknownError", "DataLossError")
@@ -257,14 +260,14 @@ def _time_example(model: Any, interface: Interface, batch_size: int) -> float:
     """
     batch_size = min(batch_size, _TIMED_EXAMPLES)
     inputs, targets, _ = (np.zeros(shape, kind) for shape, kind in interface.batch_shapes(batch_size))
-    weights, times, spent = np.ones(batch_size, np.float32), list[float](), 0.0
+    weights = np.ones(batch_size, np.float32)
+    times: list[float] = []
     with contextlib.suppress(Exception):  # Of the model's own code: the training says more of it.
         model.train_on_batch(inputs, targets, weights)  # The first call traces the step.
-        while spent < _TIMED_SECONDS and len(times) < _TIMED_STEPS:
+        while sum(times) < _TIMED_SECONDS and len(times) < _TIMED_STEPS:
             start = time.perf_counter()
             model.train_on_batch(inputs, targets, weights)
             times.append(time.perf_counter() - start)
-            spent += times[-1]
     return min(times, default=0.0) / batch_size
 
 

@@ -178,10 +178,11 @@ class Adviser:
 
 def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:
     """Return advice on which of several machines to take, and which are missing; () for one machine."""
-    passed = [report for report in reports if report.passed and report.epoch]
-    best, words = cheapest(passed), []
     if len(reports) < 2:
         return ()
+    passed = [report for report in reports if report.passed and report.epoch]
+    best = cheapest(passed)
+    words = []
     if undecided := [report for report in reports if report.is_undecided]:
         hourly = ", ".join(report.label + (f" ({report.cost.text})" if report.cost else "") for report in undecided)
         words = [

@@ -133,7 +133,9 @@ class Measurement:
         return self.recall([manifest.fingerprint], lambda: self.measure(records_dir, manifest, counts))
 
     def recall(self, key: Sequence[Any], find: Callable[[], DataFacts]) -> DataFacts:
-        """Return cached facts about some data; if there are none, or only disturbed ones, call `find` and cache them.
+        """Return the cached facts about some data; otherwise call `find`, and cache its result.
+
+        If other processes disturbed the cached measurement, `find` is called again.
 
         Args:
             key: Values that the facts depend on, besides the reader, the machine and this module's code.

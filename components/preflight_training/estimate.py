@@ -26,8 +26,10 @@ HELD_OUT = (76, 81)
 WHOLE_STEPS = 8
 # Published step times that are not in the table: number inside the interval, and number of all; the median and the
 # largest error. Of these, the whole training steps: number and median error; all were slower than estimated.
-UNSEEN, UNSEEN_ERRORS = (10, 13), (0.17, 0.38)
-UNSEEN_WHOLE_STEPS, UNSEEN_WHOLE_ERROR = 7, 0.17
+UNSEEN = (10, 13)
+UNSEEN_ERRORS = (0.17, 0.38)
+UNSEEN_WHOLE_STEPS = 7
+UNSEEN_WHOLE_ERROR = 0.17
 INTERVALS = (
     f"In brackets: an interval meant to hold nine of ten steps. Of {UNSEEN[1]} other published step times it held "
     f"{UNSEEN[0]} ({UNSEEN[0] / UNSEEN[1]:.0%}); the median error was {UNSEEN_ERRORS[0]:.0%}, the largest "

@@ -314,7 +314,7 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
 
     @property
     def undecided(self) -> tuple[MachineReport, ...]:
-        """The machines whose compilation did not finish; with any, a comparison is incomplete."""
+        """The machines whose compilation did not finish. If there are any, a comparison is incomplete."""
         return tuple(machine for machine in self.machines if machine.is_undecided)
 
     @property

@@ -77,7 +77,8 @@ def as_text(report: PreflightReport) -> str:
     machines = report.machines
     if len(machines) == 1:
         text = _MachineText(report, machines[0])
-        verdict, on, blocks = machines[0].verdict_text, f" on {machines[0].machine}", text.describe(is_short=True)
+        verdict, on = machines[0].verdict_text, f" on {machines[0].machine}"
+        blocks = text.describe(is_short=True)
     else:
         verdict, on = _tally(report), ""
         blocks = [*_compare(report), Sentences(_reasons(report)), Sentences(report.advice), _advice(report)]
@@ -312,7 +313,8 @@ def _largest(batch: LargestBatch | None) -> str:
 
 
 def _tally(report: PreflightReport) -> str:
-    passed, undecided = sum(machine.passed for machine in report.machines), len(report.undecided)
+    passed = sum(machine.passed for machine in report.machines)
+    undecided = len(report.undecided)
     tally = f"{passed or 'none'} of {len(report.machines)} machines {'pass' if passed > 1 else 'passes'}"
     return f"{tally}, {undecided} {'were' if undecided > 1 else 'was'} not compiled" if undecided else tally
 

@@ -263,7 +263,7 @@ class Application:
         return await self._threads.run(outputs.size, render, *arguments)
 
     async def _read_body(self, request: Request, hold: Hold) -> bytearray:
-        """Read a body and decompress it.
+        """Return the body of a request, decompressed.
 
         Raises:
             HTTPException: If it is too large, also after decompression; does not arrive in time; or has an unknown
@@ -336,9 +336,8 @@ class _Unpacked:
     """Decompresses a body while it arrives, so that a small body cannot take much memory."""
 
     def __init__(self) -> None:
-        self._stream = zlib.decompressobj(
-            16 + zlib.MAX_WBITS
-        )  # A gzip file: https://docs.python.org/3/library/zlib.html
+        # 16 stands for gzip: https://docs.python.org/3/library/zlib.html#zlib.decompressobj
+        self._stream = zlib.decompressobj(16 + zlib.MAX_WBITS)
 
     def pieces(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the decompressed bytes of a chunk, in pieces of at most 64 KiB."""

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def tell_outcome(outcome: RunOutcome, as_json: bool, facts: Mapping[str, Any] = {}) -> None:
-    """Print the outcome of a local run, as JSON with further facts."""
+    """Print the outcome of a local run; as JSON, it also contains `facts`."""
     summary = outcome.summary
     if as_json:
         show({**summary.as_dict(), **facts}, "", as_json)

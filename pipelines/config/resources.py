@@ -43,7 +43,8 @@ VERTEX_DISK_GIB = 100
 
 
 # A step's disk on Kubeflow. Steps write their outputs to the folder for temporary files first.
-SCRATCH_VOLUME, SCRATCH_FOLDER = "scratch", "/tmp"
+SCRATCH_VOLUME = "scratch"
+SCRATCH_FOLDER = "/tmp"
 
 
 # A task has at most 100 artifacts: https://cloud.google.com/vertex-ai/docs/quotas#pipelines. Merging needs two more.

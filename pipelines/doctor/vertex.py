@@ -352,7 +352,8 @@ class VertexChecks:
         name, domain = self._account.split("@")
         if domain != f"{self._settings.project}.iam.gserviceaccount.com":  # An account of another project.
             return ()
-        accounts, place = ("gcloud", "iam", "service-accounts"), f"--project={self._settings.project}"
+        accounts = ("gcloud", "iam", "service-accounts")
+        place = f"--project={self._settings.project}"
         there = (*accounts, "describe", self._account, place)
         return self._enable(IAM), ShellCommand((*accounts, "create", name, place), unless=there)
 
@@ -453,7 +454,8 @@ class VertexChecks:
         name = f"tpu-pipelines-{kind}-{machine.region}"
         email = self._who.partition(":")[2]
         contact = f"--email={email}" if email else CommandOutput("--email=", ("gcloud", "config", "get", "account"))
-        preferences, place = ("gcloud", "beta", "quotas", "preferences"), f"--project={project}"
+        preferences = ("gcloud", "beta", "quotas", "preferences")
+        place = f"--project={project}"
         ask = (
             *(*preferences, "create", f"--service={_VERTEX_AI}", f"--quota-id={quota}", f"--preferred-value={most}"),
             *(f"--dimensions=region={machine.region}", f"--preference-id={name}", contact, place),

@@ -367,7 +367,8 @@ class Kubeflow:
             self._call("recurring_runs", "delete_recurring_run", schedule_id)
 
     def _recurring_run(self, job: Job, cron: str) -> Any:
-        sdk, cron = _sdk(), _with_seconds(cron)
+        sdk = _sdk()
+        cron = _with_seconds(cron)
         check_texts(KUBEFLOW_LIMITS, {"recurring_run": job.name, "cron": cron})
         if _NOT_IN_OBJECT_NAMES.sub("", job.name.lower()).startswith("-"):
             raise InputError(
@@ -471,9 +472,8 @@ def _content(recurring_run: Any) -> dict[str, Any]:
     return {
         "cron": re.sub(r"^(TZ=\S+\s+)?0 ", r"\1", schedule.cron) if schedule else "",
         "output": _root(recurring_run),
-        "labels": _read_labels(
-            recurring_run.description
-        ),  # The pods have the settings' labels: they are in the digest.
+        # Without the settings' labels: the pods have these, so that they are in the digest.
+        "labels": _read_labels(recurring_run.description),
         "pipelineSpec": whole_numbers(recurring_run.pipeline_spec or {}),
     }
 

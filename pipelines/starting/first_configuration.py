@@ -155,7 +155,8 @@ def plan_start(
 
 def _steps_before_retraining(config_path: Path, source: str, files: Sequence[Path]) -> list[str]:
     """Return what must be done, in order, before the workflow can retrain a configuration."""
-    config, steps = shlex.quote(str(config_path)), []
+    config = shlex.quote(str(config_path))
+    steps = []
     if (location := find_location(source)) and not storage.is_remote(location):
         copy = plan_copy(source)
         steps.append(

@@ -37,7 +37,8 @@ _MACHINES = ("v5e-1", "v5e-4", "v5e-256", "v6e-8", "v5p-12288", "a100-80gb-8", "
 
 def random_jobs(number: int, seed: int = 0) -> Iterator[tuple[Job, Settings]]:
     """Jobs whose names, labels, machines and digests are random, with the settings that have the labels."""
-    chance, settings = random.Random(seed), Settings(kfp_host="http://kfp")
+    chance = random.Random(seed)
+    settings = Settings(kfp_host="http://kfp")
     for _ in range(number):
         name = chance.choice(_LETTERS) + "".join(chance.choices(f"{_LETTERS}-_.", k=chance.randrange(64)))
         labels = {f"a{_label(chance, 62)}": _label(chance, 63) for _ in range(chance.choice((0, 1, 2, 3, 8, 40)))}
@@ -111,7 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not is_installed():
         print("This needs MariaDB's server: apt-get install mariadb-server", file=sys.stderr)
         return 2
-    chance, refused, earlier = random.Random(asked.seed), [], []
+    chance = random.Random(asked.seed)
+    refused = []
+    earlier = []
     with FakeKubeflow(Idle()) as fake, running() as database:
         for job, settings in random_jobs(asked.runs, asked.seed):
             earlier.append(earlier_description(job))

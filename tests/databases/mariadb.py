@@ -93,7 +93,8 @@ class Database:
 def running() -> Iterator[Database]:
     """Start a server with empty tables, and end it."""
     with tempfile.TemporaryDirectory(prefix="kfp-database-") as name:
-        folder, user = Path(name), f"--user={getpass.getuser()}"
+        folder = Path(name)
+        user = f"--user={getpass.getuser()}"
         files, socket = folder / "data", folder / "socket"
         install = ["mariadb-install-db", "--no-defaults", user, f"--datadir={files}", "--skip-test-db"]
         subprocess.run([*install, "--auth-root-authentication-method=normal"], check=True, capture_output=True)

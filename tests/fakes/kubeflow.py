@@ -126,7 +126,8 @@ class FakeKubeflow(GoogleApiServer):
         self.runs: dict[str, sdk.V2beta1Run] = {}
         self.recurring_runs: dict[str, sdk.V2beta1RecurringRun] = {}
         self.columns = dict(kubeflow_rules.COLUMNS)
-        self.version, self.is_behind_web_server = "2.17.0", False
+        self.version = "2.17.0"
+        self.is_behind_web_server = False
         self.secrets: dict[str, dict[str, str]] = {}
         self.retry_policy = "OnError"
         self.scarce: set[str] = set()

@@ -299,7 +299,8 @@ def test_the_name_that_a_command_thinks_was_meant_is_taken(words, wrong, tmp_pat
 def test_the_next_commands_run(tmp_path, quick_models, empty_steps):
     """`init` proposes `check`, and `check` proposes `run`: each is run as it stands."""
     rows(tmp_path, "my texts.csv", [(f"a text of number {i}", "ab"[i % 2]) for i in range(100)], "text,label")
-    words, proposed = ["init", "my texts.csv", "--name", "a.b", "--output", "c d"], []
+    words = ["init", "my texts.csv", "--name", "a.b", "--output", "c d"]
+    proposed = []
     while True:
         done = tpu_pipelines_here(*words, cwd=tmp_path)
         following = [command for command in commands_in(done.stdout) if command.startswith("tpu-pipelines ")]

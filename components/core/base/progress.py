@@ -109,7 +109,8 @@ class Heartbeat:
     """Says that a step still runs, if the process has shown nothing else for 20 s."""
 
     def __init__(self, step: str) -> None:
-        self._step, self._start = step, time.monotonic()
+        self._step = step
+        self._start = time.monotonic()
 
     def beat(self) -> None:
         """Print a line if it is time."""

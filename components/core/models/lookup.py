@@ -420,7 +420,7 @@ def _last_layer(task: Task) -> str:
 
 
 def _advise_on_shape(name: str, model: Any, interface: Interface) -> str:
-    """Return how to fix a model whose input or output shape does not match the data, or the settings of the data."""
+    """Return advice for a model whose input or output shape does not match the data."""
     if model.input_shape != (None, *interface.input.shape):
         if name.endswith(".keras"):
             return _advise_on_data(model.input_shape, interface)
@@ -443,7 +443,7 @@ def _advise_on_shape(name: str, model: Any, interface: Interface) -> str:
 
 
 def _advise_on_data(batch_shape: Any, interface: Interface) -> str:
-    """Return the settings with which the data have the input shape of a saved model, which cannot be changed."""
+    """Return advice for a saved model, whose input shape is fixed: the settings that give the data this shape."""
     shape = batch_shape[1:] if isinstance(batch_shape, tuple) else ()
     if None not in shape and len(shape) == len(interface.input.shape):
         if isinstance(interface.input, ImageInput) and shape[-1] in (1, 3):

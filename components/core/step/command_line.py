@@ -26,7 +26,7 @@ class ArgumentParser(argparse.ArgumentParser):
     """Parser whose errors show the usage of the command that was called, and suggest similar names."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the arguments, and refuse unknown ones here: otherwise the parser of all commands would do so."""
+        """Parse the arguments. Unknown ones are an error of this parser, so that the message shows its own usage."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             options = [word.partition("=")[0] for word in unknown if word.startswith("-")]

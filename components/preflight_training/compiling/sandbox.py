@@ -129,7 +129,8 @@ class Sandbox:
         started = said = time.monotonic()
         clock = Clock(Path(f"/proc/{child.pid}/task"))
         while True:
-            seconds, computed = time.monotonic() - started, clock.read()
+            seconds = time.monotonic() - started
+            computed = clock.read()
             try:
                 message = pipe.recv() if pipe.poll(_LOOK_EVERY_SECONDS) else None
             except (EOFError, OSError):  # The process has ended; even with exit code 0: the model may call sys.exit.
@@ -169,7 +170,8 @@ class Clock:
     """
 
     def __init__(self, tasks: Path, now: Callable[[], float] = time.monotonic) -> None:
-        self._tasks, self._now = tasks, now
+        self._tasks = tasks
+        self._now = now
         self._seconds = 0.0
         self._wall, self._cpu = now(), self._sample()[0]
 
@@ -184,9 +186,11 @@ class Clock:
     def _sample(self) -> tuple[float, bool]:
         """Return the CPU seconds of all threads, and whether one of them runs or waits for a CPU.
 
-        The fields are those of proc_pid_stat(5), after the name in brackets: state, and 11 further on utime and stime.
+        Fields of /proc/PID/task/TID/stat, counted from 0 after the name in parentheses: 0 is the state, 11 and 12 are
+        the CPU time in user and in kernel mode (https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html).
         """
-        ticks, is_runnable = 0, False
+        ticks = 0
+        is_runnable = False
         with contextlib.suppress(OSError):  # The process, or a thread, has just ended.
             for task in self._tasks.iterdir():
                 fields = (task / "stat").read_text().rpartition(")")[2].split()

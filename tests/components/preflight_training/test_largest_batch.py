@@ -126,6 +126,7 @@ def test_an_estimate_from_a_small_batch_is_not_above_what_fits(first, step):
 def test_an_estimate_is_never_above_the_memory_divided_by_the_bytes_of_an_example(per_example):
     """Two programs whose memory hardly grows with the batch, for example because the compiler stores it elsewhere."""
     attempt = lambda size: Outcome(FITS, peak_bytes=1_000 + int(size * per_example))  # noqa: E731
-    capacity, example_bytes = 100_000_000, 128
+    capacity = 100_000_000
+    example_bytes = 128
     estimated = estimate_largest_batch(attempt, 128, attempt(128).peak_bytes, capacity, example_bytes)
     assert estimated.size <= capacity // example_bytes

@@ -301,7 +301,8 @@ def test_damaged_gzip_is_refused(app, model, content, message, num_chunks):
 
 
 def test_a_bomb_is_stopped_at_the_limit_of_the_body(model):
-    limit, held = 1 << 18, []
+    limit = 1 << 18
+    held = []
     app = Application(ServeParams(max_body_bytes=limit, max_held_bytes=1 << 22))
     bomb = gzip.compress(bytes(1 << 26))  # 64 MiB.
 

@@ -15,7 +15,8 @@ def in_threads(*functions):
 
 
 def test_calls_of_several_threads_follow_each_other_and_the_second_says_that_it_waits(capsys):
-    spans, has_begun = [], threading.Event()
+    spans = []
+    has_begun = threading.Event()
 
     @in_turn
     def run(name):

@@ -33,7 +33,8 @@ class _Registry(BaseHTTPRequestHandler):
         challenge = _CHALLENGES.get(self.path.split("/")[2])
         body = json.dumps(images.get(self.path, {})).encode()
         if self.path == "/v2/me/page/manifests/1":  # As a proxy's page of a sign-in.
-            images[self.path], body = {}, b"<html>"
+            images[self.path] = {}
+            body = b"<html>"
         self.send_response(401 if challenge else 200 if self.path in images else 404)
         if challenge:
             self.send_header("WWW-Authenticate", challenge)

@@ -40,7 +40,8 @@ class World:
         self.settings, self.image, self.context = dataclasses.replace(SETTINGS, kfp_host=server.url), IMAGE, CONTEXT
         google.cloud.__init__()
         google.cloud.node_pools.append({"name": "tpus", "config": {"machineType": "ct6e-standard-4t"}})
-        server.multi_user, server.version = False, "2.17.0"
+        server.multi_user = False
+        server.version = "2.17.0"
         server.recover()
         cluster.nodes, cluster.forbidden = [V5E, {}], []
         kinds = ("serviceaccounts/pipeline-runner", "secrets/storage-key", "persistentvolumeclaims/checkpoints")

@@ -142,7 +142,8 @@ def test_the_oldest_server_knows_all_that_a_pipeline_asks_for(fake, kubeflow, ma
     config = load_config("digits", overrides)
     package = compile_pipeline(config, "kubeflow", _ALL_OF_KUBERNETES).package
     job = dataclasses.replace(make_plan(MACHINE).jobs[0], package=package)
-    fake.version, fake.execution = f"{oldest}.0", Idle()
+    fake.version = f"{oldest}.0"
+    fake.execution = Idle()
     kubeflow.create(job)
     fake.version = "2.15.2"
     with pytest.raises(InputError, match=r"unknown field 'securityContext': it is of KFP 2\.16"):
@@ -236,7 +237,8 @@ def earlier(item):
 
 
 def test_runs_of_earlier_versions_are_found_followed_and_cancelled(plan, fake_of_long_columns, kubeflow, clock):
-    fake, job = fake_of_long_columns, plan.jobs[0]
+    fake = fake_of_long_columns
+    job = plan.jobs[0]
     fake.execution = Simulate(hold=True)
     kubeflow.create(job)
     ((_, run),) = fake.runs.items()
@@ -688,7 +690,8 @@ def test_a_change_puts_a_schedule_in_the_place_of_the_old_and_tells(plan, fake, 
 
 
 def test_a_schedule_of_an_earlier_version_is_left_and_replaced(plan, fake_of_long_columns, kubeflow, backoff):
-    fake, scheduler = fake_of_long_columns, kubeflow.platform
+    fake = fake_of_long_columns
+    scheduler = kubeflow.platform
     upsert(scheduler, plan.jobs[0], NIGHTLY, backoff)
     ((_, one),) = fake.recurring_runs.items()
     earlier(one)
@@ -702,7 +705,9 @@ def test_a_schedule_of_an_earlier_version_is_left_and_replaced(plan, fake_of_lon
 def test_a_replacement_that_an_earlier_version_began_is_ended(
     plan, fake_of_long_columns, kubeflow, backoff, clock, marked
 ):
-    fake, scheduler, job = fake_of_long_columns, kubeflow.platform, plan.jobs[0]
+    fake = fake_of_long_columns
+    scheduler = kubeflow.platform
+    job = plan.jobs[0]
     upsert(scheduler, dataclasses.replace(job, package="root: {dag: {tasks: {}}}"), NIGHTLY, backoff)
     ((old, _),) = fake.recurring_runs.items()
     scheduler.pause_schedule(old)

@@ -116,7 +116,8 @@ def test_a_length_is_counted_as_the_platform_counts_it():
 def test_every_description_fits_whatever_the_names_and_labels(kubeflow):
     """In a real database: `python -m tests.databases`."""
     fake, platform = kubeflow
-    lengths, chance = [], random.Random(1)
+    lengths = []
+    chance = random.Random(1)
     for job, settings in random_jobs(30, seed=1):
         send(job, settings, fake, chance)
         lengths.append(len(earlier_description(job)))
