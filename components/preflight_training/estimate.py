@@ -8,12 +8,18 @@ time with its source. A test compares the table below with the derived factors.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 from tpu_components.core.base.formatting import time_within
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.machines.machine_spec import Generation, Slice
-from tpu_components.preflight_training.compiling.hlo import SUBLANES, LayerCost, ProgramCost
+from tpu_components.preflight_training.compiling.hlo import (
+    SUBLANES,
+    Collective,
+    Kind,
+    LayerCost,
+    OperationCost,
+    ProgramCost,
+)
 
 # A hop from chip to chip takes about a microsecond (https://jax-ml.github.io/scaling-book/tpus/).
 _HOP_SECONDS = 1e-6
@@ -85,6 +91,29 @@ class Accuracy:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What turns the work of operations into time on a TPU generation.
+
+    Attributes:
+        products: Ratio of the time of matrix products to the compiler's estimate.
+        convolutions: The same of convolutions.
+        others: The same of all other operations.
+        kernels: Share of the matrix units' peak that a hand-written kernel reaches.
+        bandwidth: Share of the memory's published bandwidth that an operation reaches.
+    """
+
+    products: float = 1.0
+    convolutions: float = 1.0
+    others: float = 1.0
+    kernels: float = 0.5
+    bandwidth: float = 1.0
+
+    def schedule(self, kind: Kind) -> float:
+        """Return the ratio of the time of a kind of operation to the compiler's estimate."""
+        return {Kind.PRODUCT: self.products, Kind.CONVOLUTION: self.convolutions}.get(kind, self.others)
+
+
 _UNKNOWN = Accuracy(1.0, 1.0, 1.0, 0, 0)  # For GPUs, whose time is not estimated.
 _ACCURACIES = {
     "v2": Accuracy(0.9, 0.7, 1.17, 1, 1, 1, 1, 1),
@@ -95,11 +124,32 @@ _ACCURACIES = {
     "v6e": Accuracy(0.79, 0.61, 1.03, 18, 1, 14, 3, 0),
     "7x": Accuracy(0.82, 0.63, 1.06, 7, 1, 7, 2, 0),
 }
+_RATES: dict[str, Rates] = {}
 
 
 def accuracy_of(generation: Generation) -> Accuracy:
     """Return the accuracy of time estimates for a TPU generation; a factor of 1 for a GPU."""
     return _ACCURACIES.get(generation.name, _UNKNOWN)
+
+
+def rates_of(generation: Generation) -> Rates:
+    """Return the rates of a TPU generation."""
+    return _RATES.get(generation.name, Rates())
+
+
+def seconds_of(operation: OperationCost, generation: Generation, rates: Rates) -> float:
+    """Return the time of an operation's runs in a step: never less than the chip needs for its work.
+
+    It is the longest of three times: that of the compiler's schedule, corrected by published step times; that of the
+    matrix products at the peak, or at a kernel's share of it; and that of the bytes at the memory's bandwidth.
+    """
+    peak = generation.device_peak_flops * (rates.kernels if operation.kind is Kind.KERNEL else 1.0)
+    bandwidth = rates.bandwidth * generation.device_bytes_per_second
+    return operation.times * max(
+        rates.schedule(operation.kind) * operation.cycles / generation.clock_hz,
+        operation.flops / peak,
+        operation.num_bytes / bandwidth,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,17 +254,18 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
             one replica.
     """
     generation = machine.generation
-    accuracy = accuracy_of(generation)
-    compute = accuracy.factor * cost.cycles / generation.clock_hz
-    flops = sum(product.flops * product.times for layer in cost.layers.values() for product in layer.products)
-    transfers = [*cost.collectives, *([(extra_bytes, 1)] if extra_bytes else [])]
-    summing = ring_milliseconds(transfers, machine.chips, generation.ici_bytes_per_second)
-    communication = None if summing is None else accuracy.factor * summing
-    total_ms = compute * 1e3 + (communication or 0.0)
+    accuracy, rates = accuracy_of(generation), rates_of(generation)
+    seconds = [(operation, seconds_of(operation, generation, rates)) for operation in cost.operations]
+    compute = sum(time for _, time in seconds)
+    flops = sum(operation.flops * operation.times for operation in cost.operations)
+    apart = [Collective(_ALL_REDUCE, extra_bytes)] if extra_bytes else []
+    times = [collective_seconds(one, machine) for one in (*cost.collectives, *apart)]
+    communication = None if None in times else sum(time for time in times if time is not None)
+    total_ms = 1e3 * (compute + (communication or 0.0))
     return StepTime(
         compute_ms=compute * 1e3,
-        communication_ms=communication,
-        guessed_share=cost.guessed_cycles / cost.cycles if cost.cycles else 0.0,
+        communication_ms=None if communication is None else communication * 1e3,
+        guessed_share=sum(time for one, time in seconds if one.is_guessed) / compute if compute else 0.0,
         mxu_utilization=flops / (compute * generation.device_peak_flops) if compute else 0.0,
         flops=flops,
         low_ms=total_ms * accuracy.low / accuracy.factor,
@@ -222,46 +273,57 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
     )
 
 
-def ring_milliseconds(transfers: Sequence[tuple[int, int]], chips: int, speed: float | None) -> float | None:
-    """Estimate the time of ring all-reduces: twice the bytes through both directions of a ring, and its hops.
+_ALL_REDUCE = "all-reduce"
 
-    Args:
-        transfers: Bytes of each device and number of repetitions, for each all-reduce.
-        chips: Number of chips in the ring.
-        speed: Speed of a link in one direction, in bytes per second; None if unknown.
+
+def collective_seconds(collective: Collective, machine: Slice) -> float | None:
+    """Estimate the time of a collective whose groups are rings of chips that are linked in both directions.
+
+    Links beside the ring are not used, and the devices of a chip exchange their data through its memory.
 
     Returns:
-        Milliseconds; None if the speed is unknown and there are several chips.
+        Seconds; None if several chips take part and the speed of the links is unknown.
     """
-    if chips == 1:
+    generation = machine.generation
+    devices = collective.group or machine.devices
+    chips = -(-devices // generation.devices_per_chip)
+    if devices <= 1:
         return 0.0
-    if speed is None:
+    if chips == 1:
+        return collective.times * 2 * collective.num_bytes / generation.device_bytes_per_second
+    if generation.ici_bytes_per_second is None:
         return None
-    share = 2 * (chips - 1) / chips
-    seconds = sum(
-        times * (share * num_bytes / (2 * speed) + chips / 2 * _HOP_SECONDS) for num_bytes, times in transfers
-    )
-    return seconds * 1e3
+    others = (chips - 1) / chips
+    # Of the array's bytes, those that pass each chip's two links. An all-to-all goes a quarter of the ring on average;
+    # a permutation goes to one neighbour, through one link.
+    passing = {_ALL_REDUCE: 2 * others, "all-to-all": chips / 4, "collective-permute": 2.0}
+    share = passing.get(collective.opcode, others)
+    sent = share * collective.num_bytes / (2 * generation.ici_bytes_per_second)
+    return collective.times * (sent + chips / 2 * _HOP_SECONDS)
 
 
 def time_layers(cost: ProgramCost, machine: Slice) -> tuple[LayerTime, ...]:
     """Return the time of each layer, the longest first."""
-    layers = (_time_layer(name, layer, cost.cycles, machine.generation) for name, layer in cost.layers.items())
+    generation, rates = machine.generation, rates_of(machine.generation)
+    whole = sum(seconds_of(operation, generation, rates) for operation in cost.operations)
+    layers = (_time_layer(name, layer, generation, whole) for name, layer in cost.layers.items())
     return tuple(sorted(layers, key=lambda layer: -layer.ms))
 
 
-def _time_layer(name: str, layer: LayerCost, all_cycles: float, generation: Generation) -> LayerTime:
-    to_ms = accuracy_of(generation).factor * 1e3 / generation.clock_hz
+def _time_layer(name: str, layer: LayerCost, generation: Generation, whole_seconds: float) -> LayerTime:
+    rates = rates_of(generation)
+    times = [(operation.kind, 1e3 * seconds_of(operation, generation, rates)) for operation in layer.operations]
     peak_per_ms = generation.device_peak_flops / 1e3
-    matrix_ms = layer.matrix_cycles * to_ms
+    ms = sum(time for _, time in times)
+    matrix_ms = sum(time for kind, time in times if kind in (Kind.PRODUCT, Kind.CONVOLUTION))
     flops = sum(product.flops * product.times for product in layer.products)
     padded = sum(product.padded_flops(generation.mxu_size) * product.times for product in layer.products)
     # The compiler may lay a dimension out better than tile by tile; never claim more than the time it takes.
     padding_ms = max(min(matrix_ms, padded / peak_per_ms) - flops / peak_per_ms, 0.0)
     return LayerTime(
         name=name,
-        ms=layer.cycles * to_ms,
-        share=layer.cycles / all_cycles,
+        ms=ms,
+        share=ms / (1e3 * whole_seconds) if whole_seconds else 0.0,
         mxu_utilization=flops / (matrix_ms * peak_per_ms) if matrix_ms else None,
         padding_ms=padding_ms,
         notes=_unfilled(layer, generation.mxu_size),

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import difflib
+import enum
 import functools
 import inspect
 import json
@@ -296,6 +297,11 @@ def _read(raw: Any, kind: Any, where: str, form: _Form) -> Any:
     if origin in (types.UnionType, typing.Union):
         no_value = raw is None and types.NoneType in items
         return None if no_value else _read(raw, _choose(raw, items, where), where, form)
+    if isinstance(kind, enum.EnumType):
+        known = [member.value for member in kind]
+        if raw not in known:
+            raise InputError(f"{where} is {raw!r}, expected {describe(known)}")
+        return kind(raw)
     if form.is_by_hand:
         raw = _in_json(raw, kind)
     if dataclasses.is_dataclass(kind):

@@ -122,9 +122,9 @@ class Generation:
         return self.peak_bf16_flops / self.devices_per_chip
 
     @property
-    def device_bytes_per_cycle(self) -> float:
-        """Bytes that the memory of a JAX device moves in a cycle of the clock."""
-        return self.hbm_bytes_per_second / self.devices_per_chip / self.clock_hz
+    def device_bytes_per_second(self) -> float:
+        """Memory bandwidth of a JAX device."""
+        return self.hbm_bytes_per_second / self.devices_per_chip
 
 
 @dataclasses.dataclass(frozen=True)

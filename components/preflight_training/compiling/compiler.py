@@ -300,7 +300,7 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
         compile_seconds=time.monotonic() - start,
         peak_bytes=stats.peak_memory_in_bytes,
         held_bytes=held_bytes(stats),
-        cost=read_cost(compiled_text, layers, compilation.machine.generation.device_bytes_per_cycle),
+        cost=read_cost(compiled_text, layers),
         parameters=_count_parameters(model),
         stage=stage,
         learning_rate=learning_rate,

@@ -1,19 +1,21 @@
-"""Cost of a compiled TPU program by layer: cycles, matrix products and collectives.
+"""Cost of a compiled TPU program by layer: cycles, arithmetic and memory traffic of operations, and collectives.
 
 It is read from the text of `jax.stages.Compiled.as_text()`: scheduled HLO with the compiler's estimate of the cycles of
 each fusion, which no API of XLA gives by operation. Format: https://openxla.org/xla/operation_semantics.
 """
 
 import dataclasses
+import enum
 import functools
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from tpu_components.core.models.step.program import LOOP_NAME
+from tpu_components.preflight_training.compiling.kernels import kernel_flops
 
 SUBLANES = 8  # Rows of a vector register; it has 128 columns, like the matrix unit of most chips.
 _BYTES = {
@@ -34,10 +36,43 @@ _COLLECTIVES = (
 # Operations without an estimate that take no time: names of values, scalars, and transfers beside the computation.
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id", "replica-id", "after-all"}
 _FREE |= {"opt-barrier", "add-dependency", "domain"}
-_ROWS_IN_A_WORD = 4  # A word of 32 bits holds bytes of this many rows, which are read together.
+_WORD_BYTES = 4  # A word of 32 bits holds values of several rows if they are smaller; they are read together.
 _IN_PARENTHESES = r"(?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*"
 _LINE = re.compile(rf"\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(({_IN_PARENTHESES})\)(.*)")
 OPTIMIZER, OTHER = "optimizer", "loss, metrics and the rest"
+
+
+class Kind(enum.StrEnum):
+    """What an operation does, as far as its time depends on it."""
+
+    PRODUCT = "products"
+    CONVOLUTION = "convolutions"
+    KERNEL = "kernels"
+    INDEXING = "indexing"
+    OTHER = "other"
+
+
+_INDEXING = {"gather", "scatter", "sort"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """An array in the shape of an instruction.
+
+    Attributes:
+        kind: Type of its elements, such as `bf16`.
+        dims: Dimensions.
+        is_in_hbm: Whether it lies in the device's main memory and not in memory on the chip.
+    """
+
+    kind: str
+    dims: tuple[int, ...]
+    is_in_hbm: bool = True
+
+    @property
+    def num_bytes(self) -> int:
+        """Size, without the padding of its layout."""
+        return _BYTES[self.kind] * math.prod(self.dims)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,15 +91,19 @@ class Instruction:
         return re.findall(r"%([\w.\-]+)", self.arguments)
 
     @functools.cached_property
-    def arrays(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Element type and dimensions of each array in the shape; a tuple has several."""
-        arrays = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", self.shape)
-        return tuple((kind, tuple(int(d) for d in dims.split(",") if d)) for kind, dims in arrays if kind in _BYTES)
+    def arrays(self) -> tuple["Array", ...]:
+        """Arrays of the shape; a tuple has several."""
+        arrays = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^}]*)\})?", self.shape)
+        return tuple(
+            Array(kind, tuple(int(d) for d in dims.split(",") if d), not re.search(r"S\([1-9]", layout))
+            for kind, dims, layout in arrays
+            if kind in _BYTES
+        )
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all arrays, without the padding of their layouts."""
-        return sum(_BYTES[kind] * math.prod(dims) for kind, dims in self.arrays)
+        return sum(array.num_bytes for array in self.arrays)
 
     def attribute(self, pattern: str) -> str:
         """Return the first group of a pattern in the attributes; empty if the pattern does not match."""
@@ -124,19 +163,63 @@ class MatrixProduct:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class OperationCost:
+    """The cost of operations that are alike, in one step on one device.
+
+    Attributes:
+        kind: What they do.
+        cycles: The compiler's estimate of one run; 0 if it gives none, as for a kernel.
+        flops: Operations of the matrix products in one run.
+        num_bytes: Bytes that one run moves from and to the device's main memory.
+        times: Number of runs in a step.
+    """
+
+    kind: Kind
+    cycles: float = 0.0
+    flops: float = 0.0
+    num_bytes: float = 0.0
+    times: int = 1
+
+    @property
+    def is_guessed(self) -> bool:
+        """Whether its time follows from the bytes that it moves alone."""
+        return not self.cycles and not self.flops
+
+
 @dataclasses.dataclass
 class LayerCost:
     """The cost of a layer's operations in one step on one device, forward and backward.
 
     Attributes:
-        cycles: Cycles of all operations.
-        matrix_cycles: Cycles of the operations that contain a matrix product.
-        products: The matrix products.
+        operations: Cost of the operations; equal ones are counted together.
+        products: The matrix products, except those of kernels.
     """
 
-    cycles: float = 0.0
-    matrix_cycles: float = 0.0
+    operations: list[OperationCost] = dataclasses.field(default_factory=list)
     products: list[MatrixProduct] = dataclasses.field(default_factory=list)
+
+    @property
+    def cycles(self) -> float:
+        """The compiler's estimate of the cycles of all operations for which it gives one."""
+        return sum(operation.cycles * operation.times for operation in self.operations)
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """Communication between devices in one step.
+
+    Attributes:
+        opcode: HLO's operation, such as `all-reduce`.
+        num_bytes: Bytes of the whole array on a device: what an all-gather returns, or a reduce-scatter takes.
+        group: Number of devices that take part together; 0 for all devices of the program.
+        times: Number of runs in a step.
+    """
+
+    opcode: str
+    num_bytes: int
+    group: int = 0
+    times: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,27 +227,33 @@ class ProgramCost:
     """The cost of one step of a program on one device.
 
     Attributes:
-        cycles: Cycles of the computation, with every iteration of its loops.
-        guessed_cycles: Part of `cycles` for which the compiler has no estimate; computed from the bytes moved.
         layers: Costs by layer.
-        collectives: For each collective, the bytes that a device sends and the number of runs in a step.
+        collectives: The communication.
         unknown_loops: Number of loops whose trip count is unknown; their operations count once.
         host_calls: Operations that call the host in every step.
     """
 
-    cycles: float
-    guessed_cycles: float
     layers: Mapping[str, LayerCost]
-    collectives: tuple[tuple[int, int], ...]
-    unknown_loops: int
-    host_calls: tuple[str, ...]
+    collectives: tuple[Collective, ...] = ()
+    unknown_loops: int = 0
+    host_calls: tuple[str, ...] = ()
+
+    @property
+    def operations(self) -> list[OperationCost]:
+        """Costs of the operations of all layers."""
+        return [operation for layer in self.layers.values() for operation in layer.operations]
+
+    @property
+    def cycles(self) -> float:
+        """The compiler's estimate of the cycles of all operations for which it gives one."""
+        return sum(layer.cycles for layer in self.layers.values())
 
 
 def parse_hlo(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
     """Return the computations of a module by name, as instructions by name; and the name of the entry computation."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", ""
-    for line in text.splitlines():
+    for line in _lines(text):
         if not line.startswith(" "):
             header = re.match(r"(ENTRY )?%([\w.\-]+) \(", line)
             if header and line.endswith("{"):
@@ -174,6 +263,12 @@ def parse_hlo(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
         elif current and (match := _LINE.fullmatch(line)):
             computations[current][match[1]] = Instruction(*match.groups())
     return computations, entry
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield each instruction and each other line of a module; the attributes of a kernel contain line breaks."""
+    for line in re.split(r"\n(?=  |%|ENTRY|\}\s*$|\s*$)", text, flags=re.MULTILINE):
+        yield line.replace("\n", " ")
 
 
 def layer_of(op_name: str, layers: Collection[str]) -> str:
@@ -212,7 +307,7 @@ def _product(instruction: Instruction, scope: Scope) -> MatrixProduct | None:
     """Return the matrix product of a `convolution`; every matrix product in a TPU program is one. None if unknown."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
     parts = [*map(scope.get, instruction.operands[:2]), instruction]
-    shapes = [part.arrays[0][1] for part in parts if part is not None and part.arrays]
+    shapes = [part.arrays[0].dims for part in parts if part is not None and part.arrays]
     if labels is None or len(shapes) != 3:
         return None
     in_dims, kernel_dims, out_dims = (
@@ -257,9 +352,8 @@ def _pairs(size: int, kernel: int, out: int, pad: int, stride: int, dilation: in
 class _Program:
     """Computations of a program, and the operations that they run."""
 
-    def __init__(self, text: str, bytes_per_cycle: float) -> None:
+    def __init__(self, text: str) -> None:
         self.computations, self.entry = parse_hlo(text)
-        self._bytes_per_cycle = bytes_per_cycle
 
     def operations(self, computation: str, times: int = 1) -> Iterator[tuple[Instruction, Scope, int]]:
         """Yield each operation with the computation around it and its number of runs.
@@ -277,47 +371,131 @@ class _Program:
                     yield instruction, scope, times
             elif instruction.opcode == "conditional":
                 branches = instruction.called("branch_computations", "true_computation", "false_computation")
-                inner = max(branches, key=self._branch_cycles)
-            elif instruction.opcode == "call":
+                inner = max(branches, key=self._branch_weight)
+            elif instruction.opcode == "call" or self._runs_beside(instruction, scope):
                 inner = instruction.called("to_apply", "calls")[0]
             if inner:
                 yield from self.operations(inner, times * repetitions)
             else:
                 yield instruction, scope, times
 
-    def _branch_cycles(self, computation: str) -> float:
-        return sum(
-            times * self.cycles(instruction, scope)[0]
+    def _runs_beside(self, instruction: Instruction, scope: Scope) -> bool:
+        """Return whether an operation starts computation on other cores of the chip, such as a sparse core's gather."""
+        return instruction.opcode == "call-start" and not any(self.collectives(instruction, scope, 1))
+
+    def _branch_weight(self, computation: str) -> tuple[float, float]:
+        """Return the cycles of a branch, and the bytes that it moves, to tell which branch is longer."""
+        costs = [
+            (times, self.cost(instruction, scope))
             for instruction, scope, times in self.operations(computation)
             if _takes_time(instruction)
-        )
+        ]
+        return sum(times * cost.cycles for times, cost in costs), sum(times * cost.num_bytes for times, cost in costs)
 
-    def cycles(self, instruction: Instruction, scope: Scope) -> tuple[float, bool]:
-        """Return the cycles of an operation, and whether they are guessed from the bytes that it moves."""
-        if estimated := instruction.attribute(_CYCLES):
-            return float(estimated), False
-        read = [scope[name].num_bytes for name in instruction.operands if name in scope]
-        inner = (step for name in instruction.called("calls") for step in self.computations.get(name, {}).values())
-        if any(step.opcode in ("gather", "dynamic-slice") for step in (instruction, *inner)):
-            # The operation reads only some rows of the array.
-            read = [min(num_bytes, _ROWS_IN_A_WORD * instruction.num_bytes) for num_bytes in read]
-        return (instruction.num_bytes + sum(read)) / self._bytes_per_cycle, True
+    def cost(self, instruction: Instruction, scope: Scope) -> OperationCost:
+        """Return the cost of one run of an operation."""
+        named = list(self.products(instruction, scope))
+        flops = sum(product.flops for _, product in named)
+        inside = {step.opcode for step in self._inside(instruction)}
+        if body := instruction.attribute(r'"body":"([^"]*)"'):
+            kind, flops = Kind.KERNEL, kernel_flops(body)
+        elif named:
+            kind = Kind.CONVOLUTION if re.search("(?i)conv", named[0][0].rpartition("/")[2]) else Kind.PRODUCT
+        else:
+            kind = Kind.INDEXING if inside & _INDEXING else Kind.OTHER
+        cycles = int(instruction.attribute(_CYCLES) or 0)
+        known = float(cycles) if cycles < _UNKNOWN_CYCLES else 0.0
+        return OperationCost(kind, known, flops, self._traffic(instruction, scope))
 
-    def collectives(self, instruction: Instruction, scope: Scope, times: int) -> Iterator[tuple[int, int]]:
-        """Yield bytes and number of runs of a collective, or of the collectives in the computations that it calls.
+    def _inside(self, instruction: Instruction) -> Iterator[Instruction]:
+        """Yield an operation and, for a fusion, the operations in it."""
+        yield instruction
+        for name in instruction.called("calls"):
+            for step in self.computations.get(name, {}).values():
+                yield from self._inside(step)
 
-        An all-gather or reduce-scatter takes half the time of an all-reduce of the same array. It counts as an
-        all-reduce of half the bytes.
+    def _traffic(self, instruction: Instruction, scope: Scope) -> int:
+        """Return the bytes that an operation moves from and to main memory.
+
+        Of an array of which it reads or writes a slice, only the slice counts.
         """
+        operands = [scope.get(name) for name in instruction.operands]
+        read = sum(
+            self._read(instruction, position, array.num_bytes)
+            for position, operand in enumerate(operands)
+            if operand is not None
+            for array in operand.arrays[:1]
+            if array.is_in_hbm
+        )
+        return read + self._written(instruction, scope)
+
+    def _read(self, user: Instruction, position: int, whole: int) -> int:
+        """Return how many bytes of its operand at a position an operation reads, of `whole` bytes."""
+        if user.opcode in ("dynamic-slice", "slice", "gather") and position == 0:
+            together = max(_WORD_BYTES // _BYTES[user.arrays[0].kind], 1) if user.opcode == "gather" else 1
+            return min(whole, together * user.num_bytes)
+        if user.opcode in ("dynamic-update-slice", "scatter") and position == 0:
+            return 0  # The slice is written in place.
+        if user.opcode != "fusion":
+            return whole
+        return self._read_inside(user, position, whole)[0]
+
+    def _read_inside(self, fusion: Instruction, position: int, whole: int) -> tuple[int, bool]:
+        """Return how many bytes of an operand a fusion reads, and whether its result is that operand unchanged."""
+        inner = self.computations.get(fusion.called("calls")[0], {})
+        names = {step.name for step in inner.values() if step.opcode == "parameter" and step.arguments == str(position)}
+        total = 0
+        for step in inner.values():  # Operands come before their users.
+            for at, name in enumerate(step.operands):
+                if name not in names:
+                    continue
+                num_bytes, is_unchanged = 0, step.opcode == "bitcast"
+                if step.opcode == "fusion":
+                    num_bytes, is_unchanged = self._read_inside(step, at, whole)
+                elif not is_unchanged:
+                    num_bytes = self._read(step, at, whole)
+                total += num_bytes
+                if is_unchanged:
+                    names.add(step.name)
+        return min(total, whole), next(reversed(inner), "") in names
+
+    def _written(self, instruction: Instruction, scope: Scope) -> int:
+        """Return the bytes that an operation writes to main memory."""
+        results = [(instruction, scope)]
+        if instruction.opcode == "fusion":
+            root, inner = self._source(instruction, scope)
+            names = root.operands if root.opcode == "tuple" else []
+            results = [self._source(inner[name], inner) for name in names if name in inner] or [(root, inner)]
+        total = 0
+        for position, array in enumerate(instruction.arrays):
+            result, around = results[min(position, len(results) - 1)]
+            at = {"dynamic-update-slice": 1, "scatter": 2}.get(result.opcode)
+            update = None if at is None else around.get(result.operands[at])
+            if array.is_in_hbm:
+                total += array.num_bytes if update is None else min(array.num_bytes, update.num_bytes)
+        return total
+
+    def _source(self, instruction: Instruction, scope: Scope) -> tuple[Instruction, Scope]:
+        """Return the operation that makes a value, inside of fusions, and the computation around it."""
+        while True:
+            if instruction.opcode == "bitcast" and instruction.operands and instruction.operands[0] in scope:
+                instruction = scope[instruction.operands[0]]
+            elif instruction.opcode == "fusion" and (inner := self.computations.get(instruction.called("calls")[0])):
+                instruction, scope = next(reversed(inner.values())), inner
+            else:
+                return instruction, scope
+
+    def collectives(self, instruction: Instruction, scope: Scope, times: int) -> Iterator[Collective]:
+        """Yield a collective, or the collectives in the computations that an operation calls."""
         kind = instruction.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
             num_bytes = sum(scope[name].num_bytes for name in instruction.operands if name in scope)
-            if kind in ("all-gather", "reduce-scatter"):
-                num_bytes = max(num_bytes, instruction.num_bytes) // 2
-            yield num_bytes, times
+            if kind == "all-gather":
+                num_bytes = max(num_bytes, *(array.num_bytes for array in instruction.arrays))
+            yield Collective(kind, num_bytes, _group_size(instruction.attributes), times)
         elif kind in ("call", "async", "fusion"):
             for name in instruction.called("to_apply", "calls"):
-                for inner in self.computations[name].values():
+                for inner in self.computations.get(name, {}).values():
                     yield from self.collectives(inner, self.computations[name], times)
 
     def products(self, instruction: Instruction, scope: Scope) -> Iterator[tuple[str, MatrixProduct]]:
@@ -340,7 +518,29 @@ class _Program:
         return int(constants[0]) if len(constants) == 1 else None
 
 
+_UNKNOWN_CYCLES = 2**63 - 1  # Instead of an estimate, for example of an operation of a sparse core.
 _CYCLES, _TARGET = r'"estimated_cycles":"(\d+)"', r'custom_call_target="([^"]*)"'
+
+
+def _group_size(attributes: str) -> int:
+    """Return the number of devices in each group of a collective; 0 if it is not said, for all devices.
+
+    Example:
+        >>> _group_size("replica_groups={{0,1},{2,3}}"), _group_size("replica_groups=[2,4]<=[8]")
+        (2, 4)
+        >>> _group_size("replica_groups=mesh['data'=8,'model'=2] {'model'}")
+        2
+    """
+    if match := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
+        return len(match[1].split(","))
+    if match := re.search(r"replica_groups=\[[\d,]*?(\d+)\]<=", attributes):
+        return int(match[1])
+    if match := re.search(r"replica_groups=\w*mesh\w*\[([^\]]*)\][^{]*\{([^}]*)\}", attributes):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", match[1])}
+        # A part of an axis is written with its own size: 'data':(1)2.
+        parts = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", match[2])
+        return math.prod(int(part) if part else sizes.get(name, 1) for name, part in parts)
+    return 0
 
 
 def _is_transfer(instruction: Instruction) -> bool:
@@ -364,7 +564,7 @@ def _takes_time(instruction: Instruction) -> bool:
     return not is_name or bool(instruction.attribute(_CYCLES))
 
 
-def read_cost(text: str, layers: Sequence[str], bytes_per_cycle: float) -> ProgramCost:
+def read_cost(text: str, layers: Sequence[str]) -> ProgramCost:
     """Return the cost of one step. For a program that runs blocks of steps, this is the cost of the loop's body.
 
     Operations outside of the loop are left out: they run once per block, which takes a quarter of a second.
@@ -372,36 +572,36 @@ def read_cost(text: str, layers: Sequence[str], bytes_per_cycle: float) -> Progr
     Args:
         text: Scheduled HLO of one device's program.
         layers: Names of the model's layers.
-        bytes_per_cycle: Bytes that the device's memory moves in a cycle, for operations without an estimate.
     """
-    program = _Program(text, bytes_per_cycle)
+    program = _Program(text)
     entry = program.computations[program.entry].values()
     blocks = (step.called("body")[0] for step in entry if step.opcode == "while" and step.op_name == LOOP_NAME)
-    costs: defaultdict[str, LayerCost] = defaultdict(LayerCost)
-    collectives: list[tuple[int, int]] = []
-    host_calls, unknown_loops, guessed_cycles = [], 0, 0.0
+    operations: defaultdict[str, Counter[OperationCost]] = defaultdict(Counter)
+    products: defaultdict[str, list[MatrixProduct]] = defaultdict(list)
+    collectives: Counter[Collective] = Counter()
+    host_calls, unknown_loops = [], 0
     for instruction, scope, times in program.operations(next(blocks, program.entry)):
         if instruction.opcode == "while":
             unknown_loops += 1
-        elif _is_transfer(instruction):
-            collectives += program.collectives(instruction, scope, times)
         elif _calls_host(instruction):
             host_calls.append(instruction.op_name or instruction.name)
-        elif _takes_time(instruction):
-            cycles, is_guessed = program.cycles(instruction, scope)
-            guessed_cycles += cycles * times * is_guessed
-            collectives += program.collectives(instruction, scope, times)
-            products = list(program.products(instruction, scope))
-            op_name = products[0][0] if products else instruction.op_name
-            layer = costs[layer_of(op_name, layers)]
-            layer.cycles += cycles * times
-            layer.matrix_cycles += cycles * times * bool(products)
-            layer.products += [dataclasses.replace(product, times=times) for _, product in products]
+        elif _is_transfer(instruction) or _takes_time(instruction):
+            sent = list(program.collectives(instruction, scope, 1))
+            for collective in sent:
+                collectives[collective] += times
+            cost = program.cost(instruction, scope)
+            if _is_transfer(instruction) or (sent and not cost.cycles):
+                continue
+            named = list(program.products(instruction, scope))
+            layer = layer_of(named[0][0] if named else instruction.op_name, layers)
+            operations[layer][cost] += times
+            products[layer] += [dataclasses.replace(product, times=times) for _, product in named]
     return ProgramCost(
-        cycles=sum(layer.cycles for layer in costs.values()),
-        guessed_cycles=guessed_cycles,
-        layers=dict(costs),
-        collectives=tuple(collectives),
+        layers={
+            layer: LayerCost([dataclasses.replace(cost, times=times) for cost, times in costs.items()], products[layer])
+            for layer, costs in operations.items()
+        },
+        collectives=tuple(dataclasses.replace(one, times=times) for one, times in collectives.items()),
         unknown_loops=unknown_loops,
         host_calls=tuple(dict.fromkeys(host_calls)),
     )

@@ -7,10 +7,19 @@ import pytest
 
 from tpu_components.core.machines.machine_spec import load_catalogue
 from tpu_components.preflight_training import estimate
-from tpu_components.preflight_training.compiling.hlo import LayerCost, MatrixProduct, ProgramCost
+from tpu_components.preflight_training.compiling.hlo import (
+    Collective,
+    Kind,
+    LayerCost,
+    MatrixProduct,
+    OperationCost,
+    ProgramCost,
+)
 from tpu_components.preflight_training.estimate import (
     Accuracy,
+    Rates,
     StepTime,
+    collective_seconds,
     gradient_bytes,
     time_epoch,
     time_layers,
@@ -22,15 +31,23 @@ from tpu_components.preflight_training.estimate import (
 def as_the_compiler_says(monkeypatch):
     """Without correction, and an interval that is easy to calculate with."""
     monkeypatch.setattr(estimate, "accuracy_of", lambda generation: Accuracy(1.0, 0.5, 2.0, 0, 0))
+    monkeypatch.setattr(estimate, "rates_of", lambda generation: Rates())
 
 
 def _machine(name):
     return load_catalogue().find(name)
 
 
-def _cost(cycles=1_500_000.0, guessed=0.0, layers=None, collectives=()):
-    layers = {"dense": LayerCost(cycles)} if layers is None else layers
-    return ProgramCost(cycles, guessed, layers, tuple(collectives), 0, ())
+def _layer(cycles, *products, kind=Kind.PRODUCT):
+    flops = sum(product.flops * product.times for product in products)
+    return LayerCost([OperationCost(kind, cycles, flops)], list(products))
+
+
+def _cost(cycles=1_500_000.0, layers=None, summed=(), operations=()):
+    layers = {"dense": _layer(cycles)} if layers is None else layers
+    layers |= {"more": LayerCost(list(operations))} if operations else {}
+    collectives = (Collective("all-reduce", num_bytes, times=times) for num_bytes, times in summed)
+    return ProgramCost(layers, tuple(collectives))
 
 
 def _product(rows, contraction, columns, times=1, is_forward=True):
@@ -50,29 +67,50 @@ def test_cycles_become_time_at_the_clock():
 def test_utilization_is_the_share_of_a_devices_peak():
     """A millisecond of v5e is worth 197 TFLOP/s × 1 ms; a device of v3 is half a chip of 123."""
     product = MatrixProduct(8, 128, 128, 19.7e9, True, times=5)
-    step = time_step(_cost(1_500_000, layers={"dense": LayerCost(1_500_000, 1_500_000, [product])}), _machine("v5e-8"))
+    step = time_step(_cost(1_500_000, layers={"dense": _layer(1_500_000, product)}), _machine("v5e-8"))
     assert step.flops == pytest.approx(98.5e9)
     assert step.mxu_utilization == pytest.approx(0.5)
-    halved = _cost(940_000, layers={"dense": LayerCost(940_000, 940_000, [dataclasses.replace(product, flops=6.15e9)])})
+    halved = _cost(layers={"dense": _layer(940_000, dataclasses.replace(product, flops=6.15e9))})
     assert time_step(halved, _machine("v3-8")).mxu_utilization == pytest.approx(0.5)
 
 
-def test_memory_of_a_device_moves_its_chips_bandwidth_in_the_time_of_a_cycle():
-    assert _machine("v5e-8").generation.device_bytes_per_cycle == pytest.approx(819e9 / 1.5e9)
-    assert _machine("v3-8").generation.device_bytes_per_cycle == pytest.approx(900e9 / 2 / 0.94e9)
-
-
-def test_a_generations_accuracy_corrects_all_times_alike(monkeypatch):
-    """Compute, communication and layers keep their shares; the interval is of the whole."""
-    cost, machine = _cost(collectives=[(90_000_000, 3)]), _machine("v5e-8")
+def test_rates_correct_what_they_are_rates_of(monkeypatch):
+    """Products, convolutions and the rest by their own factors; links by none. The interval is that of the whole."""
+    kinds = (Kind.PRODUCT, Kind.CONVOLUTION, Kind.INDEXING, Kind.OTHER)
+    layers = {kind: _layer(1_500_000, kind=kind) for kind in kinds}
+    cost, machine = _cost(layers=layers, summed=[(90_000_000, 3)]), _machine("v5e-8")
     plain = time_step(cost, machine)
-    monkeypatch.setattr(estimate, "accuracy_of", lambda generation: Accuracy(1.2, 0.9, 1.5, 0, 0))
+    assert plain.compute_ms == pytest.approx(4.0)
+    monkeypatch.setattr(estimate, "rates_of", lambda generation: Rates(2.0, 3.0, 5.0))
     step = time_step(cost, machine)
-    assert step.compute_ms == pytest.approx(1.2 * plain.compute_ms)
-    assert step.communication_ms == pytest.approx(1.2 * plain.communication_ms)
-    assert (step.low_ms, step.high_ms) == pytest.approx((0.9 * plain.total_ms, 1.5 * plain.total_ms))
-    assert step.mxu_utilization == pytest.approx(plain.mxu_utilization / 1.2)
-    assert sum(layer.ms for layer in time_layers(cost, machine)) == pytest.approx(step.compute_ms)
+    assert {layer.name: layer.ms for layer in time_layers(cost, machine)} == pytest.approx(
+        {Kind.PRODUCT: 2.0, Kind.CONVOLUTION: 3.0, Kind.INDEXING: 5.0, Kind.OTHER: 5.0}
+    )
+    assert step.compute_ms == pytest.approx(15.0)
+    assert step.communication_ms == plain.communication_ms
+    assert (step.low_ms, step.high_ms) == pytest.approx((0.5 * step.total_ms, 2.0 * step.total_ms))
+
+
+@pytest.mark.parametrize("rate", [0.01, 1.0])
+def test_nothing_is_faster_than_the_chip(monkeypatch, rate):
+    """197 TFLOP/s and 819 GB/s of v5e, whatever the compiler says and whatever the correction is."""
+    monkeypatch.setattr(estimate, "rates_of", lambda generation: Rates(rate, rate, rate))
+    machine = _machine("v5e-1")
+
+    def milliseconds(operation):
+        return time_step(_cost(layers={"layer": LayerCost([operation])}), machine).compute_ms
+
+    assert milliseconds(OperationCost(Kind.PRODUCT, 10, 197e9)) == pytest.approx(1.0)
+    assert milliseconds(OperationCost(Kind.OTHER, 10, num_bytes=819e6, times=3)) == pytest.approx(3.0)
+    assert milliseconds(OperationCost(Kind.PRODUCT, 10, 197e9, 2 * 819e6)) == pytest.approx(2.0)
+
+
+def test_a_kernel_reaches_its_share_of_the_peak_or_of_the_memory(monkeypatch):
+    monkeypatch.setattr(estimate, "rates_of", lambda generation: Rates(kernels=0.25, bandwidth=0.5))
+    kernels = [OperationCost(Kind.KERNEL, 0, 197e9), OperationCost(Kind.KERNEL, 0, 1, 819e6)]
+    step = time_step(_cost(layers={"kernels": LayerCost(kernels)}), _machine("v5e-1"))
+    assert step.compute_ms == pytest.approx(4.0 + 2.0)
+    assert step.guessed_share == 0, "their arithmetic is known"
 
 
 def test_an_epochs_interval_ends_where_the_host_is_slower():
@@ -83,23 +121,53 @@ def test_an_epochs_interval_ends_where_the_host_is_slower():
     assert (fed.low_seconds, fed.seconds, fed.high_seconds) == pytest.approx((1.2, 1.2, 2.0))
 
 
-def test_guessed_share_is_of_all_cycles():
-    assert time_step(_cost(1000, guessed=50), _machine("v5e-1")).guessed_share == 0.05
+def test_guessed_share_is_of_all_time():
+    guessed = OperationCost(Kind.OTHER, num_bytes=819e6)  # A millisecond.
+    step = time_step(_cost(1_500_000 * 19, operations=[guessed]), _machine("v5e-1"))
+    assert step.guessed_share == pytest.approx(0.05)
 
 
 def test_a_ring_sums_gradients_through_both_its_directions():
     """8 chips: 7/8 of the bytes twice, through two links of 45 GB/s, and half the ring's hops of 1 µs."""
-    step = time_step(_cost(collectives=[(90_000_000, 3)]), _machine("v5e-8"))
+    step = time_step(_cost(summed=[(90_000_000, 3)]), _machine("v5e-8"))
     assert step.communication_ms == pytest.approx(3 * (2 * 7 / 8 * 90e6 / 90e9 + 4e-6) * 1e3)
     assert step.total_ms == step.compute_ms + step.communication_ms
 
 
+@pytest.mark.parametrize(
+    ("opcode", "group", "milliseconds"),
+    [
+        ("all-reduce", 2, 1.0),
+        ("all-reduce", 4, 1.5),
+        ("all-reduce", 8, 1.75),
+        ("all-reduce", 1, 0.0),
+        ("all-gather", 4, 0.75),
+        ("reduce-scatter", 4, 0.75),
+        ("all-to-all", 8, 2.0),
+        ("collective-permute", 8, 2.0),
+    ],
+)
+def test_a_collective_takes_the_time_of_its_group(opcode, group, milliseconds):
+    """Not of all 8 chips: 90 MB through two links of 45 GB/s take a millisecond, and each hop a microsecond."""
+    one = Collective(opcode, 90_000_000, group, times=2)
+    hops = group / 2 * 1e-3 if group > 1 else 0.0
+    assert collective_seconds(one, _machine("v5e-8")) == pytest.approx(2e-3 * (milliseconds + hops))
+
+
+def test_the_cores_of_a_chip_talk_through_its_memory():
+    """A 7x has two devices and 7.38 TB/s; four devices are a ring of two chips."""
+    machine = next(one for one in load_catalogue().slices if one.generation.name == "7x" and one.chips > 1)
+    assert collective_seconds(Collective("all-reduce", 369 * 10**7, 2), machine) == pytest.approx(2e-3, rel=0.01)
+    speed = machine.generation.ici_bytes_per_second
+    assert collective_seconds(Collective("all-reduce", 10**9, 4), machine) == pytest.approx(1e9 / (2 * speed) + 1e-6)
+
+
 def test_one_chip_has_nobody_to_talk_to():
-    assert time_step(_cost(collectives=[(10**9, 1)]), _machine("v5e-1")).communication_ms == 0
+    assert time_step(_cost(summed=[(10**9, 1)]), _machine("v5e-1")).communication_ms == 0
 
 
 def test_communication_is_unknown_where_no_source_gives_the_links_speed():
-    step = time_step(_cost(collectives=[(10**9, 1)]), _machine("v2-8"))
+    step = time_step(_cost(summed=[(10**9, 1)]), _machine("v2-8"))
     assert step.communication_ms is None
     assert step.total_ms == step.compute_ms
 
@@ -107,22 +175,23 @@ def test_communication_is_unknown_where_no_source_gives_the_links_speed():
 def test_gradients_that_the_program_does_not_sum_are_added():
     """The TensorFlow backend's program is that of one replica."""
     assert gradient_bytes(1000) == 4000
-    inside = time_step(_cost(collectives=[(4_000_000, 1)]), _machine("v3-8"))
+    inside = time_step(_cost(summed=[(4_000_000, 1)]), _machine("v3-8"))
     beside = time_step(_cost(), _machine("v3-8"), extra_bytes=4_000_000)
     assert beside.communication_ms == inside.communication_ms > 0
 
 
 def test_layers_come_with_the_longest_first_and_their_shares():
-    layers = {"a": LayerCost(100), "b": LayerCost(700), "c": LayerCost(200)}
-    times = time_layers(_cost(1000, layers=layers), _machine("v5e-1"))
-    assert [(one.name, one.share) for one in times] == [("b", 0.7), ("c", 0.2), ("a", 0.1)]
+    layers = {name: _layer(cycles, kind=Kind.OTHER) for name, cycles in {"a": 100, "b": 700, "c": 200}.items()}
+    times = time_layers(_cost(layers=layers), _machine("v5e-1"))
+    assert [one.name for one in times] == ["b", "c", "a"]
+    assert [one.share for one in times] == pytest.approx([0.7, 0.2, 0.1])
     assert times[0].ms == pytest.approx(700 / 1.5e6)
     assert times[0].mxu_utilization is None
     assert (times[0].padding_ms, times[0].notes) == (0, ())
 
 
 def _time_layer(product, cycles, machine="v5e-1"):
-    (layer,) = time_layers(_cost(cycles, layers={"dense": LayerCost(cycles, cycles, [product])}), _machine(machine))
+    (layer,) = time_layers(_cost(layers={"dense": _layer(cycles, product)}), _machine(machine))
     return layer
 
 
@@ -201,6 +270,6 @@ def test_the_tutorials_epoch_was_nearly_all_waiting():
 
 def test_groups_of_a_convolution_are_no_features_that_more_of_would_fill():
     product = MatrixProduct(128, 1, 128, 1e9, True, groups=128)
-    cost = _cost(layers={"depthwise": LayerCost(1e6, 1e6, [product])})
+    cost = _cost(layers={"depthwise": _layer(1e6, product)})
     (layer,) = time_layers(cost, _machine("v5e-1"))
     assert layer.notes == ("128 groups of 1 input features, one after the other",)

@@ -13,7 +13,13 @@ from tpu_components.core.machines.machine_spec import PaidMachine, parse_machine
 from tpu_components.preflight_training import PreflightParams, preflight_training
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.compiling.compiler import FITS, Outcome
-from tpu_components.preflight_training.compiling.hlo import LayerCost, MatrixProduct, ProgramCost
+from tpu_components.preflight_training.compiling.hlo import (
+    Kind,
+    LayerCost,
+    MatrixProduct,
+    OperationCost,
+    ProgramCost,
+)
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.params import timeout_seconds
@@ -30,8 +36,9 @@ _DATA = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 1259, 1259 * 64, 
 @pytest.fixture
 def fitting(tmp_path, monkeypatch):
     """A compiler for which every program fits, and takes 150,000 cycles; the folder that it keeps nothing in."""
-    layers = {"dense": LayerCost(150_000, 150_000, [MatrixProduct(32, 64, 10, 2.0 * 32 * 64 * 10, is_forward=True)])}
-    cost = ProgramCost(150_000, 0, layers, (), 0, ())
+    product = MatrixProduct(32, 64, 10, 2.0 * 32 * 64 * 10, is_forward=True)
+    layers = {"dense": LayerCost([OperationCost(Kind.PRODUCT, 150_000, product.flops)], [product])}
+    cost = ProgramCost(layers)
     outcome = Outcome(FITS, peak_bytes=1 << 20, held_bytes=1 << 20, cost=cost, parameters=650)
     monkeypatch.setattr(sandbox.Sandbox, "compile_all", lambda _, compilations: [outcome] * len(compilations))
     return tmp_path

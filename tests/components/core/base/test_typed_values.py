@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import enum
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -112,3 +113,21 @@ def test_ranges_say_their_ends_and_hold_no_nan():
     assert math.inf not in ranges[-1]
     assert [1 in one for one in ranges] == [True, True, False, True, True]
     assert 0 not in ranges[3]
+
+
+class _Colour(enum.StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Painted:
+    colour: _Colour
+
+
+@pytest.mark.parametrize("reading", [read, read_by_hand])
+def test_one_of_several_words_is_read_as_a_member_of_its_enum(reading):
+    assert reading({"colour": "red"}, _Painted, "paint") == _Painted(_Colour.RED)
+    for wrong in ("green", 1, None, ["red"]):
+        with pytest.raises(InputError, match=r"paint.colour is .*, expected one of red, blue"):
+            reading({"colour": wrong}, _Painted, "paint")

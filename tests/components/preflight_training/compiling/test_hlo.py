@@ -9,7 +9,11 @@ from tpu_components.core.base import typed_values
 from tpu_components.preflight_training.compiling.hlo import (
     OPTIMIZER,
     OTHER,
+    Array,
+    Collective,
+    Kind,
     MatrixProduct,
+    OperationCost,
     ProgramCost,
     layer_of,
     parse_hlo,
@@ -17,7 +21,6 @@ from tpu_components.preflight_training.compiling.hlo import (
 )
 
 _CYCLES = 'backend_config={"flag_configs":[],"window_config":{"estimated_cycles":"%d","iteration_bounds":["1"]}}'
-_BYTES_PER_CYCLE = 100.0
 
 
 def _metadata(op_name):
@@ -63,20 +66,69 @@ def _module(*computations):
 
 def _cost(*entry_lines, computations=(), layers=("dense",)):
     entry = _computation("main", *entry_lines, entry=True)
-    return read_cost(_module(_FUSED, *computations, entry), layers, _BYTES_PER_CYCLE)
+    return read_cost(_module(_FUSED, *computations, entry), layers)
 
 
 def test_fusion_takes_the_cycles_that_the_compiler_wrote():
     cost = _cost(_work("a", 1825), _work("b", 175))
     assert cost.cycles == 2000
     assert cost.layers["dense"].cycles == 2000
-    assert cost.guessed_cycles == 0
+    assert not any(operation.is_guessed for operation in cost.operations)
     assert cost.unknown_loops == 0
 
 
-def test_work_without_an_estimate_is_guessed_from_the_bytes_it_moves():
-    cost = _cost("  %c = f32[8,128]{1,0:T(8,128)} copy(%p)")
-    assert cost.guessed_cycles == cost.cycles == 2 * 8 * 128 * 4 / _BYTES_PER_CYCLE
+def _moved(*lines, computations=()):
+    """The bytes that operations move, each once."""
+    return [operation.num_bytes for operation in _cost(*lines, computations=computations).operations]
+
+
+@pytest.mark.parametrize("estimate", ["", ", " + _CYCLES % (2**63 - 1)])
+def test_work_without_an_estimate_is_guessed_from_the_bytes_it_moves(estimate):
+    cost = _cost("  %c = f32[8,128]{1,0:T(8,128)} copy(%p)" + estimate)
+    assert cost.operations == [OperationCost(Kind.OTHER, num_bytes=2 * 8 * 128 * 4)]
+    assert cost.operations[0].is_guessed
+
+
+def test_equal_operations_are_counted_together():
+    assert _cost(_work("a", 10), _work("b", 10)).operations == [OperationCost(Kind.OTHER, 10, num_bytes=8192, times=2)]
+
+
+def test_memory_on_the_chip_has_no_traffic():
+    copy = "  %c = f32[8,128]{1,0:T(8,128)S(1)} copy(%p)"
+    assert _moved(copy, "  %d = f32[8,128]{1,0:T(8,128)S(1)} negate(%c)") == [4096, 0]
+
+
+_SLICES = {
+    "dynamic-slice": ("f32[1,128] dynamic-slice(%a, %i, %i), dynamic_slice_sizes={1,128}", 2 * 512),
+    "slice": ("f32[2,128] slice(%a), slice={[0:2], [0:128]}", 2 * 1024),
+    "dynamic-update-slice": ("f32[50000,128] dynamic-update-slice(%a, %p, %i, %i)", 2 * 4096),
+}
+
+
+@pytest.mark.parametrize(("line", "num_bytes"), _SLICES.values(), ids=_SLICES)
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_of_an_array_that_is_read_or_written_in_part_only_the_part_counts(line, num_bytes, is_fused):
+    """Inside a fusion as well; a KV cache is not copied for each token."""
+    array = "  %a = f32[50000,128]{1,0} parameter(1)"
+    if not is_fused:
+        assert _moved(array, f"  %r = {line}") == [num_bytes]
+        return
+    inner = _computation("sliced", array, "  %b = f32[50000,128]{1,0} bitcast(%a)", f"  ROOT %r = {line}")
+    inner = inner.replace("(%a", "(%b").replace("bitcast(%b", "bitcast(%a")
+    shape = line.partition(" ")[0]
+    operands = "%p, %a" if "%p" in line else "%i, %a"
+    fusion = f"  %f = {shape} fusion({operands}), kind=kLoop, calls=%sliced"
+    assert _moved(array, fusion, computations=[inner]) == [num_bytes]
+
+
+def test_a_custom_call_of_several_lines_is_one_operation():
+    """The attributes of a Pallas kernel are JSON with line breaks."""
+    line = """  %k = f32[8,128]{1,0} custom-call(%p), custom_call_target="tpu_custom_call", frontend_attributes={a={
+"xprof_metadata":"{}"
+}}, metadata={op_name="jit(step)/jvp(dense)/call"}, backend_config={"custom_call_config":{"body":"bm90aGluZw=="}}"""
+    cost = _cost(line, _work("after", 10))
+    assert [operation.kind for operation in cost.layers["dense"].operations] == [Kind.KERNEL, Kind.OTHER]
+    assert cost.layers["dense"].operations[0].is_guessed, "its program cannot be read"
 
 
 @pytest.mark.parametrize(
@@ -135,9 +187,9 @@ def test_a_block_of_steps_costs_what_one_step_does():
 def test_rows_that_are_taken_from_an_array_cost_no_reading_of_all_of_it():
     array = "  %a = u8[50000,3072] parameter(1)"
     inner = _computation("fused_gather", array, "  ROOT %g = u8[128,3072] gather(%a, %p), offset_dims={1}")
-    line = "  %f = u8[128,3072] fusion(%a, %p), kind=kCustom, calls=%fused_gather"
-    cost = _cost(array, line, computations=[inner])
-    assert cost.cycles == ((1 + 4) * 128 * 3072 + 4 * 8 * 128) / _BYTES_PER_CYCLE
+    line = "  %f = u8[128,3072] fusion(%p, %a), kind=kCustom, calls=%fused_gather"
+    (taking,) = _cost(array, line, computations=[inner]).operations
+    assert (taking.kind, taking.num_bytes) == (Kind.INDEXING, (1 + 4) * 128 * 3072 + 4 * 8 * 128)
 
 
 def test_trip_count_is_found_in_a_fused_condition():
@@ -187,10 +239,7 @@ def test_collectives_are_listed_with_the_bytes_they_take_and_how_often():
     )
     done = "  %d = f32[8,128]{1,0} all-reduce-done(%s)"
     cost = _cost(reduce, done, line, computations=[condition, _computation("body", scatter)])
-    assert cost.collectives == (
-        (8192, 1),
-        (2048, 4),
-    )  # Half a sum of all.
+    assert cost.collectives == (Collective("all-reduce", 8192, 8), Collective("reduce-scatter", 4096, times=4))
     assert cost.cycles == 0
 
 
@@ -205,14 +254,47 @@ def test_collectives_that_other_cores_run_are_listed_too():
     )
     done = "  %d = f32[8,128]{1,0} call-done(%s)"
     cost = _cost(start, done, computations=[inner, outer])
-    assert cost.collectives == ((4096, 1),)
+    assert cost.collectives == (Collective("all-reduce", 4096),)
     assert cost.cycles == 0
+
+
+def test_a_gather_of_another_core_takes_time():
+    """7x gathers rows by its SparseCores, which the computation waits for."""
+    array = "  %a = f32[50000,128]{1,0} parameter(1)"
+    inner = _computation("rows", array, "  ROOT %g = f32[8,128]{1,0} gather(%a, %p), offset_dims={1}")
+    called = _computation("called", array, "  ROOT %f = f32[8,128]{1,0} fusion(%p, %a), kind=kCustom, calls=%rows")
+    start = "  %s = ((f32[8,128]{1,0}, token[]), f32[8,128]{1,0}) call-start(%p, %a), to_apply=%called"
+    cost = _cost(array, start, "  %d = f32[8,128]{1,0} call-done(%s)", computations=[inner, called])
+    assert cost.operations == [OperationCost(Kind.INDEXING, num_bytes=3 * 4096)]
+
+
+@pytest.mark.parametrize(
+    ("groups", "size"),
+    [
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", 4),
+        ("replica_groups={{0,4},{1,5},{2,6},{3,7}}", 2),
+        ("replica_groups=[2,4]<=[8]", 4),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", 2),
+        ("replica_groups=mesh['data'=8,'model'=4] {'model'}", 4),
+        ("replica_groups=mesh['data'=8,'model'=4] {'data','model'}", 32),
+        ("replica_groups=mesh['data'=8,'model'=4] {'data':(1)2}", 2),
+        ("replica_groups={}", 0),
+    ],
+)
+def test_collectives_have_the_size_of_their_groups(groups, size):
+    (collective,) = _cost(f"  %r = f32[8,128] all-reduce(%p), channel_id=8, {groups}, to_apply=%fused").collectives
+    assert collective == Collective("all-reduce", 4096, size)
+
+
+def test_an_all_gather_counts_what_it_returns():
+    (gathered,) = _cost("  %r = f32[64,128] all-gather(%p), replica_groups=[1,8]<=[8], dimensions={0}").collectives
+    assert gathered == Collective("all-gather", 8 * 4096, 8)
 
 
 def test_a_fusion_may_hold_a_collective_beside_its_work():
     reduce = "  ROOT %r = f32[8,128]{1,0} all-reduce(%p), channel_id=8, to_apply=%fused"
     cost = _cost(_work("f", 700, calls="with_sum"), computations=[_computation("with_sum", reduce)])
-    assert cost.collectives == ((4096, 1),)
+    assert cost.collectives == (Collective("all-reduce", 4096),)
     assert cost.cycles == 700
 
 
@@ -230,7 +312,7 @@ def test_shape_of_a_tuple_has_every_array():
     computations, entry = parse_hlo(_module(_FUSED, _computation("main", line, entry=True)))
     assert entry == "main"
     one = computations["main"]["t"]
-    assert one.arrays == (("f32", (3, 4)), ("bf16", (10,)), ("pred", ()), ("s32", (2, 2)))
+    assert one.arrays == (Array("f32", (3, 4), False), Array("bf16", (10,)), Array("pred", ()), Array("s32", (2, 2)))
     assert one.num_bytes == 48 + 20 + 1 + 16
     assert one.opcode == "fusion"
     assert one.operands == ["p"]
@@ -246,8 +328,10 @@ def _product(out, left, right, attributes, op_name="jit(train_step)/jvp(dense)/d
         f"  ROOT %c = bf16[{out}]{{1,0:T(8,128)(2,1)}} convolution(%l, %r), {attributes}, {_metadata(op_name)}",
     )
     cost = _cost(_work("f", 700, op_name="jit(train_step)/elsewhere", calls="conv"), computations=[body])
-    assert cost.cycles == cost.layers["dense"].matrix_cycles == 700
     (product,) = cost.layers["dense"].products
+    kind = Kind.CONVOLUTION if "conv_general" in op_name else Kind.PRODUCT
+    (operation,) = cost.layers["dense"].operations
+    assert (operation.kind, operation.cycles, operation.flops) == (kind, 700, product.flops)
     return product
 
 
@@ -367,6 +451,7 @@ _COUNT = """
 import dataclasses, json, math, os, sys
 import keras
 from tpu_components.core.examples.interface import ImageInput, Interface
+from tpu_components.preflight_training import estimate
 from tpu_components.preflight_training.compiling import compiler
 from tpu_components.preflight_training.compiling.hlo import read_cost
 from tests.components.preflight_training.conftest import make_compilation
@@ -380,13 +465,13 @@ devices = compiler._devices_of(compilation.machine)
 traced = compiler.trace_program(built, compilation, devices, "tpu")
 compiled = traced.lower(lowering_platforms=("tpu",)).compile()
 layers = [layer.name for layer in built._flatten_layers(include_self=False)]
-cost = read_cost(compiled.as_text(), layers, compilation.machine.generation.device_bytes_per_cycle)
+cost = read_cost(compiled.as_text(), layers)
 print(json.dumps({
     "flops": sum(one.flops * one.times for layer in cost.layers.values() for one in layer.products),
     "flops_of_jax": compiled.cost_analysis()["flops"],
-    "summed_bytes": sum(num_bytes * times for num_bytes, times in cost.collectives),
+    "summed_bytes": sum(one.num_bytes * one.times for one in cost.collectives),
     "parameters": sum(math.prod(variable.shape) for variable in built.trainable_variables),
-    "guessed_share": cost.guessed_cycles / cost.cycles,
+    "guessed_share": estimate.time_step(cost, compilation.machine).guessed_share,
     "layers": sorted(cost.layers),
 }))
 """

@@ -1,0 +1,88 @@
+"""Arithmetic of hand-written kernels (Pallas), read from the program that a custom call carries.
+
+The compiler gives no cycles for a custom call. Its program is MLIR bytecode of the dialects that Mosaic compiles:
+https://github.com/jax-ml/jax/blob/main/jaxlib/mosaic/dialect/tpu/tpu_ops.td.
+"""
+
+import base64
+import functools
+import math
+from typing import Any
+
+_PRODUCTS = ("tpu.matmul", "vector.contract")
+# A mask lets a kernel skip blocks, and only the values of the mask say how many: half of them, as for a causal mask.
+_SHARE_OF_MASKED = 0.5
+
+
+@functools.lru_cache(maxsize=256)
+def kernel_flops(body: str) -> float:
+    """Return the operations of a kernel's matrix products; 0 if it has none or its program cannot be read.
+
+    Args:
+        body: The kernel's program: MLIR bytecode, encoded in base64.
+    """
+    from jax._src.lib import tpu  # type: ignore[attr-defined]
+    from jaxlib.mlir import ir, passmanager
+
+    context = ir.Context()
+    context.allow_unregistered_dialects = True
+    try:
+        with context, ir.Location.unknown():
+            tpu.register_dialect(context)
+            module = ir.Module.parse(base64.b64decode(body))
+            # The bytecode has a version; this turns it into that of the installed jaxlib.
+            passmanager.PassManager.parse("builtin.module(mosaic-serde{serialize=false})").run(module.operation)
+            return sum(_grid(function) * _flops(function.operation) for function in module.body.operations)
+    except (ir.MLIRError, RuntimeError, ValueError):
+        return 0.0
+
+
+def _grid(function: Any) -> int:
+    """Return how often a kernel's function runs: the product of its grid's dimensions."""
+    if "iteration_bounds" not in function.attributes:
+        return 1
+    return math.prod(max(int(bound), 1) for bound in function.attributes["iteration_bounds"])
+
+
+def _flops(operation: Any) -> float:
+    """Return the operations of the products inside an operation, with every iteration of its loops."""
+    total = 0.0
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                total += _product_flops(inner) if inner.operation.name in _PRODUCTS else _flops(inner.operation)
+    if operation.name == "scf.for":
+        return total * _trips(operation)
+    return (
+        total * _SHARE_OF_MASKED if operation.name == "scf.if" and _depends_on_memory(operation.operands[0]) else total
+    )
+
+
+def _product_flops(product: Any) -> float:
+    from jaxlib.mlir import ir
+
+    left, right, result = (ir.ShapedType(operand.type).shape for operand in list(product.operands)[:3])
+    batch = result[0] if len(result) > 2 else 1
+    contraction = math.sqrt(math.prod(left) * math.prod(right) / (math.prod(result) * batch))
+    return 2.0 * math.prod(result) * contraction
+
+
+def _trips(loop: Any) -> int:
+    """Return the number of a loop's iterations; 1 if a bound is not a constant."""
+    first, last, step = (_constant(bound) for bound in list(loop.operands)[:3])
+    if first is None or last is None or not step:
+        return 1
+    return max(-(-(last - first) // step), 0)
+
+
+def _constant(value: Any) -> int | None:
+    owner = value.owner
+    return int(owner.attributes["value"]) if getattr(owner, "name", "") == "arith.constant" else None
+
+
+def _depends_on_memory(value: Any) -> bool:
+    """Return whether a value is computed from something that the kernel loads, such as a mask's blocks."""
+    owner = value.owner
+    if getattr(owner, "name", "") == "memref.load":
+        return True
+    return any(_depends_on_memory(operand) for operand in getattr(owner, "operands", ()))
