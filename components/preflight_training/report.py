@@ -32,6 +32,7 @@ _TENSORFLOW_ORIGIN = (
     "rule"
 )
 _NO_ESTIMATE = " of the computation, from the bytes that it moves: the compiler has no estimate"
+_GUESSED = 0.1  # A larger share of a step's computation is told beside the step's time.
 _UNKNOWN_LINKS = "? communication is left out where no source says how fast the links between chips are"
 _LARGEST_STAGE = "in which the most of the model learns; the others are counted as if they took as long"
 _COMPARISON = {
@@ -352,7 +353,8 @@ def _origins(report: PreflightReport) -> list[tuple[str, str]]:
 
 
 def _parts(step: StepTime) -> str:
-    return f"{_milliseconds(step.compute_ms)} compute + {_milliseconds(step.communication_ms)} communication"
+    guessed = f", {percent(step.guessed_share)} guessed" if step.guessed_share > _GUESSED else ""
+    return f"{_milliseconds(step.compute_ms)} compute{guessed} + {_milliseconds(step.communication_ms)} communication"
 
 
 def _layers(layers: Sequence[LayerTime], is_short: bool) -> list[Block]:

@@ -76,8 +76,15 @@ def _trips(loop: Any) -> int:
 
 
 def _constant(value: Any) -> int | None:
+    """Return the number that a value always is: a constant, or the sum of two."""
     owner = value.owner
-    return int(owner.attributes["value"]) if getattr(owner, "name", "") == "arith.constant" else None
+    name = getattr(owner, "name", "")
+    if name == "arith.constant":
+        return int(owner.attributes["value"])
+    if name != "arith.addi":
+        return None
+    left, right = (_constant(operand) for operand in owner.operands)
+    return None if left is None or right is None else left + right
 
 
 def _depends_on_memory(value: Any) -> bool:

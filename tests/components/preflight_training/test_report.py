@@ -497,3 +497,10 @@ def test_the_readme_shows_what_preflight_prints():
     command = "$ tpu-pipelines preflight digits --compare v5e-1,v6e-1 --target vertex,kubeflow"
     assert "\n\n".join([f"{command}\n{headline}", table, advice]) in readme
     assert f"  preflight: {dataclasses.replace(report.machines[0], target='').summary}\n" in readme, "as a run ends"
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.09, False), (0.11, True), (1.0, True)])
+def test_a_large_guess_is_told_beside_the_step(share, told):
+    step = dataclasses.replace(_MACHINE.step, guessed_share=share)
+    text = as_text(_report(dataclasses.replace(_MACHINE, step=step)))
+    assert (f"800 µs compute, {share:.0%} guessed + 200 µs communication" in " ".join(text.split())) == told
