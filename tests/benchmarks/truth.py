@@ -29,7 +29,7 @@ from tpu_components.core.machines.machine_spec import GPU, Generation, load_cata
 from tpu_components.core.pages.blocks import Table
 from tpu_components.preflight_training.estimate import Accuracy, gradient_bytes, ring_milliseconds
 
-PUBLISHED = Path(__file__).parent / "published_steps.json"
+PUBLISHED = Path(__file__).parent / "published_blocks.json"
 PROGRAMS = Path(__file__).parent / "compiled_steps.json"
 _FORWARD = 1 / 3  # Of a step's arithmetic: the backward pass costs two forward passes.
 _BLOCK = "decoder"
