@@ -67,7 +67,9 @@ def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarr
     if summary["contradictory"]:
         first = summary["sets"][0]["examples"]
         shown = " and ".join(f"{example['key']!r} ({example['label']})" for example in first[:_SHOWN])
-        progress.say(STEP, f"{summary['contradictory']:,} sets of copies have several labels, the first: {shown}")
+        count = summary["contradictory"]
+        sets = "1 set of copies has" if count == 1 else f"{count:,} sets of copies have"
+        progress.say(STEP, f"{sets} several labels, the first: {shown}")
 
 
 def say_losses(counts: Mapping[str, int], num_images: int) -> None:
@@ -124,8 +126,11 @@ def check_budget(plan: DatasetPlan, manifest: Manifest) -> None:
     max_bad_fraction = plan.params.max_bad_fraction
     for note in plan.listing.notes:
         progress.say(STEP, note)
-    for item in bad[: _LISTED if len(bad) > max_bad_fraction * total else _SHOWN]:
+    shown = bad[: _LISTED if len(bad) > max_bad_fraction * total else _SHOWN]
+    for item in shown:
         progress.say(STEP, f"set aside {item.key!r}: {item.reason}")
+    if len(bad) > len(shown):
+        progress.say(STEP, f"and {len(bad) - len(shown):,} more; the manifest lists them")
     require_few(bad, total, plan.params, "are unreadable")
     for name in plan.order:
         if name not in manifest.splits or not manifest.splits[name].num_examples:

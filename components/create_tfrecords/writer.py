@@ -43,7 +43,7 @@ from tpu_components.create_tfrecords.planning import plan_dataset
 from tpu_components.create_tfrecords.preparing import Prepared, count_workers, list_common, prepare
 
 
-def write_records(params: WriteParams, directory: Path, data_version: str = "") -> WriteResult:
+def write_records(params: WriteParams, directory: str | Path, data_version: str = "") -> WriteResult:
     """Write labelled examples as sharded TFRecord files with a manifest.
 
     Args:
@@ -59,6 +59,7 @@ def write_records(params: WriteParams, directory: Path, data_version: str = "") 
         InputError: If the source cannot be used or changes while it is read, too many inputs are unreadable, images
             differ in shape with no rule to resize them, the disk is too small, or `directory` holds something else.
     """
+    directory = Path(directory)
     plan = plan_dataset(params, data_version=data_version)
     check_target(directory, params.source)
     return write_prepared(prepare(plan), directory)

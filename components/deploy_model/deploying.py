@@ -33,11 +33,11 @@ _STEP = "deploy_model"
 
 def deploy_model(
     params: DeployParams,
-    records_dir: Path,
-    model_dir: Path,
-    export_dir: Path,
-    evaluation_dir: Path,
-    output: Path,
+    records_dir: str | Path,
+    model_dir: str | Path,
+    export_dir: str | Path,
+    evaluation_dir: str | Path,
+    output: str | Path,
     registry: Registry | None = None,
 ) -> DeployResult:
     """Register a promoted model as a version and make it the champion.
@@ -65,6 +65,11 @@ def deploy_model(
             changed since the evaluation, this version was rolled back, or its signatures are invalid.
         RuntimeError: If the health check fails.
     """
+    records_dir = Path(records_dir)
+    model_dir = Path(model_dir)
+    export_dir = Path(export_dir)
+    evaluation_dir = Path(evaluation_dir)
+    output = Path(output)
     storage.require_output(output, DEPLOYMENT_FILE)
     try_keys(params.signing_key, params.verify_key)
     registry = registry or open_registry(params.registry, params.model_name)

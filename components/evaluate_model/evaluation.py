@@ -72,7 +72,9 @@ from tpu_components.evaluate_model.report import render_report, show_examples, s
 _CHUNK_BYTES = 256 << 20  # Bytes of decoded inputs, or of predictions, in memory at a time.
 
 
-def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, output: Path) -> EvaluateResult:
+def evaluate_model(
+    params: EvaluateParams, records_dir: str | Path, model_dir: str | Path, output: str | Path
+) -> EvaluateResult:
     """Score a model and, if there is one, the champion on one split, and decide whether to promote the model.
 
     Every example counts once. Metrics depend on the batch size and the number of replicas only by rounding. The
@@ -89,6 +91,9 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
             not exist for the task, or the decision cannot be recorded in the champion's registry.
         PlatformError: If the registry's bucket does not respond.
     """
+    records_dir = Path(records_dir)
+    model_dir = Path(model_dir)
+    output = Path(output)
     storage.require_output(output, EVALUATION_FILE)
     manifest = Manifest.load(records_dir)
     manifest.split(params.split)

@@ -50,7 +50,9 @@ _STEP = "export_model"
 _OF_THE_DISK = ("UnknownError", "DataLossError")
 
 
-def export_model(params: ExportParams, records_dir: Path, model_dir: Path, output: Path) -> ExportResult:
+def export_model(
+    params: ExportParams, records_dir: str | Path, model_dir: str | Path, output: str | Path
+) -> ExportResult:
     """Export a trained model for CPU serving.
 
     Args:
@@ -64,6 +66,9 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
         InputError: If a model or data set is damaged, or if no format, or not every required one, can be made and
             agrees with the trained model.
     """
+    records_dir = Path(records_dir)
+    model_dir = Path(model_dir)
+    output = Path(output)
     storage.require_output(output, EXPORT_FILE)
     manifest = Manifest.load(records_dir)
     info = ModelInfo.load(model_dir)

@@ -26,7 +26,7 @@ from tpu_components.predict_batch.prediction_files import (
 )
 
 
-def predict_batch(params: PredictParams, export: str | Path, directory: Path) -> PredictResult:
+def predict_batch(params: PredictParams, export: str | Path, directory: str | Path) -> PredictResult:
     """Predict every example of a source once with an exported model.
 
     Finished files of `part_examples` predictions are kept in a hidden folder beside `directory`. After a killed run, a
@@ -42,6 +42,7 @@ def predict_batch(params: PredictParams, export: str | Path, directory: Path) ->
             files.
         PlatformError: If a Beam runner's job fails.
     """
+    directory = Path(directory)
     storage.require_output(directory, SUMMARY_FILE)
     options = beam.options_of(params, str(export)) if params.engine == BEAM else {}
     plan = plan_answers(params, str(export))

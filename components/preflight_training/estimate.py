@@ -259,13 +259,13 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
     compute = sum(time for _, time in seconds)
     flops = sum(operation.flops * operation.times for operation in cost.operations)
     apart = [Collective(_ALL_REDUCE, extra_bytes)] if extra_bytes else []
-    times = [collective_seconds(one, machine) for one in (*cost.collectives, *apart)]
+    times = [collective_seconds(sent, machine) for sent in (*cost.collectives, *apart)]
     communication = None if None in times else sum(time for time in times if time is not None)
     total_ms = 1e3 * (compute + (communication or 0.0))
     return StepTime(
         compute_ms=compute * 1e3,
         communication_ms=None if communication is None else communication * 1e3,
-        guessed_share=sum(time for one, time in seconds if one.is_guessed) / compute if compute else 0.0,
+        guessed_share=sum(time for operation, time in seconds if operation.is_guessed) / compute if compute else 0.0,
         mxu_utilization=flops / (compute * generation.device_peak_flops) if compute else 0.0,
         flops=flops,
         low_ms=total_ms * accuracy.low / accuracy.factor,

@@ -50,7 +50,7 @@ _MOST_DRAWN = 4 << 20  # Examples whose order is drawn to measure the rate; more
 
 
 def preflight_training(
-    params: PreflightParams, records_dir: Path, output: Path, cache_dir: Path | None = None
+    params: PreflightParams, records_dir: str | Path, output: str | Path, cache_dir: Path | None = None
 ) -> PreflightResult:
     """Compile the training step for its machine, and write the report.
 
@@ -63,6 +63,8 @@ def preflight_training(
     Raises:
         InputError: If the model or the records cannot be used, or the TPU compiler is not installed.
     """
+    records_dir = Path(records_dir)
+    output = Path(output)
     storage.require_output(output, PREFLIGHT_FILE)
     examination = Examination(params, [params.paid], cache_dir)
     report = examination.report(examination.measurement.of_records(records_dir))

@@ -219,17 +219,19 @@ class MachineReport:
         where = "memory" if measured.in_memory else "files"
         low, high = (f"{times * measured.feed_per_second:,.0f}" for times in measured.spread)
         passes = f" ({low}–{high})" if low != high else ""
-        load = f", while other processes used {percent(measured.load)} of this machine" if measured.is_disturbed else ""
-        here = (
-            f"{measured.feed_per_second:,.0f}{passes} here ({measured.cpus} CPUs of {measured.feed_per_cpu:,.0f}, from "
-            f"{where}{load})"
+        load = (
+            f"; measure again when this machine is idle, other processes used {percent(measured.load)} of it"
+            if measured.is_disturbed
+            else ""
         )
+        cpus = f"{measured.cpus} CPUs, {measured.feed_per_cpu:,.0f} each"
+        here = f"{measured.feed_per_second:,.0f}{passes} here ({cpus}, from {where}{load})"
         if not self.host_cpus:
             each = f"{self.feed_per_second:,.0f} by {whose}, if each feeds what this machine does: "
             return here if self.hosts == 1 else each + here
         each = " each" if self.hosts > 1 else ""
-        cpus = f"{self.host_cpus} vCPUs{each}"
-        return f"{self.feed_per_second:,.0f} by {whose} ({cpus}), if that grows with the CPUs: {here}"
+        vcpus = f"{self.host_cpus} vCPUs{each}"
+        return f"{self.feed_per_second:,.0f} by {whose} ({vcpus}), if that grows with the CPUs: {here}"
 
     @property
     def passed(self) -> bool:

@@ -83,7 +83,8 @@ def as_text(report: PreflightReport) -> str:
     else:
         verdict, on = _tally(report), ""
         blocks = [*_compare(report), Sentences(_reasons(report)), Sentences(report.advice), _advice(report)]
-    headline = f"{report.model}{on} ({report.backend}, {report.precision}): {verdict}"
+    size = f", {report.machines[0].batch_size_per_replica:,} examples per replica" if len(report.machines) > 1 else ""
+    headline = f"{report.model}{on} ({report.backend}, {report.precision}{size}): {verdict}"
     return page_blocks.as_text([headline, *blocks, Fields(_origins(report))], _WIDTH)
 
 

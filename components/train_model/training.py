@@ -69,9 +69,9 @@ def default_checkpoint_dir(output: Path) -> Path:
 
 def train_model(
     params: TrainParams,
-    records_dir: Path,
-    output: Path,
-    checkpoint_dir: Path | None = None,
+    records_dir: str | Path,
+    output: str | Path,
+    checkpoint_dir: str | Path | None = None,
     hosts: Hosts | None = None,
 ) -> TrainResult:
     """Train a Keras model on a data set's training split.
@@ -90,6 +90,8 @@ def train_model(
         InputError: If parameters, data and device do not match, or training diverges; the last good checkpoint is kept.
         Terminated: If the platform ends a host, or a host is lost. The next start continues from the checkpoint.
     """
+    records_dir = Path(records_dir)
+    output = Path(output)
     started = time.time()
     storage.require_output(output, MODEL_FILE)
     manifest = Manifest.load(records_dir, verify=False)
@@ -98,7 +100,7 @@ def train_model(
     hosts = hosts or find_hosts(os.environ)
     if not hosts.is_writer:
         os.environ[progress.LOUDNESS_VARIABLE] = progress.QUIET  # Only host 0 logs.
-    checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
+    checkpoint_dir = Path(checkpoint_dir or default_checkpoint_dir(output))
     with tempfile.TemporaryDirectory(prefix="initial-") as scratch:
         initial = find_initial_model(params.initial_model, manifest, Path(scratch))
         recorder = GoodputRecorder(checkpoint_dir, run_digest(params, initial, manifest), started, hosts.is_writer)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import quoted
 from tpu_components.core.examples.artifacts import TRAIN
 from tpu_components.core.examples.images import (
     UnreadableImageError,
@@ -209,6 +210,13 @@ def source_of(place: str, kind: str = "") -> str:
     for suffix, source in (*_OF_MANY.items(), (".txt", "text")):
         if any(name.lower().endswith(suffix) for name in names):
             return f"{source}:{place}"
+    tables = [name for name in names if name.lower().endswith(".csv")]
+    if tables:
+        raise InputError(
+            f"Cannot tell which file of {place!r} lists the examples; it holds {quoted(tables)}. Name one, as "
+            f"csv:{os.path.join(place, tables[0])}. If the examples and their labels are in two files, join them into "
+            "one first, for example with pandas.merge(examples, labels, on='id')."
+        )
     raise InputError(
         f"Cannot tell what {place!r} holds: expected a folder of images, texts, .tar, .parquet or .tfrecord files, "
         "or a .csv, .npz or .txt file, or an export of Label Studio (.json) or CVAT (.xml). Name the source instead, "

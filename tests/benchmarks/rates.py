@@ -8,15 +8,14 @@ expected without data, the more the fewer steps there are. A step counts once, h
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import scipy.optimize
 
 from tpu_components.core.machines.machine_spec import Generation
 from tpu_components.preflight_training.compiling.hlo import Kind, OperationCost
-from tpu_components.preflight_training.estimate import Rates
+from tpu_components.preflight_training.estimate import Rates, seconds_of
 
 _KINDS = tuple(Kind)
 # Standard deviations of logarithms: of a kind's ratio from 1, of a generation's from its kind's, and of a step's time.
@@ -37,6 +36,7 @@ class Observation:
         sources: Who measured it.
         operations: Costs of its operations.
         beside: Seconds of communication that is added to the computation.
+        hidden: Seconds of communication that passes beside the computation.
         measured: Seconds; the geometric mean of all publications.
         is_whole: Whether it is a whole training step.
     """
@@ -48,6 +48,7 @@ class Observation:
     sources: frozenset[str]
     operations: Sequence[OperationCost]
     beside: float
+    hidden: float
     measured: float
     is_whole: bool
 
@@ -116,7 +117,7 @@ def fit(observations: Sequence[Observation], generations: Collection[str]) -> di
 
 
 def _off(observation: Observation, computation: float) -> float:
-    return math.log(observation.measured / (computation + observation.beside))
+    return math.log(observation.measured / (max(computation, observation.hidden) + observation.beside))
 
 
 def ratio(observation: Observation, rates: Rates) -> float:
@@ -124,32 +125,51 @@ def ratio(observation: Observation, rates: Rates) -> float:
     return math.exp(_off(observation, _Times(observation).seconds(rates)))
 
 
+def plain_seconds(operation: OperationCost, generation: Generation) -> float:
+    """The time of an operation without any correction."""
+    return seconds_of(operation, generation, Rates())
+
+
 def uncorrected(observation: Observation) -> float:
     """Measured time over the compiler's cycles alone; what has none is priced by its bytes."""
-    rates = Rates(kernels=1e9)
     operations = [
         dataclasses.replace(one, flops=0.0, num_bytes=0.0 if one.cycles else one.num_bytes)
         for one in observation.operations
     ]
-    return ratio(dataclasses.replace(observation, operations=operations), rates)
+    return ratio(dataclasses.replace(observation, operations=operations), Rates())
 
 
-def hold_out(
-    observations: Sequence[Observation],
-    generations: Collection[str],
-    estimate: Callable[[Sequence[Observation], Observation], float],
-) -> dict[str, float]:
-    """By key, measured over estimated time, where the estimate knows no step of the same program or source."""
+def hold_out(observations: Sequence[Observation], generations: Collection[str]) -> dict[str, float]:
+    """By key, measured over estimated time, by rates that follow from other programs and other sources alone."""
+    known: dict[tuple[str, ...], Mapping[str, Rates]] = {}
     found = {}
-    known: dict[tuple[str, ...], Any] = {}
     for one in observations:
-        others = tuple(
-            other.key for other in observations if other.program != one.program and not other.sources & one.sources
-        )
-        if others not in known:
-            known[others] = [other for other in observations if other.key in set(others)]
-        found[one.key] = estimate(known[others], one)
+        others = _others(observations, one)
+        keys = tuple(other.key for other in others)
+        if keys not in known:
+            known[keys] = fit(others, generations)
+        found[one.key] = ratio(one, known[keys][one.generation.name])
     return found
+
+
+def hold_out_constant(observations: Sequence[Observation]) -> dict[str, float]:
+    """The same with the median share of the peak that the other steps of the generation, or of all, reach."""
+    found = {}
+    for one in observations:
+        others = _others(observations, one)
+        alike = [other for other in others if other.generation == one.generation]
+        share = statistics.median(_utilization(other) for other in alike or others)
+        found[one.key] = share / _utilization(one)
+    return found
+
+
+def _others(observations: Sequence[Observation], one: Observation) -> list[Observation]:
+    return [other for other in observations if other.program != one.program and not other.sources & one.sources]
+
+
+def _utilization(observation: Observation) -> float:
+    flops = sum(one.flops * one.times for one in observation.operations)
+    return flops / observation.generation.device_peak_flops / observation.measured
 
 
 def errors(ratios: Sequence[float]) -> tuple[float, float, float]:
@@ -159,11 +179,16 @@ def errors(ratios: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(off), off[math.ceil(0.95 * len(off)) - 1], bias
 
 
-def constant_utilization(observations: Sequence[Observation]) -> Mapping[str, float]:
-    """The share of the peak that the steps of a generation reach in the median; for others, that of all steps."""
-    shares: dict[str, list[float]] = {}
-    for one in observations:
-        flops = sum(each.flops * each.times for each in one.operations)
-        shares.setdefault(one.generation.name, []).append(flops / one.generation.device_peak_flops / one.measured)
-    whole = [share for group in shares.values() for share in group]
-    return {name: statistics.median(group) for name, group in shares.items()} | {"": statistics.median(whole)}
+def reach(held_out: Mapping[str, float], own: Collection[str]) -> float:
+    """How far nine of ten steps of a generation are from their estimate, as a logarithm.
+
+    It is the larger of what holds nine of ten of all steps, and of the generation's own.
+    """
+    groups = [held_out.values(), [held_out[key] for key in own]]
+    return max(_nine_of_ten([abs(math.log(ratio)) for ratio in group]) for group in groups if group)
+
+
+def _nine_of_ten(distances: Sequence[float]) -> float:
+    """The distance within which the next one lies with a probability of 90%, if it comes from where these do."""
+    rank = math.ceil(0.9 * (len(distances) + 1))
+    return sorted(distances)[min(rank, len(distances)) - 1]

@@ -298,7 +298,7 @@ def _read(raw: Any, kind: Any, where: str, form: _Form) -> Any:
         no_value = raw is None and types.NoneType in items
         return None if no_value else _read(raw, _choose(raw, items, where), where, form)
     if isinstance(kind, enum.EnumType):
-        known = [member.value for member in kind]
+        known = [member.value for member in typing.cast(type[enum.Enum], kind)]
         if raw not in known:
             raise InputError(f"{where} is {raw!r}, expected {describe(known)}")
         return kind(raw)

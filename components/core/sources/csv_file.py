@@ -485,7 +485,13 @@ def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
     if not named:
         return did_you_mean(missing[0], columns)
     numbers = " A table of numbers, without images or texts, is not supported." if "path" in missing else ""
-    return f" Or say which they are: data.columns={{{named}}}.{numbers}"
+    join = (
+        " If the labels are in another file, join the two into one first, for example with "
+        "pandas.merge(examples, labels, on='id')."
+        if "label" in missing
+        else ""
+    )
+    return f" Or say which they are: data.columns={{{named}}}.{numbers}{join}"
 
 
 def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -> None:

@@ -47,7 +47,7 @@ class Kind(enum.StrEnum):
 
     PRODUCT = "products"
     CONVOLUTION = "convolutions"
-    KERNEL = "kernels"
+    KERNEL = "kernels"  # Products for which the compiler gives no cycles.
     INDEXING = "indexing"
     OTHER = "other"
 
@@ -397,14 +397,16 @@ class _Program:
         named = list(self.products(instruction, scope))
         flops = sum(product.flops for _, product in named)
         inside = {step.opcode for step in self._inside(instruction)}
+        cycles = int(instruction.attribute(_CYCLES) or 0)
+        known = float(cycles) if cycles < _UNKNOWN_CYCLES else 0.0
         if body := instruction.attribute(r'"body":"([^"]*)"'):
             kind, flops = Kind.KERNEL, kernel_flops(body)
+        elif named and not known:
+            kind = Kind.KERNEL  # One of the compiler's own.
         elif named:
             kind = Kind.CONVOLUTION if re.search("(?i)conv", named[0][0].rpartition("/")[2]) else Kind.PRODUCT
         else:
             kind = Kind.INDEXING if inside & _INDEXING else Kind.OTHER
-        cycles = int(instruction.attribute(_CYCLES) or 0)
-        known = float(cycles) if cycles < _UNKNOWN_CYCLES else 0.0
         return OperationCost(kind, known, flops, self._traffic(instruction, scope))
 
     def _inside(self, instruction: Instruction) -> Iterator[Instruction]:
@@ -601,7 +603,7 @@ def read_cost(text: str, layers: Sequence[str]) -> ProgramCost:
             layer: LayerCost([dataclasses.replace(cost, times=times) for cost, times in costs.items()], products[layer])
             for layer, costs in operations.items()
         },
-        collectives=tuple(dataclasses.replace(one, times=times) for one, times in collectives.items()),
+        collectives=tuple(dataclasses.replace(sent, times=times) for sent, times in collectives.items()),
         unknown_loops=unknown_loops,
         host_calls=tuple(dict.fromkeys(host_calls)),
     )

@@ -104,7 +104,7 @@ def test_waiting_for_the_host_names_both_rates():
     words, worth_it = _advise(epoch=_waiting(0.8))
     assert worth_it
     assert "waits for data 80% of the time" in words
-    assert "takes 100,000 examples/s, and is fed 20,000 here (256 CPUs of 78, from memory)." in words
+    assert "takes 100,000 examples/s, and is fed 20,000 here (256 CPUs, 78 each, from memory)." in words
     assert "(146 MiB) fits in the devices' memory" in words
 
 
@@ -114,7 +114,8 @@ def test_what_the_machines_own_host_feeds_is_said_with_what_is_assumed():
     words, worth_it = _advise(data=data, machine="v5e-1", devices=1, chips=1, epoch=_waiting(0.6), **own)
     assert not worth_it
     assert (
-        "is fed 40,000 by its host (4 vCPUs), if that grows with the CPUs: 20,000 here (2 CPUs of 10,000, from memory)"
+        "is fed 40,000 by its host (4 vCPUs), if that grows with the CPUs: "
+        "20,000 here (2 CPUs, 10,000 each, from memory)"
     ) in words
 
 

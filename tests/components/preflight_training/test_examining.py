@@ -99,11 +99,11 @@ def test_the_machines_own_host_feeds_it(fitting):
     assert (report.host_cpus, report.feed_per_second) == (24, 600_000)
     assert report.epoch.seconds == pytest.approx(max(40 * 32 / 600_000, report.epoch.device_seconds))
     assert report.fed_by(small.host) == (
-        "600,000 by its host (24 vCPUs), if that grows with the CPUs: 100,000 here (4 CPUs of 25,000, from memory)"
+        "600,000 by its host (24 vCPUs), if that grows with the CPUs: 100,000 here (4 CPUs, 25,000 each, from memory)"
     )
     loaded = dataclasses.replace(small.host, load=0.6)
     assert report.fed_by(loaded).endswith(
-        "(4 CPUs of 25,000, from memory, while other processes used 60% of this machine)"
+        "(4 CPUs, 25,000 each, from memory; measure again when this machine is idle, other processes used 60% of it)"
     )
     several = dataclasses.replace(report, hosts=4, feed_per_second=2_400_000)
     assert several.fed_by(small.host).startswith("2,400,000 by its 4 hosts (24 vCPUs each), if that")
@@ -337,7 +337,7 @@ def test_the_spread_of_the_hosts_rate_widens_the_interval(fitting):
     assert report.epoch.seconds == pytest.approx(40 * 32 / 100)
     assert report.epoch.low_seconds == pytest.approx(40 * 32 / 130)
     assert report.epoch.high_seconds == pytest.approx(40 * 32 / 80)
-    assert "100 (80–130) here (24 CPUs of 4, from files)" in report.fed_by(host)
+    assert "100 (80–130) here (24 CPUs, 4 each, from files)" in report.fed_by(host)
 
 
 @pytest.mark.parametrize("verdict", ["timed_out", "crashed", "does_not_compile", "does_not_fit"])

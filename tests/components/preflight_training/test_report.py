@@ -178,7 +178,7 @@ def test_text_of_one_machine_gives_every_figure():
     assert _line(text, "step") == "1.00 ms (0.750–1.30) = 800 µs compute + 200 µs communication"
     assert _line(text, "matrix units") == "11% used while the device computes"
     assert _line(text, "epoch") == "49 steps, 49.0 ms on the device, 279 ms (279–300) with waiting"
-    assert _line(text, "data").endswith("needed, fed 180,000 here (2 CPUs of 90,000, from memory): 82% waiting")
+    assert _line(text, "data").endswith("needed, fed 180,000 here (2 CPUs, 90,000 each, from memory): 82% waiting")
     assert (
         "price $0.0074 (0.0074–0.0081) a run expected, plus start-up, at most $44.16, at Vertex AI's price; $11.04 an "
         "hour in us-central1 (2026-08-22), $0.00074 an epoch, 10 epochs"
@@ -237,7 +237,7 @@ def test_text_of_a_broken_budget_gives_the_reason_and_the_figures():
 
 def test_text_compares_machines_row_by_row():
     text = as_text(_SEVERAL)
-    assert text.startswith("cifar10_cnn (jax, mixed_bfloat16): 2 of 5 machines pass\n")
+    assert text.startswith("cifar10_cnn (jax, mixed_bfloat16, 128 examples per replica): 2 of 5 machines pass\n")
     assert _line(text, "v5e-8") == "fits 3.00/12.00 ≈34,225 1.00 0.200 11% 0.279 82% 11.04 0.0074 44.16"
     assert _line(text, "v6e-8").startswith("refused 3.00/12.00")
     assert "nine of ten meant to take 0.8 to 1.2 times as long" in _squeeze(text)
