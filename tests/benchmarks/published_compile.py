@@ -8,6 +8,7 @@ process of its own, one at a time: an internal error of the compiler ends the pr
 
 import argparse
 import gzip
+import importlib
 import importlib.metadata
 import json
 import os
@@ -54,9 +55,8 @@ def paths_of(key: str, folder: Path = CACHE) -> tuple[Path, Path]:
 
 def build_step(program: Mapping[str, Any], batch: float) -> Any:
     """The step of a program for a number of examples per device."""
-    from tests.benchmarks import published_programs
-
-    return getattr(published_programs, program["build"])(batch=batch, **program["arguments"])
+    module, _, function = program["build"].partition(":")
+    return getattr(importlib.import_module(f"tests.benchmarks.{module}"), function)(batch=batch, **program["arguments"])
 
 
 def wanted_keys(patterns: Sequence[str]) -> Iterator[str]:
