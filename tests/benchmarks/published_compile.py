@@ -137,6 +137,13 @@ def compile_one(key: str, folder: Path) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of a compilation."""
+    parser.add_argument(
+        "--compile",
+        nargs="*",
+        default=[],
+        metavar="PATTERN",
+        help="such as resnet50-mlperf/v3, or /v5e/",
+    )
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps what is compiled")
     parser.add_argument("--timeout", type=float, default=900, help="seconds that one compilation may take")
     parser.add_argument("--memory", type=float, default=12, help="GiB that one compilation may take")

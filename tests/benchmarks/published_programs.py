@@ -404,10 +404,13 @@ def _cast(weights: Weights) -> Weights:
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """The mean loss of classes, in float32."""
+    """The mean loss of classes, in float32.
+
+    The target's logit is selected, not gathered, so that the logits need not be written in float32.
+    """
     logits = logits.astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
-    return jnp.mean(jax.nn.logsumexp(logits, -1) - chosen)
+    is_target = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == targets[..., None]
+    return jnp.mean(jax.nn.logsumexp(logits, -1) - jnp.sum(jnp.where(is_target, logits, 0.0), -1))
 
 
 def train(

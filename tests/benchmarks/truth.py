@@ -25,6 +25,7 @@ from typing import Any
 
 import scipy.stats
 
+from tests.benchmarks import published_compile
 from tpu_components.core.machines.machine_spec import GPU, Generation, load_catalogue
 from tpu_components.core.pages.blocks import Table
 from tpu_components.preflight_training.estimate import Accuracy, gradient_bytes, ring_milliseconds
@@ -33,8 +34,6 @@ PUBLISHED = Path(__file__).parent / "published_blocks.json"
 PROGRAMS = Path(__file__).parent / "compiled_steps.json"
 _FORWARD = 1 / 3  # Of a step's arithmetic: the backward pass costs two forward passes.
 _BLOCK = "decoder"
-_STEP = ("ms", "flops", "parameters")
-_EXAMPLES = 1_281_167  # ImageNet's; a schedule's length is no part of the program.
 _COLUMNS = {
     "network": "<",
     "machine": "<",
@@ -262,66 +261,6 @@ def errors(ratios: Iterable[float]) -> tuple[float, float]:
     return statistics.median(off), off[math.ceil(0.95 * len(off)) - 1]
 
 
-def compile_programs(wanted: Sequence[str]) -> None:
-    """Compile programs anew and keep what they cost: `resnet50/v3/128`, or a part of that; minutes each."""
-    published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
-    asked = {_key(raw["program"], raw["generation"], raw.get("batch_per_device", 0)): raw for raw in published["rows"]}
-    for key, raw in asked.items():
-        if any(part in key for part in wanted):
-            step = _compile(raw, published["programs"][raw["program"]], published["topologies"][raw["generation"]])
-            kept = json.loads(PROGRAMS.read_text(encoding="utf-8"))
-            kept["steps"][key] = step
-            kept["steps"] = dict(sorted(kept["steps"].items()))
-            PROGRAMS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-            print(key, step, flush=True)
-
-
-def _compile(raw: Mapping[str, Any], program: Mapping[str, Any], topology: str) -> dict[str, float]:
-    """Time, arithmetic and trainable values of one device's step, or of one block of it."""
-    from tpu_components.core.examples.interface import ImageInput, Interface, TextInput
-    from tpu_components.core.models.step.hyperparameters import TrainParams
-    from tpu_components.preflight_training.compiling import sandbox
-    from tpu_components.preflight_training.compiling.compiler import Compilation
-    from tpu_components.preflight_training.compiling.hlo import OPTIMIZER
-
-    generation = load_generations()[raw["generation"]]
-    asked = program["input"]
-    one = ImageInput((asked["side"],) * 2 + (3,), "encoded") if "side" in asked else TextInput(**asked)
-    batch_size = raw.get("batch_per_device") or program["batch_per_device"]
-    machine = next(entry for entry in load_catalogue().slices if entry.generation.name == raw["generation"])
-    plain = dataclasses.replace(generation, chip_config="")
-    machine = dataclasses.replace(
-        machine, generation=plain, libtpu_topology=topology, chips_per_host_bounds=None, devices=1
-    )
-    found = []
-    for depth in program.get("depths", [None]):
-        parameters = program["parameters"] | ({"depth": depth} if depth else {})
-        training = TrainParams(
-            program["model"],
-            parameters,
-            batch_size_per_replica=batch_size,
-            optimizer=program["optimizer"],
-            backend="jax",
-            precision="mixed_bfloat16",
-        )
-        compilation = Compilation(training, Interface(one, program["num_classes"]), _EXAMPLES, machine)
-        box = sandbox.Sandbox(timeout_seconds=3600, memory_mib=16_384, cache_dir=sandbox.default_cache_dir())
-        outcome = box.compile_all([compilation])[0]
-        if outcome.cost is None:
-            raise RuntimeError(f"{raw['program']} on {raw['generation']}: {outcome.verdict}: {outcome.reason}")
-        flops = sum(
-            product.flops * product.times for layer in outcome.cost.layers.values() for product in layer.products
-        )
-        # Weights and their optimizer are divided among the chips where a network is compared by its blocks.
-        aside = outcome.cost.layers[OPTIMIZER].cycles if raw["program"] == _BLOCK else 0.0
-        found.append(((outcome.cost.cycles - aside) / generation.clock_hz * 1e3, flops, outcome.parameters))
-    if "depths" not in program:
-        return dict(zip(_STEP, found[0], strict=True))
-    few, more = program["depths"]
-    blocks = program["depth"] - few
-    return dict(zip(_STEP, (a + blocks * (b - a) / (more - few) for a, b in zip(*found, strict=True)), strict=True))
-
-
 def table() -> list[str]:
     """Every row, then the errors before and after, then each generation's correction."""
     rows = load_rows()
@@ -372,12 +311,13 @@ def _cells(row: Row, ratio: float | None, is_held: bool) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Print the table; with programs named, compile these first."""
+    """Print the table; with patterns, compile the programs of published whole steps instead."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.truth", description=__doc__)
-    parser.add_argument(
-        "--compile", nargs="*", default=[], metavar="PROGRAM", help="such as resnet50/v3, or all of v5e"
-    )
-    compile_programs(parser.parse_args().compile)
+    published_compile.add_arguments(parser)
+    parsed = parser.parse_args()
+    if parsed.compile:
+        published_compile.compile_all(parsed.compile, parsed.cache, parsed.timeout, parsed.memory)
+        return
     print("\n".join(table()))
 
 
