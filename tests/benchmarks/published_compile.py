@@ -60,10 +60,16 @@ def build_step(program: Mapping[str, Any], batch: float) -> Any:
 
 
 def wanted_keys(patterns: Sequence[str]) -> Iterator[str]:
-    """Keys of the rows that are compared and hold one of the patterns, each once, in the order of the file."""
-    rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["rows"]
-    keys = dict.fromkeys(key_of(row) for row in rows if not row["excluded"])
-    return (key for pattern in patterns for key in keys if pattern in key)
+    """Keys of the rows that are compared and hold one of the patterns, in the order of the file.
+
+    A pattern that is a whole key of a program need not be a row's: products are compiled for every generation.
+    """
+    published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    keys = dict.fromkeys(key_of(row) for row in published["rows"] if not row["excluded"])
+    for pattern in patterns:
+        yield from (key for key in keys if pattern in key)
+        if pattern not in keys and pattern.count("/") == 2 and pattern.partition("/")[0] in published["programs"]:
+            yield pattern
 
 
 def compile_all(patterns: Sequence[str], folder: Path, timeout_seconds: float, memory_gib: float) -> None:

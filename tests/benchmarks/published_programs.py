@@ -372,16 +372,20 @@ def _run(
 ) -> jax.Array:
     """Scan over groups of blocks; `saved` names what the backward pass finds kept, and None keeps all."""
 
+    def apply(block: Block, x: jax.Array, member: Mapping[str, jax.Array], key: jax.Array) -> jax.Array:
+        return _apply(block, x, other, member, key, saved or ())
+
+    if saved is not None:
+        policy = jax.checkpoint_policies.save_only_these_names(*saved)
+        apply = jax.checkpoint(apply, policy=policy, prevent_cse=False, static_argnums=0)
+
     def body(carry: jax.Array, layer: Any) -> tuple[jax.Array, None]:
         number, group = layer
         key = jax.random.fold_in(jax.random.key(0, impl="unsafe_rbg"), number)
         for block, member in zip(blocks, group, strict=True):
-            carry = _apply(block, carry, other, member, key, saved or ())
+            carry = apply(block, carry, member, key)
         return carry, None
 
-    if saved is not None:
-        policy = jax.checkpoint_policies.save_only_these_names(*saved)
-        body = jax.checkpoint(body, policy=policy, prevent_cse=False)
     depth = jax.tree.leaves(weights)[0].shape[0]
     return lax.scan(body, x, (jnp.arange(depth), weights))[0]
 
