@@ -8,6 +8,7 @@ process of its own, one at a time: an internal error of the compiler ends the pr
 
 import argparse
 import gzip
+import importlib
 import importlib.metadata
 import json
 import os
@@ -54,16 +55,21 @@ def paths_of(key: str, folder: Path = CACHE) -> tuple[Path, Path]:
 
 def build_step(program: Mapping[str, Any], batch: float) -> Any:
     """The step of a program for a number of examples per device."""
-    from tests.benchmarks import published_programs
-
-    return getattr(published_programs, program["build"])(batch=batch, **program["arguments"])
+    module, _, function = program["build"].partition(":")
+    return getattr(importlib.import_module(f"tests.benchmarks.{module}"), function)(batch=batch, **program["arguments"])
 
 
 def wanted_keys(patterns: Sequence[str]) -> Iterator[str]:
-    """Keys of the rows that are compared and hold one of the patterns, each once, in the order of the file."""
-    rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["rows"]
-    keys = dict.fromkeys(key_of(row) for row in rows if not row["excluded"])
-    return (key for pattern in patterns for key in keys if pattern in key)
+    """Keys of the rows that are compared and hold one of the patterns, in the order of the file.
+
+    A pattern that is a whole key of a program need not be a row's: products are compiled for every generation.
+    """
+    published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    keys = dict.fromkeys(key_of(row) for row in published["rows"] if not row["excluded"])
+    for pattern in patterns:
+        yield from (key for key in keys if pattern in key)
+        if pattern not in keys and pattern.count("/") == 2 and pattern.partition("/")[0] in published["programs"]:
+            yield pattern
 
 
 def compile_all(patterns: Sequence[str], folder: Path, timeout_seconds: float, memory_gib: float) -> None:
@@ -137,6 +143,13 @@ def compile_one(key: str, folder: Path) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of a compilation."""
+    parser.add_argument(
+        "--compile",
+        nargs="*",
+        default=[],
+        metavar="PATTERN",
+        help="such as resnet50-mlperf/v3, or /v5e/",
+    )
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder that keeps what is compiled")
     parser.add_argument("--timeout", type=float, default=900, help="seconds that one compilation may take")
     parser.add_argument("--memory", type=float, default=12, help="GiB that one compilation may take")

@@ -4,6 +4,8 @@ Each public function takes the dimensions of a network and the number of example
 `Step`. Nothing is computed and no weights exist: `published_compile` lowers the step for a TPU and keeps what the
 compiler schedules.
 
+published_networks.py has the recurrent networks and those of convolutions.
+
 Layers that repeat are a `lax.scan` over stacked weights, as MaxText, Levanter and Flax train them, so the time of a
 compilation does not depend on the depth. Where the publisher divides weights among the chips (`shards` above 1), the
 step holds the bfloat16 weights of `depth` layers, gathered, and the optimizer updates the device's shard of all of
@@ -192,7 +194,8 @@ def _product(pattern: str, x: jax.Array, weights: Mapping[str, jax.Array], name:
     return checkpoint_name(y, name.partition("/")[2])
 
 
-def _drop(x: jax.Array, key: jax.Array, share: float) -> jax.Array:
+def drop(x: jax.Array, key: jax.Array, share: float) -> jax.Array:
+    """Dropout."""
     if not share:
         return x
     kept = jax.random.bernoulli(key, 1 - share, x.shape)
@@ -218,7 +221,7 @@ def _naive(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, key: jax.Arra
         seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
         scores = jnp.where(seen, scores, jnp.asarray(-1e9, scores.dtype))
     shares = jax.nn.softmax(scores.astype(jnp.float32), -1).astype(v.dtype)
-    shares = _drop(shares, key, block.dropout)
+    shares = drop(shares, key, block.dropout)
     attended = jnp.einsum("bkgqs,bskd->bqkgd", shares, v)
     return attended.reshape(*attended.shape[:2], block.heads, v.shape[-1])
 
@@ -293,7 +296,7 @@ def _feed_forward(block: Block, x: jax.Array, weights: Mapping[str, jax.Array], 
         hidden = hidden * jax.nn.silu(_product("bsw,wf->bsf", x, weights, "ffn/gate"))
     else:
         hidden = jax.nn.gelu(hidden)
-    return _product("bsf,fw->bsw", _drop(hidden, key, block.dropout), weights, "ffn/down")
+    return _product("bsf,fw->bsw", drop(hidden, key, block.dropout), weights, "ffn/down")
 
 
 def _route(block: Block, x: jax.Array, weights: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -350,7 +353,7 @@ def _apply(
 
     def add(x: jax.Array, name: str, part: Callable[[jax.Array], jax.Array], key: jax.Array) -> jax.Array:
         y = part(x if block.norm_last else _norm(x, weights, name, block.rms))
-        y = _drop(_plain_norm(y) if block.post_norm else y, key, block.dropout)
+        y = drop(_plain_norm(y) if block.post_norm else y, key, block.dropout)
         return _norm(x + y, weights, name, block.rms) if block.norm_last else x + y
 
     is_saved = "context" in saved
@@ -369,25 +372,30 @@ def _run(
 ) -> jax.Array:
     """Scan over groups of blocks; `saved` names what the backward pass finds kept, and None keeps all."""
 
+    def apply(block: Block, x: jax.Array, member: Mapping[str, jax.Array], key: jax.Array) -> jax.Array:
+        return _apply(block, x, other, member, key, saved or ())
+
+    if saved is not None:
+        policy = jax.checkpoint_policies.save_only_these_names(*saved)
+        apply = jax.checkpoint(apply, policy=policy, prevent_cse=False, static_argnums=0)
+
     def body(carry: jax.Array, layer: Any) -> tuple[jax.Array, None]:
         number, group = layer
         key = jax.random.fold_in(jax.random.key(0, impl="unsafe_rbg"), number)
         for block, member in zip(blocks, group, strict=True):
-            carry = _apply(block, carry, other, member, key, saved or ())
+            carry = apply(block, carry, member, key)
         return carry, None
 
-    if saved is not None:
-        policy = jax.checkpoint_policies.save_only_these_names(*saved)
-        body = jax.checkpoint(body, policy=policy, prevent_cse=False)
     depth = jax.tree.leaves(weights)[0].shape[0]
     return lax.scan(body, x, (jnp.arange(depth), weights))[0]
 
 
 def _stacked(blocks: Sequence[Block], depth: int) -> Weights:
-    return tuple({name: _shape((depth, *shape)) for name, shape in block.shapes().items()} for block in blocks)
+    return tuple({name: shape_of((depth, *shape)) for name, shape in block.shapes().items()} for block in blocks)
 
 
-def _shape(shape: Sequence[int], kind: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+def shape_of(shape: Sequence[int], kind: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    """An array that has a shape and a type, but no values."""
     return jax.ShapeDtypeStruct(tuple(shape), kind)
 
 
@@ -399,13 +407,17 @@ def _cast(weights: Weights) -> Weights:
     return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), weights)
 
 
-def _cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """The mean loss of classes, in float32.
+
+    The target's logit is selected, not gathered, so that the logits need not be written in float32.
+    """
     logits = logits.astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
-    return jnp.mean(jax.nn.logsumexp(logits, -1) - chosen)
+    is_target = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == targets[..., None]
+    return jnp.mean(jax.nn.logsumexp(logits, -1) - jnp.sum(jnp.where(is_target, logits, 0.0), -1))
 
 
-def _train(
+def train(
     loss: Callable[..., jax.Array],
     weights: Weights,
     batch: Sequence[jax.ShapeDtypeStruct],
@@ -435,9 +447,9 @@ def _train(
 
     if shards == 1 and depths[0] == depths[1]:
         return Step(replicated, ([weights] * (1 + optimizer.slots), *batch), (0,), *depths)
-    rows = _shape((math.ceil(parameters / shards / _CHUNK), _CHUNK))
-    shard = [rows, _shape(rows.shape, jnp.bfloat16), *[rows] * optimizer.slots]
-    narrow = jax.tree.map(lambda leaf: _shape(leaf.shape, jnp.bfloat16), weights)
+    rows = shape_of((math.ceil(parameters / shards / _CHUNK), _CHUNK))
+    shard = [rows, shape_of(rows.shape, jnp.bfloat16), *[rows] * optimizer.slots]
+    narrow = jax.tree.map(lambda leaf: shape_of(leaf.shape, jnp.bfloat16), weights)
     return Step(divided, (narrow, shard, *batch), (0, 1), *depths)
 
 
@@ -486,13 +498,13 @@ def decoder(
     group = [block] * (period - 1) + [dataclasses.replace(block, window=0) if period > 1 else block]
     compiled, real = (depth or layers) // period, layers // period
     width, words = block.width, vocabulary // tensor
-    weights = {"embedding": _shape((words, width)), "scale": _shape((width,)), "layers": _stacked(group, compiled)}
+    weights = {"embedding": shape_of((words, width)), "scale": shape_of((width,)), "layers": _stacked(group, compiled)}
     if not tied:
-        weights["unembedding"] = _shape((width, words))
+        weights["unembedding"] = shape_of((width, words))
     if learned_positions:
-        weights["positions"] = _shape((tokens, width))
+        weights["positions"] = shape_of((tokens, width))
     if not block.rms:
-        weights["scale/shift"] = _shape((width,))
+        weights["scale/shift"] = shape_of((width,))
 
     def loss(weights: Weights, ids: jax.Array) -> jax.Array:
         if one_hot:
@@ -506,7 +518,7 @@ def decoder(
         last = weights["embedding"].T if tied else weights["unembedding"]
 
         def part(x_and_targets: tuple[jax.Array, jax.Array]) -> jax.Array:
-            return _cross_entropy(x_and_targets[0] @ last, x_and_targets[1])
+            return cross_entropy(x_and_targets[0] @ last, x_and_targets[1])
 
         targets = jnp.roll(ids, -1, 1)
         if loss_chunks == 1:
@@ -516,10 +528,10 @@ def decoder(
 
     outside = (1 if tied else 2) * vocabulary * width
     inside = sum(math.prod(shape) for shape in whole.shapes().values()) * layers
-    return _train(
+    return train(
         loss,
         weights,
-        [_shape((batch, tokens), jnp.int32)],
+        [shape_of((batch, tokens), jnp.int32)],
         Optimizer(optimizer),
         shards * tensor if shards * tensor > 1 else 1,
         outside + inside,
@@ -529,7 +541,7 @@ def decoder(
 
 def product(batch: int, side: int) -> Step:
     """A product of two square matrices in bfloat16; `batch` is 1."""
-    square = _shape((side, side), jnp.bfloat16)
+    square = shape_of((side, side), jnp.bfloat16)
 
     def multiply(a: jax.Array, b: jax.Array) -> jax.Array:
         return a @ b
@@ -537,6 +549,11 @@ def product(batch: int, side: int) -> Step:
     if batch != 1:
         raise ValueError(f"A product is computed once, not {batch} times.")
     return Step(multiply, (square, square))
+
+
+def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: Any = "SAME") -> jax.Array:
+    """A convolution without bias."""
+    return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 def vit(
@@ -559,24 +576,24 @@ def vit(
     )
     places, width = (side // patch) ** 2, block.width
     weights = {
-        "patches": _shape((patch, patch, 3, width)),
-        "positions": _shape((places, width)),
+        "patches": shape_of((patch, patch, 3, width)),
+        "positions": shape_of((places, width)),
         "layers": _stacked([block], depth or layers),
-        "scale": _shape((width,)),
-        "scale/shift": _shape((width,)),
-        "classes": _shape((width, classes)),
+        "scale": shape_of((width,)),
+        "scale/shift": shape_of((width,)),
+        "classes": shape_of((width, classes)),
     }
 
     def loss(weights: Weights, images: jax.Array, labels: jax.Array) -> jax.Array:
-        x = _convolve(images.astype(jnp.bfloat16), weights["patches"], patch, "VALID")
+        x = convolve(images.astype(jnp.bfloat16), weights["patches"], patch, "VALID")
         x = x.reshape(batch, places, width) + weights["positions"]
         x = _run([block], x, weights["layers"], saved)
         x = _norm(x, {"last/scale": weights["scale"], "last/scale/shift": weights["scale/shift"]}, "last", False)
-        return _cross_entropy(jnp.mean(x, 1) @ weights["classes"], labels)
+        return cross_entropy(jnp.mean(x, 1) @ weights["classes"], labels)
 
     whole = _count(weights) + _count(_stacked([block], 1)) * (layers - (depth or layers))
-    images = [_shape((batch, side, side, 3)), _shape((batch,), jnp.int32)]
-    return _train(loss, weights, images, Optimizer.ADAM, shards, whole, (depth or layers, layers))
+    images = [shape_of((batch, side, side, 3)), shape_of((batch,), jnp.int32)]
+    return train(loss, weights, images, Optimizer.ADAM, shards, whole, (depth or layers, layers))
 
 
 def mixer(batch: int, side: int, patch: int, layers: int, width: int, tokens_ffn: int, ffn: int) -> Step:
@@ -587,9 +604,9 @@ def mixer(batch: int, side: int, patch: int, layers: int, width: int, tokens_ffn
     shapes |= {f"{name}/bias": shape[1:] for name, shape in shapes.items() if len(shape) == 2}
     shapes |= {f"{name}/shift": shape for name, shape in shapes.items() if name.endswith("scale")}
     weights = {
-        "patches": _shape((patch, patch, 3, width)),
-        "layers": {name: _shape((layers, *shape)) for name, shape in shapes.items()},
-        "classes": _shape((width, 1000)),
+        "patches": shape_of((patch, patch, 3, width)),
+        "layers": {name: shape_of((layers, *shape)) for name, shape in shapes.items()},
+        "classes": shape_of((width, 1000)),
     }
 
     def body(x: jax.Array, layer: Mapping[str, jax.Array]) -> tuple[jax.Array, None]:
@@ -600,11 +617,11 @@ def mixer(batch: int, side: int, patch: int, layers: int, width: int, tokens_ffn
         return x + _product("bsf,fw->bsw", y, layer, "ffn/down"), None
 
     def loss(weights: Weights, images: jax.Array, labels: jax.Array) -> jax.Array:
-        x = _convolve(images.astype(jnp.bfloat16), weights["patches"], patch, "VALID").reshape(batch, places, width)
-        return _cross_entropy(jnp.mean(lax.scan(body, x, weights["layers"])[0], 1) @ weights["classes"], labels)
+        x = convolve(images.astype(jnp.bfloat16), weights["patches"], patch, "VALID").reshape(batch, places, width)
+        return cross_entropy(jnp.mean(lax.scan(body, x, weights["layers"])[0], 1) @ weights["classes"], labels)
 
-    images = [_shape((batch, side, side, 3)), _shape((batch,), jnp.int32)]
-    return _train(loss, weights, images, Optimizer.ADAM, depths=(layers, layers))
+    images = [shape_of((batch, side, side, 3)), shape_of((batch,), jnp.int32)]
+    return train(loss, weights, images, Optimizer.ADAM, depths=(layers, layers))
 
 
 def bert(
@@ -615,16 +632,16 @@ def bert(
     block = Block(**naive, bias=True, rotary=False, norm_last=True, dropout=0.1, **dimensions)
     width = block.width
     weights = {
-        "embedding": _shape((vocabulary, width)),
-        "positions": _shape((tokens, width)),
-        "segments": _shape((2, width)),
+        "embedding": shape_of((vocabulary, width)),
+        "positions": shape_of((tokens, width)),
+        "segments": shape_of((2, width)),
         "layers": _stacked([block], layers),
-        "transform": _shape((width, width)),
-        "pooler": _shape((width, width)),
-        "next": _shape((width, 2)),
-        "words": _shape((vocabulary,)),
-        "scale": _shape((width,)),
-        "scale/shift": _shape((width,)),
+        "transform": shape_of((width, width)),
+        "pooler": shape_of((width, width)),
+        "next": shape_of((width, 2)),
+        "words": shape_of((vocabulary,)),
+        "scale": shape_of((width,)),
+        "scale/shift": shape_of((width,)),
     }
 
     def loss(
@@ -637,11 +654,11 @@ def bert(
         masked = _norm(jax.nn.gelu(masked @ weights["transform"]), norm, "last", False)
         logits = masked @ weights["embedding"].T + weights["words"]
         pooled = jnp.tanh(x[:, 0] @ weights["pooler"]) @ weights["next"]
-        return _cross_entropy(logits, words) + _cross_entropy(pooled, labels)
+        return cross_entropy(logits, words) + cross_entropy(pooled, labels)
 
     shapes = [(batch, tokens), (batch, tokens), (batch, predicted), (batch, predicted), (batch,)]
-    integers = [_shape(shape, jnp.int32) for shape in shapes]
-    return _train(loss, weights, integers, Optimizer(optimizer), depths=(layers, layers))
+    integers = [shape_of(shape, jnp.int32) for shape in shapes]
+    return train(loss, weights, integers, Optimizer(optimizer), depths=(layers, layers))
 
 
 def translation(batch: int, tokens: int, layers: int, vocabulary: int, dropout: float, **dimensions: Any) -> Step:
@@ -650,7 +667,7 @@ def translation(batch: int, tokens: int, layers: int, vocabulary: int, dropout: 
     reader = Block(**naive, causal=False, dropout=dropout, **dimensions)
     writer = dataclasses.replace(reader, causal=True, cross=True)
     weights = {
-        "embedding": _shape((vocabulary, reader.width)),
+        "embedding": shape_of((vocabulary, reader.width)),
         "reader": _stacked([reader], layers),
         "writer": _stacked([writer], layers),
     }
@@ -658,221 +675,7 @@ def translation(batch: int, tokens: int, layers: int, vocabulary: int, dropout: 
     def loss(weights: Weights, source: jax.Array, target: jax.Array) -> jax.Array:
         read = _run([reader], weights["embedding"][source], weights["reader"], None)
         written = _run([writer], weights["embedding"][target], weights["writer"], None, _plain_norm(read))
-        return _cross_entropy(_plain_norm(written) @ weights["embedding"].T, jnp.roll(target, -1, 1))
+        return cross_entropy(_plain_norm(written) @ weights["embedding"].T, jnp.roll(target, -1, 1))
 
-    texts = [_shape((batch, tokens), jnp.int32)] * 2
-    return _train(loss, weights, texts, Optimizer.ADAM, depths=(layers, layers), clip=False)
-
-
-def gnmt(batch: int, tokens: int, width: int, layers: int, vocabulary: int, dropout: float) -> Step:
-    """Google's recurrent translation: LSTMs that read (the first both ways), and LSTMs that write with attention."""
-    first = [("forward", width, width), ("backward", width, width), ("reader/1", 2 * width, width)]
-    readers = [(f"reader/{number}", width, width) for number in range(2, layers)]
-    writers = [("writer/0", 2 * width, width)] + [(f"writer/{number}", 2 * width, width) for number in range(1, layers)]
-    weights = {name: _shape((into + out, 4 * out)) for name, into, out in (*first, *readers, *writers)}
-    weights |= {f"{name}/bias": _shape(leaf.shape[1:]) for name, leaf in weights.items()}
-    weights |= {name: _shape((width, width)) for name in ("query", "memory")}
-    weights |= {"energy": _shape((width,)), "unembedding": _shape((width, vocabulary))}
-    weights |= {name: _shape((vocabulary, width)) for name in ("source", "target")}
-
-    def step(state: tuple[jax.Array, jax.Array], inside: jax.Array, recurrent: jax.Array) -> Any:
-        hidden, cell = state
-        gates = (inside + hidden @ recurrent).astype(jnp.float32)
-        i, f, g, o = jnp.split(gates, 4, -1)
-        cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-        return ((jax.nn.sigmoid(o) * jnp.tanh(cell)).astype(inside.dtype), cell)
-
-    start = (jnp.zeros((batch, width), jnp.bfloat16), jnp.zeros((batch, width)))
-
-    def recur(weights: Weights, name: str, x: jax.Array, number: int, reverse: bool = False) -> jax.Array:
-        into, recurrent = weights[name][:-width], weights[name][-width:]
-        x = _drop(x, jax.random.fold_in(jax.random.key(0, impl="unsafe_rbg"), number), dropout)
-
-        def body(state: Any, inside: jax.Array) -> Any:
-            state = step(state, inside, recurrent)
-            return state, state[0]
-
-        return lax.scan(body, start, x @ into + weights[f"{name}/bias"], reverse=reverse)[1]
-
-    def attend(weights: Weights, x: jax.Array, memory: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The first writing layer, whose input at a step is what it attended to at the step before."""
-        into, recurrent = weights["writer/0"][:-width], weights["writer/0"][-width:]
-        inside = x @ into[:width] + weights["writer/0/bias"]
-
-        def body(carry: Any, inside: jax.Array) -> Any:
-            state, context = carry
-            state = step(state, inside + context @ into[width:], recurrent)
-            energy = jnp.tanh(keys + state[0] @ weights["query"]) @ weights["energy"]
-            shares = jax.nn.softmax(energy.astype(jnp.float32), 0).astype(memory.dtype)
-            context = jnp.einsum("sb,sbw->bw", shares, memory)
-            return (state, context), (state[0], context)
-
-        return lax.scan(body, (start, jnp.zeros((batch, width), jnp.bfloat16)), inside)[1]
-
-    def loss(weights: Weights, source: jax.Array, target: jax.Array) -> jax.Array:
-        x = weights["source"][source.T]
-        both = [recur(weights, "forward", x, 0), recur(weights, "backward", x, 1, reverse=True)]
-        x = recur(weights, "reader/1", jnp.concatenate(both, -1), 2)
-        for number in range(2, layers):
-            x = x + recur(weights, f"reader/{number}", x, number + 1)
-        y, context = attend(weights, weights["target"][target.T], x, x @ weights["memory"])
-        for number in range(1, layers):
-            new = recur(weights, f"writer/{number}", jnp.concatenate([y, context], -1), 10 + number)
-            y = new if number == 1 else y + new
-        return _cross_entropy(y @ weights["unembedding"], jnp.roll(target.T, -1, 0))
-
-    texts = [_shape((batch, tokens), jnp.int32)] * 2
-    return _train(loss, weights, texts, Optimizer.ADAM)
-
-
-def _convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: Any = "SAME") -> jax.Array:
-    return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-
-class _Convolutions:
-    """A network of convolutions and batch normalisations, written once: it lists its weights, or applies them.
-
-    Args:
-        weights: By name; None while they are listed.
-    """
-
-    def __init__(self, weights: Mapping[str, jax.Array] | None = None) -> None:
-        self._weights = weights
-        self.listed: dict[str, jax.ShapeDtypeStruct] = {}
-        self._number = 0
-
-    def weight(self, *shape: int) -> jax.Array:
-        """The next weight."""
-        self._number += 1
-        name = f"{self._number:03d}"
-        self.listed[name] = _shape(shape)
-        return jnp.zeros(shape, jnp.bfloat16) if self._weights is None else self._weights[name]
-
-    def convolve(self, x: jax.Array, features: int, size: int = 3, stride: int = 1, padding: Any = "SAME") -> jax.Array:
-        """A convolution without bias."""
-        return _convolve(x, self.weight(size, size, x.shape[-1], features), stride, padding)
-
-    def normalize(self, x: jax.Array, is_active: bool = True) -> jax.Array:
-        """Batch normalisation of the replica's own batch, and ReLU."""
-        wide = x.astype(jnp.float32)
-        mean = jnp.mean(wide, (0, 1, 2))
-        variance = jnp.mean(wide**2, (0, 1, 2)) - mean**2
-        scale = self.weight(x.shape[-1]).astype(jnp.float32) * lax.rsqrt(variance + 1e-5)
-        shift = self.weight(x.shape[-1]).astype(jnp.float32) - mean * scale
-        y = (wide * scale + shift).astype(x.dtype)
-        return jax.nn.relu(y) if is_active else y
-
-
-def _pool(x: jax.Array, size: int, stride: int, is_mean: bool = False) -> jax.Array:
-    window, strides = (1, size, size, 1), (1, stride, stride, 1)
-    if is_mean:
-        return lax.reduce_window(x, 0.0, lax.add, window, strides, "SAME") / size**2
-    return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, "SAME")
-
-
-def _train_convolutions(network: Callable[..., jax.Array], batch: Sequence[jax.ShapeDtypeStruct]) -> Step:
-    """A step of stochastic gradient descent with momentum; `network` gives the loss."""
-    listing = _Convolutions()
-    jax.eval_shape(functools.partial(network, listing), *batch)
-    return _train(
-        lambda weights, *batch: network(_Convolutions(weights), *batch),
-        listing.listed,
-        batch,
-        Optimizer.SGD,
-        clip=False,
-    )
-
-
-def resnet(
-    batch: int, side: int, blocks: Sequence[int], is_folded: bool = False, is_rs: bool = False, classes: int = 1000
-) -> Step:
-    """ResNet v1.5 of bottleneck blocks.
-
-    Args:
-        batch: Images of a device.
-        side: Pixels.
-        blocks: How many blocks each of the four stages has.
-        is_folded: Whether the host folds 2×2 pixels into 12 features, as MLPerf's submissions to TPUs do.
-        is_rs: Whether it is ResNet-RS: a stem of three convolutions, means in the shortcuts, squeeze and excitation.
-        classes: Of the images.
-    """
-
-    def block(network: _Convolutions, x: jax.Array, features: int, stride: int, is_first: bool) -> jax.Array:
-        shortcut = x
-        if is_first:
-            shortcut = _pool(x, 2, 2, is_mean=True) if is_rs and stride == 2 else x
-            shortcut = network.convolve(shortcut, 4 * features, 1, 1 if is_rs else stride)
-            shortcut = network.normalize(shortcut, is_active=False)
-        y = network.normalize(network.convolve(x, features, 1))
-        y = network.normalize(network.convolve(y, features, 3, stride))
-        y = network.normalize(network.convolve(y, 4 * features, 1), is_active=False)
-        if is_rs:
-            squeezed = jax.nn.relu(jnp.mean(y, (1, 2)) @ network.weight(4 * features, features))
-            y = y * jax.nn.sigmoid(squeezed @ network.weight(features, 4 * features))[:, None, None]
-        return jax.nn.relu(y + shortcut)
-
-    def network(network: _Convolutions, images: jax.Array, labels: jax.Array) -> jax.Array:
-        x = images.astype(jnp.bfloat16)
-        if is_rs:
-            for features, stride in ((32, 2), (32, 1), (64, 1), (64, 2)):
-                x = network.normalize(network.convolve(x, features, 3, stride))
-        else:
-            x = network.convolve(x, 64, 4, 1, ((2, 1), (2, 1))) if is_folded else network.convolve(x, 64, 7, 2)
-            x = _pool(network.normalize(x), 3, 2)
-        for stage, count in enumerate(blocks):
-            for number in range(count):
-                is_first = number == 0
-                x = block(network, x, 64 * 2**stage, 2 if is_first and stage else 1, is_first)
-        return _cross_entropy(jnp.mean(x, (1, 2)) @ network.weight(x.shape[-1], classes), labels)
-
-    pixels = (side // 2, side // 2, 12) if is_folded else (side, side, 3)
-    return _train_convolutions(network, [_shape((batch, *pixels), jnp.bfloat16), _shape((batch,), jnp.int32)])
-
-
-def ssd(batch: int, side: int = 300) -> Step:
-    """SSD with the first three stages of ResNet-34: boxes and classes at six scales, and its hardest negatives."""
-    anchors, classes = (4, 6, 6, 6, 4, 4), 81
-    boxes = sum(places**2 * each for places, each in zip((38, 19, 10, 5, 3, 1), anchors, strict=True))
-
-    def block(network: _Convolutions, x: jax.Array, features: int, stride: int) -> jax.Array:
-        shortcut = x
-        if x.shape[-1] != features:
-            shortcut = network.normalize(network.convolve(x, features, 1, stride), is_active=False)
-        y = network.normalize(network.convolve(x, features, 3, stride))
-        return jax.nn.relu(network.normalize(network.convolve(y, features), is_active=False) + shortcut)
-
-    def network(
-        network: _Convolutions, images: jax.Array, places: jax.Array, labels: jax.Array, matched: jax.Array
-    ) -> jax.Array:
-        x = _pool(network.normalize(network.convolve(images, 64, 7, 2)), 3, 2)
-        for stage, count in enumerate((3, 4, 6)):
-            for number in range(count):
-                x = block(network, x, 64 * 2**stage, 2 if stage == 1 and number == 0 else 1)
-        scales = [x]
-        for inner, outer, stride, padding in (
-            (256, 512, 2, "SAME"),
-            (256, 512, 2, "SAME"),
-            (128, 256, 2, "SAME"),
-            (128, 256, 1, "VALID"),
-            (128, 256, 1, "VALID"),
-        ):
-            x = jax.nn.relu(network.convolve(x, inner, 1))
-            x = jax.nn.relu(network.convolve(x, outer, 3, stride, padding))
-            scales.append(x)
-        found, scores = [], []
-        for scale, each in zip(scales, anchors, strict=True):
-            found.append(network.convolve(scale, 4 * each).reshape(batch, -1, 4))
-            scores.append(network.convolve(scale, classes * each).reshape(batch, -1, classes))
-        logits = jnp.concatenate(scores, 1).astype(jnp.float32)
-        chosen = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]
-        wrong = jax.nn.logsumexp(logits, -1) - chosen
-        negative = jnp.where(matched, 0.0, wrong)
-        rank = jnp.argsort(jnp.argsort(-lax.stop_gradient(negative), -1), -1)
-        hard = rank < 3 * jnp.sum(matched, -1, keepdims=True)
-        off = jnp.abs(jnp.concatenate(found, 1).astype(jnp.float32) - places)
-        smooth = jnp.sum(jnp.where(off < 1, 0.5 * off**2, off - 0.5), -1)
-        return jnp.mean(jnp.where(matched, smooth, 0.0) + jnp.where(matched | hard, wrong, 0.0))
-
-    batches = [_shape((batch, side, side, 3), jnp.bfloat16), _shape((batch, boxes, 4))]
-    batches += [_shape((batch, boxes), jnp.int32), _shape((batch, boxes), jnp.bool_)]
-    return _train_convolutions(network, batches)
+    texts = [shape_of((batch, tokens), jnp.int32)] * 2
+    return train(loss, weights, texts, Optimizer.ADAM, depths=(layers, layers), clip=False)

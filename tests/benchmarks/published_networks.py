@@ -1,0 +1,230 @@
+"""Training steps that others have timed, of recurrent networks and of convolutions: see published_programs.py."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tests.benchmarks.published_programs import (
+    Optimizer,
+    Step,
+    Weights,
+    convolve,
+    cross_entropy,
+    drop,
+    shape_of,
+    train,
+)
+
+
+def gnmt(batch: int, tokens: int, width: int, layers: int, vocabulary: int, dropout: float) -> Step:
+    """Google's recurrent translation: LSTMs that read (the first both ways), and LSTMs that write with attention."""
+    first = [("forward", width, width), ("backward", width, width), ("reader/1", 2 * width, width)]
+    readers = [(f"reader/{number}", width, width) for number in range(2, layers)]
+    writers = [("writer/0", 2 * width, width)] + [(f"writer/{number}", 2 * width, width) for number in range(1, layers)]
+    weights = {name: shape_of((into + out, 4 * out)) for name, into, out in (*first, *readers, *writers)}
+    weights |= {f"{name}/bias": shape_of(leaf.shape[1:]) for name, leaf in weights.items()}
+    weights |= {name: shape_of((width, width)) for name in ("query", "memory")}
+    weights |= {"energy": shape_of((width,)), "unembedding": shape_of((width, vocabulary))}
+    weights |= {name: shape_of((vocabulary, width)) for name in ("source", "target")}
+
+    def step(state: tuple[jax.Array, jax.Array], inside: jax.Array, recurrent: jax.Array) -> Any:
+        hidden, cell = state
+        gates = (inside + hidden @ recurrent).astype(jnp.float32)
+        i, f, g, o = jnp.split(gates, 4, -1)
+        cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return ((jax.nn.sigmoid(o) * jnp.tanh(cell)).astype(inside.dtype), cell)
+
+    start = (jnp.zeros((batch, width), jnp.bfloat16), jnp.zeros((batch, width)))
+
+    def recur(weights: Weights, name: str, x: jax.Array, number: int, reverse: bool = False) -> jax.Array:
+        into, recurrent = weights[name][:-width], weights[name][-width:]
+        x = drop(x, jax.random.fold_in(jax.random.key(0, impl="unsafe_rbg"), number), dropout)
+
+        def body(state: Any, inside: jax.Array) -> Any:
+            state = step(state, inside, recurrent)
+            return state, state[0]
+
+        return lax.scan(body, start, x @ into + weights[f"{name}/bias"], reverse=reverse)[1]
+
+    def attend(weights: Weights, x: jax.Array, memory: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The first writing layer, whose input at a step is what it attended to at the step before."""
+        into, recurrent = weights["writer/0"][:-width], weights["writer/0"][-width:]
+        inside = x @ into[:width] + weights["writer/0/bias"]
+
+        def body(carry: Any, inside: jax.Array) -> Any:
+            state, context = carry
+            state = step(state, inside + context @ into[width:], recurrent)
+            energy = jnp.tanh(keys + state[0] @ weights["query"]) @ weights["energy"]
+            shares = jax.nn.softmax(energy.astype(jnp.float32), 0).astype(memory.dtype)
+            context = jnp.einsum("sb,sbw->bw", shares, memory)
+            return (state, context), (state[0], context)
+
+        return lax.scan(body, (start, jnp.zeros((batch, width), jnp.bfloat16)), inside)[1]
+
+    def loss(weights: Weights, source: jax.Array, target: jax.Array) -> jax.Array:
+        x = weights["source"][source.T]
+        both = [recur(weights, "forward", x, 0), recur(weights, "backward", x, 1, reverse=True)]
+        x = recur(weights, "reader/1", jnp.concatenate(both, -1), 2)
+        for number in range(2, layers):
+            x = x + recur(weights, f"reader/{number}", x, number + 1)
+        y, context = attend(weights, weights["target"][target.T], x, x @ weights["memory"])
+        for number in range(1, layers):
+            new = recur(weights, f"writer/{number}", jnp.concatenate([y, context], -1), 10 + number)
+            y = new if number == 1 else y + new
+        return cross_entropy(y @ weights["unembedding"], jnp.roll(target.T, -1, 0))
+
+    texts = [shape_of((batch, tokens), jnp.int32)] * 2
+    return train(loss, weights, texts, Optimizer.ADAM)
+
+
+class _Convolutions:
+    """A network of convolutions and batch normalisations, written once: it lists its weights, or applies them.
+
+    Args:
+        weights: By name; None while they are listed.
+    """
+
+    def __init__(self, weights: Mapping[str, jax.Array] | None = None) -> None:
+        self._weights = weights
+        self.listed: dict[str, jax.ShapeDtypeStruct] = {}
+        self._number = 0
+
+    def weight(self, *shape: int) -> jax.Array:
+        """The next weight."""
+        self._number += 1
+        name = f"{self._number:03d}"
+        self.listed[name] = shape_of(shape)
+        return jnp.zeros(shape, jnp.bfloat16) if self._weights is None else self._weights[name]
+
+    def convolve(self, x: jax.Array, features: int, size: int = 3, stride: int = 1, padding: Any = "SAME") -> jax.Array:
+        """A convolution without bias."""
+        return convolve(x, self.weight(size, size, x.shape[-1], features), stride, padding)
+
+    def normalize(self, x: jax.Array, is_active: bool = True) -> jax.Array:
+        """Batch normalisation of the replica's own batch, and ReLU."""
+        wide = x.astype(jnp.float32)
+        mean = jnp.mean(wide, (0, 1, 2))
+        variance = jnp.mean(wide**2, (0, 1, 2)) - mean**2
+        scale = self.weight(x.shape[-1]).astype(jnp.float32) * lax.rsqrt(variance + 1e-5)
+        shift = self.weight(x.shape[-1]).astype(jnp.float32) - mean * scale
+        y = (wide * scale + shift).astype(x.dtype)
+        return jax.nn.relu(y) if is_active else y
+
+
+def _pool(x: jax.Array, size: int, stride: int, is_mean: bool = False) -> jax.Array:
+    window, strides = (1, size, size, 1), (1, stride, stride, 1)
+    if is_mean:
+        return lax.reduce_window(x, 0.0, lax.add, window, strides, "SAME") / size**2
+    return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, "SAME")
+
+
+def _train_convolutions(network: Callable[..., jax.Array], batch: Sequence[jax.ShapeDtypeStruct]) -> Step:
+    """A step of stochastic gradient descent with momentum; `network` gives the loss."""
+    listing = _Convolutions()
+    jax.eval_shape(functools.partial(network, listing), *batch)
+    return train(
+        lambda weights, *batch: network(_Convolutions(weights), *batch),
+        listing.listed,
+        batch,
+        Optimizer.SGD,
+        clip=False,
+    )
+
+
+def resnet(
+    batch: int, side: int, blocks: Sequence[int], is_folded: bool = False, is_rs: bool = False, classes: int = 1000
+) -> Step:
+    """ResNet v1.5 of bottleneck blocks.
+
+    Args:
+        batch: Images of a device.
+        side: Pixels.
+        blocks: How many blocks each of the four stages has.
+        is_folded: Whether the host folds 2×2 pixels into 12 features, as MLPerf's submissions to TPUs do.
+        is_rs: Whether it is ResNet-RS: a stem of three convolutions, means in the shortcuts, squeeze and excitation.
+        classes: Of the images.
+    """
+
+    def block(network: _Convolutions, x: jax.Array, features: int, stride: int, is_first: bool) -> jax.Array:
+        shortcut = x
+        if is_first:
+            shortcut = _pool(x, 2, 2, is_mean=True) if is_rs and stride == 2 else x
+            shortcut = network.convolve(shortcut, 4 * features, 1, 1 if is_rs else stride)
+            shortcut = network.normalize(shortcut, is_active=False)
+        y = network.normalize(network.convolve(x, features, 1))
+        y = network.normalize(network.convolve(y, features, 3, stride))
+        y = network.normalize(network.convolve(y, 4 * features, 1), is_active=False)
+        if is_rs:
+            squeezed = jax.nn.relu(jnp.mean(y, (1, 2)) @ network.weight(4 * features, features))
+            y = y * jax.nn.sigmoid(squeezed @ network.weight(features, 4 * features))[:, None, None]
+        return jax.nn.relu(y + shortcut)
+
+    def network(network: _Convolutions, images: jax.Array, labels: jax.Array) -> jax.Array:
+        x = images.astype(jnp.bfloat16)
+        if is_rs:
+            for features, stride in ((32, 2), (32, 1), (64, 1), (64, 2)):
+                x = network.normalize(network.convolve(x, features, 3, stride))
+        else:
+            x = network.convolve(x, 64, 4, 1, ((2, 1), (2, 1))) if is_folded else network.convolve(x, 64, 7, 2)
+            x = _pool(network.normalize(x), 3, 2)
+        for stage, count in enumerate(blocks):
+            for number in range(count):
+                is_first = number == 0
+                x = block(network, x, 64 * 2**stage, 2 if is_first and stage else 1, is_first)
+        return cross_entropy(jnp.mean(x, (1, 2)) @ network.weight(x.shape[-1], classes), labels)
+
+    pixels = (side // 2, side // 2, 12) if is_folded else (side, side, 3)
+    return _train_convolutions(network, [shape_of((batch, *pixels), jnp.bfloat16), shape_of((batch,), jnp.int32)])
+
+
+def ssd(batch: int, side: int = 300) -> Step:
+    """SSD with the first three stages of ResNet-34: boxes and classes at six scales, and its hardest negatives."""
+    anchors, classes = (4, 6, 6, 6, 4, 4), 81
+    boxes = sum(places**2 * each for places, each in zip((38, 19, 10, 5, 3, 1), anchors, strict=True))
+
+    def block(network: _Convolutions, x: jax.Array, features: int, stride: int) -> jax.Array:
+        shortcut = x
+        if x.shape[-1] != features:
+            shortcut = network.normalize(network.convolve(x, features, 1, stride), is_active=False)
+        y = network.normalize(network.convolve(x, features, 3, stride))
+        return jax.nn.relu(network.normalize(network.convolve(y, features), is_active=False) + shortcut)
+
+    def network(
+        network: _Convolutions, images: jax.Array, places: jax.Array, labels: jax.Array, matched: jax.Array
+    ) -> jax.Array:
+        x = _pool(network.normalize(network.convolve(images, 64, 7, 2)), 3, 2)
+        for stage, count in enumerate((3, 4, 6)):
+            for number in range(count):
+                x = block(network, x, 64 * 2**stage, 2 if stage == 1 and number == 0 else 1)
+        scales = [x]
+        for inner, outer, stride, padding in (
+            (256, 512, 2, "SAME"),
+            (256, 512, 2, "SAME"),
+            (128, 256, 2, "SAME"),
+            (128, 256, 1, "VALID"),
+            (128, 256, 1, "VALID"),
+        ):
+            x = jax.nn.relu(network.convolve(x, inner, 1))
+            x = jax.nn.relu(network.convolve(x, outer, 3, stride, padding))
+            scales.append(x)
+        found, scores = [], []
+        for scale, each in zip(scales, anchors, strict=True):
+            found.append(network.convolve(scale, 4 * each).reshape(batch, -1, 4))
+            scores.append(network.convolve(scale, classes * each).reshape(batch, -1, classes))
+        logits = jnp.concatenate(scores, 1).astype(jnp.float32)
+        chosen = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]
+        wrong = jax.nn.logsumexp(logits, -1) - chosen
+        negative = jnp.where(matched, 0.0, wrong)
+        rank = jnp.argsort(jnp.argsort(-lax.stop_gradient(negative), -1), -1)
+        hard = rank < 3 * jnp.sum(matched, -1, keepdims=True)
+        off = jnp.abs(jnp.concatenate(found, 1).astype(jnp.float32) - places)
+        smooth = jnp.sum(jnp.where(off < 1, 0.5 * off**2, off - 0.5), -1)
+        return jnp.mean(jnp.where(matched, smooth, 0.0) + jnp.where(matched | hard, wrong, 0.0))
+
+    batches = [shape_of((batch, side, side, 3), jnp.bfloat16), shape_of((batch, boxes, 4))]
+    batches += [shape_of((batch, boxes), jnp.int32), shape_of((batch, boxes), jnp.bool_)]
+    return _train_convolutions(network, batches)
