@@ -224,8 +224,26 @@ def write_lite(trained: TrainedModel, path: Path, is_int8: bool) -> str:
             f"LiteRT has no form for a part of this model: {', '.join(operations) or describe(error)}. Replace the "
             "layer by others that it can run on a CPU, and train again"
         ) from error
-    path.write_bytes(content)
+    path.write_bytes(with_plain_pixels(content) if is_int8 else content)
     return quantized
+
+
+def with_plain_pixels(content: bytes) -> bytes:
+    """Return an int8 LiteRT file whose uint8 input is pixels, whatever the brightest pixel of the calibration was.
+
+    The converter gives the input the scale of the calibration: with pixels up to 220, a 255 would stand for 220. The
+    first operation converts from any scale, so a scale of 1 changes no answer but makes the input what it says.
+    """
+    from tensorflow.lite.python import schema_py_generated as schema
+    from tensorflow.lite.tools import flatbuffer_utils
+
+    model = flatbuffer_utils.read_model_from_bytearray(bytearray(content))
+    for graph in model.subgraphs[:1]:
+        for tensor in (graph.tensors[index] for index in graph.inputs):
+            if tensor.type == schema.TensorType.UINT8 and tensor.quantization is not None:
+                tensor.quantization.scale = [1.0]
+                tensor.quantization.zeroPoint = [0]
+    return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
 
 
 def _trace(trained: TrainedModel) -> Any:

@@ -7,13 +7,14 @@ import json
 import operator
 import os
 import re
+import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, chain_of
 from tpu_components.core.base.retries import ExistsError, MissingError, OutageError, message_of
 from tpu_components.core.base.states import State, run_state
 from tpu_components.core.base.terminal import hide_credentials
@@ -506,8 +507,11 @@ def _translated(doing: str, host: str) -> Iterator[None]:
     try:
         yield
     except urllib3.exceptions.HTTPError as error:
-        reason = hide_credentials(str(error))
-        raise OutageError(f"Kubeflow Pipelines at {host} cannot be reached to {doing}: {reason}") from error
+        cause = chain_of(error)[-1]
+        if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
+            raise InputError(f"There is no server of the name in {host}. Check kfp_host of the settings.") from error
+        reason = hide_credentials(str(cause))
+        raise OutageError(f"Kubeflow Pipelines at {host} cannot be reached: {reason}") from error
     except OSError as error:
         raise InputError(
             f"Cannot sign in to {host}: the token cannot be read ({error}). Check KF_PIPELINES_SA_TOKEN_PATH."

@@ -23,28 +23,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import scipy.stats
-
-from tests.benchmarks import published_compile
-from tpu_components.core.machines.machine_spec import GPU, Generation, load_catalogue
+from tests.benchmarks import published_compile, rates
+from tests.benchmarks.rates import Observation, errors
+from tpu_components.core.machines.machine_spec import TPU, Generation, load_catalogue
 from tpu_components.core.pages.blocks import Table
 from tpu_components.preflight_training.compiling.hlo import Collective, Kind, OperationCost, read_cost
 from tpu_components.preflight_training.estimate import Accuracy, Rates, collective_seconds, gradient_bytes
 
-PUBLISHED = Path(__file__).parent / "published_blocks.json"
-PROGRAMS = Path(__file__).parent / "compiled_steps.json"
-_FORWARD = 1 / 3  # Of a step's arithmetic: the backward pass costs two forward passes.
-_BLOCK = "decoder"
-_COLUMNS = {
-    "network": "<",
-    "machine": "<",
-    "by": "<",
-    "unit": "<",
-    "measured": ">",
-    "estimated": ">",
-    "measured/estimated": ">",
-    "without its row": ">",
-}
+PUBLISHED = published_compile.PUBLISHED
+COMPILED = Path(__file__).parent / "compiled_steps.json"
+_NINE_OF_TEN = 0.9
+_SMALL = 2e-4  # Operations with a smaller share of a step are kept as one of their kind.
+# Dimensions of the torus of a large slice: each has two links of a chip.
+_AXES = {"v2": 2, "v3": 2, "v4": 3, "v5e": 2, "v5p": 3, "v6e": 2, "7x": 3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +197,60 @@ def _deepen(scheduled: str, compiled: int, real: int) -> str:
     return "".join(parts)
 
 
+def _parameters(program: Mapping[str, Any], batch: float) -> int:
+    import jax
+
+    if program["kind"] == "product":
+        return 0
+    step = published_compile.build_step(program, batch)
+    arguments = program["arguments"]
+    shards = arguments.get("shards", 1) * arguments.get("tensor", 1)
+    weights = step.arguments[0][0] if shards == 1 else step.arguments[1][0]
+    return shards * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights))
+
+
+def _merge(operations: Sequence[OperationCost], generation: Generation) -> list[list[Any]]:
+    """Operations as JSON; the shortest are one of their kind."""
+    whole = sum(rates.plain_seconds(one, generation) for one in operations)
+    small: defaultdict[Kind, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    found = []
+    for one in operations:
+        if rates.plain_seconds(one, generation) > _SMALL * whole:
+            found.append([one.kind.value, one.cycles, one.flops, one.num_bytes, one.times])
+        else:
+            for at, value in enumerate((one.cycles, one.flops, one.num_bytes)):
+                small[one.kind][at] += value * one.times
+    return [*found, *([kind.value, *values, 1] for kind, values in small.items())]
+
+
+def _json(kept: Mapping[str, Any]) -> str:
+    """A line for each operation."""
+    text = json.dumps(kept, indent=1)
+    return (
+        re.sub(r"\[\s+(\"\w+\"),\s+([\d.e+]+),\s+([\d.e+]+),\s+([\d.e+]+),\s+(\d+)\s+\]", r"[\1, \2, \3, \4, \5]", text)
+        + "\n"
+    )
+
+
+def accuracies(rows: Sequence[Row]) -> dict[str, tuple[Accuracy, Rates]]:
+    """What preflight is to say of each generation, to two decimals, and the rates that it uses."""
+    observations = load_observations(rows)
+    generations = load_generations()
+    known = rates.fit(observations, generations)
+    held_out = rates.hold_out(observations, generations)
+    found = {}
+    for name in generations:
+        own = [one for one in observations if one.generation.name == name]
+        reach = rates.reach(held_out, [one.key for one in own])
+        low, high = (round(math.exp(side * reach), 2) for side in (-1, 1))
+        members = [row for row in rows if row.generation == name]
+        held = sum(low <= held_out[one.key] <= high for one in own)
+        whole = sum(one.is_whole for one in own)
+        accuracy = Accuracy(1.0, low, high, len(members), len({one.program for one in own}), held, len(own), whole)
+        found[name] = accuracy, known[name]
+    return found
+
+
 def table() -> list[str]:
     """Every distinct estimate, then the errors by generation and by kind of program, then the rates."""
     rows = load_rows()
@@ -293,13 +338,14 @@ def _rates_table(stated: Mapping[str, tuple[Accuracy, Rates]]) -> list[str]:
 
 
 def main() -> None:
-    """Print the table; with patterns, compile the programs of published whole steps instead."""
+    """Print the table; before, compile programs or read compiled ones if asked."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.truth", description=__doc__)
+    parser.add_argument("--read", action="store_true", help="take the costs of programs from the compiled texts")
     published_compile.add_arguments(parser)
-    parsed = parser.parse_args()
-    if parsed.compile:
-        published_compile.compile_all(parsed.compile, parsed.cache, parsed.timeout, parsed.memory)
-        return
+    asked = parser.parse_args()
+    published_compile.compile_all(asked.compile, asked.cache, asked.timeout, asked.memory)
+    if asked.read:
+        read_programs(asked.cache)
     print("\n".join(table()))
 
 

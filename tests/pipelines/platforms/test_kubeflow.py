@@ -881,6 +881,18 @@ def test_a_server_that_stays_away_is_no_stack_trace(environment, capfd, monkeypa
     assert "Traceback" not in err
 
 
+def test_a_server_whose_name_does_not_exist_is_a_mistake_and_no_outage(monkeypatch):
+    """It is not tried again for a quarter of an hour."""
+
+    def resolve(host, *_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    platform = Kubeflow(Settings(kfp_host="https://kubeflow.example.com/pipeline"))
+    with pytest.raises(InputError, match=r"no server of the name in https://kubeflow\.example\.com/pipeline"):
+        platform.status("run")
+
+
 def test_missing_settings_are_named_before_anything_slow_is_imported():
     code = (
         "import sys; from tpu_pipelines.cli import main\n"
