@@ -330,8 +330,9 @@ COMMANDS = (
         "registry",
         "list registered models, show one, promote one by hand or roll back",
         "list [NAME]: list the versions of every model, or of one. show NAME [VERSION]: show all metadata of the "
-        "champion, or of a version. promote NAME VERSION: make a version the champion, even if the gate has rejected "
-        "it. rollback NAME: return to the previous champion; later runs do not undo this.",
+        "champion, or of a version. promote NAME VERSION: make a registered version the champion, whatever the gate "
+        "says; a rejected model is not registered. rollback NAME: return to the previous champion; later runs do not "
+        "undo this.",
         "promote digits 0003 --reason 'tried by hand'",
         "registry.registry",
         (

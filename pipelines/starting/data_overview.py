@@ -219,8 +219,8 @@ def source_of(place: str, kind: str = "") -> str:
         )
     raise InputError(
         f"Cannot tell what {place!r} holds: expected a folder of images, texts, .tar, .parquet or .tfrecord files, "
-        "or a .csv, .npz or .txt file, or an export of Label Studio (.json) or CVAT (.xml). Name the source instead, "
-        f"as images:{place}, or for `init` the kind: --from {'|'.join(KINDS)}."
+        "or a .csv, .npz or .txt file, or an export of Label Studio (.json) or CVAT (.xml). Audio, video and tables of "
+        f"numbers are not supported. If it is one of these, name the kind, for `init` as --from {'|'.join(KINDS)}."
     )
 
 
@@ -322,6 +322,13 @@ def look_at(params: WriteParams, overrides: Sequence[str] = ()) -> DataOverview:
     params, listing, reason = Guess(params, None, "") if is_task_set else guess_task(params)
     # Bad examples are reported, not refused.
     overview = overview_of(plan_dataset(dataclasses.replace(params, max_bad_fraction=0.99), listing))
+    if overview.damaged and len(overview.damaged) == overview.num_looked_at:
+        name, reason = next(iter(overview.damaged.items()))
+        raise InputError(
+            f"None of the {overview.num_looked_at:,} examples of {params.source} that were read can be used, such as "
+            f"{name!r}: {reason}. Expected images or texts. Audio and video are not supported; convert them to images "
+            "first, as spectrograms or frames."
+        )
     notes = (reason, *overview.notes) if reason else overview.notes
     return dataclasses.replace(overview, params=params, notes=notes)
 

@@ -154,7 +154,7 @@ def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
     root = ""
     absolute = None
     files = None
-    notes = rows.table.notes
+    notes = (*rows.table.notes, *_tell_unused(rows, kind)) if labelled else rows.table.notes
     if kind == IMAGE:
         root, keys, absolute = _locate(rows, location)
         paths = keys
@@ -479,11 +479,22 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
     return [names.get(column, f"{column} (unused)" if column in taken else column) for column in cells], notes
 
 
+def _tell_unused(rows: _Rows, kind: str) -> Iterator[str]:
+    """Yield a note on the columns that are not used, if there are any."""
+    if unused := [name.removesuffix(" (unused)") for name in rows.table.columns if name and name not in rows.cells]:
+        yield f"not used: {quoted(unused)}; a model gets the {kind} of a {rows.table.row_kind} and nothing beside it"
+
+
 def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
     """Return advice on missing columns, as text for a message."""
     named = ", ".join(f"{name}: …" for name in missing if name in ("path", "text", "label"))
     if not named:
         return did_you_mean(missing[0], columns)
+    if missing == ["path"]:
+        return (
+            " A table of numbers, without images or texts, is not supported. If a column holds paths of images or "
+            f"texts, name it: data.columns={{{named}}} or {{text: …}}."
+        )
     numbers = " A table of numbers, without images or texts, is not supported." if "path" in missing else ""
     join = (
         " If the labels are in another file, join the two into one first, for example with "

@@ -890,7 +890,7 @@ def test_a_server_whose_name_does_not_exist_is_a_mistake_and_no_outage(monkeypat
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     platform = Kubeflow(Settings(kfp_host="https://kubeflow.example.com/pipeline"))
     with pytest.raises(InputError, match=r"no server of the name in https://kubeflow\.example\.com/pipeline"):
-        platform.status("run")
+        platform.get("run")
 
 
 def test_missing_settings_are_named_before_anything_slow_is_imported():
