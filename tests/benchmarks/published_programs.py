@@ -26,6 +26,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 Weights = Any  # A tree of arrays, or of their shapes.
+_MASK = "mask"  # What dropout keeps.
 _CHUNK = 1024  # The last axis of a shard, whose values have no shape of their own.
 
 
@@ -198,7 +199,7 @@ def drop(x: jax.Array, key: jax.Array, share: float) -> jax.Array:
     """Dropout."""
     if not share:
         return x
-    kept = jax.random.bernoulli(key, 1 - share, x.shape)
+    kept = checkpoint_name(jax.random.bernoulli(key, 1 - share, x.shape), _MASK)
     return jnp.where(kept, x / (1 - share), jnp.zeros((), x.dtype))
 
 
@@ -363,6 +364,18 @@ def _apply(
     return add(x, "ffn", lambda y: _feed_forward(block, y, weights, keys[4]), keys[5])
 
 
+def _policy(saved: Sequence[str] | None) -> Any:
+    """What a layer keeps for the backward pass: what is named, or with None what products and dropout give.
+
+    The compiler computes the rest anew where layers are written one after the other; in a scan it would be written to
+    memory.
+    """
+    policies = jax.checkpoint_policies
+    if saved is None:
+        return policies.save_from_both_policies(policies.dots_saveable, policies.save_only_these_names(_MASK))
+    return policies.save_only_these_names(*saved)
+
+
 def _run(
     blocks: Sequence[Block],
     x: jax.Array,
@@ -370,14 +383,12 @@ def _run(
     saved: Sequence[str] | None,
     other: jax.Array | None = None,
 ) -> jax.Array:
-    """Scan over groups of blocks; `saved` names what the backward pass finds kept, and None keeps all."""
+    """Scan over groups of blocks; `saved` is as in `decoder`."""
 
     def apply(block: Block, x: jax.Array, member: Mapping[str, jax.Array], key: jax.Array) -> jax.Array:
         return _apply(block, x, other, member, key, saved or ())
 
-    if saved is not None:
-        policy = jax.checkpoint_policies.save_only_these_names(*saved)
-        apply = jax.checkpoint(apply, policy=policy, prevent_cse=False, static_argnums=0)
+    apply = jax.checkpoint(apply, policy=_policy(saved), prevent_cse=False, static_argnums=0)
 
     def body(carry: jax.Array, layer: Any) -> tuple[jax.Array, None]:
         number, group = layer
@@ -478,7 +489,7 @@ def decoder(
         tokens: Of a sequence.
         layers: Of the network.
         vocabulary: Number of different tokens.
-        saved: What of a layer is kept for the backward pass; None for everything.
+        saved: What of a layer is kept for the backward pass, by name; None for what all its products give.
         depth: Layers to compile; 0 for all.
         shards: Among how many devices weights and optimizer are divided.
         tensor: Among how many devices each product is divided.
@@ -609,6 +620,7 @@ def mixer(batch: int, side: int, patch: int, layers: int, width: int, tokens_ffn
         "classes": shape_of((width, 1000)),
     }
 
+    @functools.partial(jax.checkpoint, policy=_policy(None), prevent_cse=False)
     def body(x: jax.Array, layer: Mapping[str, jax.Array]) -> tuple[jax.Array, None]:
         y = jnp.swapaxes(_norm(x, layer, "tokens", False), 1, 2)
         y = _product("bwf,fs->bws", jax.nn.gelu(_product("bws,sf->bwf", y, layer, "tokens/up")), layer, "tokens/down")
