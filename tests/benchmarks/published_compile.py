@@ -120,7 +120,7 @@ def compile_one(key: str, folder: Path) -> None:
     jitted = jax.jit(step.function, donate_argnums=step.donated, in_shardings=placed, out_shardings=placed)
     lowered = jitted.trace(*step.arguments).lower(lowering_platforms=("tpu",))
     lowered_after = time.monotonic()
-    compiled = lowered.compile()
+    compiled = lowered.compile(compiler_options=program.get("options"))
     stats = compiled.memory_analysis()
     figures = {
         "key": key,

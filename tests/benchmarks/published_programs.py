@@ -98,6 +98,7 @@ class Block:
         causal: Whether a token sees only those before it.
         attention: How attention is computed.
         block: Side of the kernel's tile, in tokens.
+        fused_backward: Whether the kernel's backward pass is one kernel, not two.
         window: How many tokens before it a token sees; 0 for all.
         rms: Whether a layer is normalised by its root mean square alone, not by mean and variance.
         bias: Whether products have biases.
@@ -123,6 +124,7 @@ class Block:
     causal: bool = True
     attention: Attention = Attention.SPLASH
     block: int = 512
+    fused_backward: bool = False
     window: int = 0
     rms: bool = True
     bias: bool = False
@@ -214,7 +216,8 @@ def _rotate(x: jax.Array) -> jax.Array:
     return jnp.concatenate(turned, -1).astype(x.dtype)
 
 
-def _naive(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, key: jax.Array, causal: bool) -> jax.Array:
+def naive(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, key: jax.Array, causal: bool) -> jax.Array:
+    """Attention that writes the scores of all pairs of tokens."""
     groups = block.heads // block.keys
     q = q.reshape(*q.shape[:2], block.keys, groups, q.shape[-1])
     scores = jnp.einsum("bqkgd,bskd->bkgqs", q, k)
@@ -227,7 +230,8 @@ def _naive(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, key: jax.Arra
     return attended.reshape(*attended.shape[:2], block.heads, v.shape[-1])
 
 
-def _splash(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, is_saved: bool) -> jax.Array:
+def splash(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, is_saved: bool) -> jax.Array:
+    """Attention by JAX's kernel; `is_saved`: whether the backward pass finds its result kept."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -237,13 +241,14 @@ def _splash(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, is_saved: bo
     else:
         mask = masks.CausalMask((tokens, tokens)) if block.causal else masks.FullMask((tokens, tokens))
     side = min(block.block, tokens)
-    sides = dict.fromkeys(("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv"), side)
-    sides |= {"block_kv_dkv_compute": side, "block_q_dq": side, "block_kv_dq": side}
+    names = ["block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"]
+    names += [] if block.fused_backward else ["block_q_dq", "block_kv_dq"]
+    sides = kernel.BlockSizes(**dict.fromkeys(names, side), use_fused_bwd_kernel=block.fused_backward)
     attend = kernel.make_splash_mha(
         masks.MultiHeadMask([mask] * block.heads),
         head_shards=1,
         q_seq_shards=1,
-        block_sizes=kernel.BlockSizes(**sides),
+        block_sizes=sides,
         residual_checkpoint_name="context" if is_saved else None,
     )
     q, k, v = (jnp.swapaxes(each, 1, 2) for each in (q, k, v))
@@ -274,11 +279,11 @@ def _attend(
         q, k = _rotate(q), _rotate(k)
     q = q * block.head_dim**-0.5
     if block.attention is Attention.SPLASH:
-        y = _splash(block, q, k, v, saved)
+        y = splash(block, q, k, v, saved)
     elif block.attention is Attention.FLASH:
         y = _flash(block, q, k, v)
     else:
-        y = _naive(block, q, k, v, key, block.causal and other is None)
+        y = naive(block, q, k, v, key, block.causal and other is None)
     if block.gate:
         y = y * jax.nn.sigmoid(_product("bsw,whd->bshd", x, weights, f"{part}/gate"))
     return _product("bshd,hdw->bsw", y, weights, f"{part}/out")
