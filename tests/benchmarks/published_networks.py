@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.benchmarks.published_programs import (
+from tests.benchmarks.published_layers import (
     Attention,
     Block,
     Optimizer,
