@@ -53,6 +53,12 @@ def paths_of(key: str, folder: Path = CACHE) -> tuple[Path, Path]:
     return folder / f"{name}.hlo.gz", folder / f"{name}.json"
 
 
+def is_kept(key: str, program: Mapping[str, Any], folder: Path = CACHE) -> bool:
+    """Whether this very program has been compiled, or has failed to."""
+    beside = paths_of(key, folder)[1]
+    return beside.exists() and json.loads(beside.read_text(encoding="utf-8"))["program"] == program
+
+
 def build_step(program: Mapping[str, Any], batch: float) -> Any:
     """The step of a program for a number of examples per device."""
     module, _, function = program["build"].partition(":")
@@ -75,8 +81,9 @@ def wanted_keys(patterns: Sequence[str]) -> Iterator[str]:
 def compile_all(patterns: Sequence[str], folder: Path, timeout_seconds: float, memory_gib: float) -> None:
     """Compile what is not kept yet, one after the other; a failure is kept and told, and the rest goes on."""
     folder.mkdir(parents=True, exist_ok=True)
+    programs = json.loads(PUBLISHED.read_text(encoding="utf-8"))["programs"]
     for key in wanted_keys(patterns):
-        if any(path.exists() for path in paths_of(key, folder)):
+        if is_kept(key, programs[key.rsplit("/", 2)[0]], folder):
             continue
         command = ["nice", "-n", "10", sys.executable, "-m", __spec__.name if __spec__ else __name__, key, str(folder)]
         started, reason = time.monotonic(), ""
@@ -94,6 +101,7 @@ def compile_all(patterns: Sequence[str], folder: Path, timeout_seconds: float, m
         if child.returncode:
             reason = reason or "\n".join(errors.strip().splitlines()[-3:])[-600:]
             figures = {"key": key, "seconds": round(time.monotonic() - started, 1), "failure": reason}
+            figures["program"] = programs[key.rsplit("/", 2)[0]]
             paths_of(key, folder)[1].write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         print(paths_of(key, folder)[1].read_text(encoding="utf-8"), flush=True)
 
@@ -120,7 +128,7 @@ def compile_one(key: str, folder: Path) -> None:
     jitted = jax.jit(step.function, donate_argnums=step.donated, in_shardings=placed, out_shardings=placed)
     lowered = jitted.trace(*step.arguments).lower(lowering_platforms=("tpu",))
     lowered_after = time.monotonic()
-    compiled = lowered.compile()
+    compiled = lowered.compile(compiler_options=program.get("options"))
     stats = compiled.memory_analysis()
     figures = {
         "key": key,
@@ -132,6 +140,7 @@ def compile_one(key: str, folder: Path) -> None:
         "compiler_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "depth": step.depth,
         "real_depth": step.real_depth,
+        "program": program,
         "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")},
     }
     text, beside = paths_of(key, folder)

@@ -8,14 +8,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.benchmarks.published_programs import (
+from tests.benchmarks.published_layers import (
+    Attention,
+    Block,
     Optimizer,
     Step,
     Weights,
     convolve,
     cross_entropy,
     drop,
+    naive,
     shape_of,
+    splash,
     train,
 )
 
@@ -115,6 +119,23 @@ class _Convolutions:
         return jax.nn.relu(y) if is_active else y
 
 
+def _group_norm(network: _Convolutions, x: jax.Array) -> jax.Array:
+    """Normalise 32 groups of features over all places."""
+    wide = x.astype(jnp.float32).reshape(x.shape[0], -1, 32, x.shape[-1] // 32)
+    mean = jnp.mean(wide, (1, 3), keepdims=True)
+    variance = jnp.mean(wide**2, (1, 3), keepdims=True) - mean**2
+    y = ((wide - mean) * lax.rsqrt(variance + 1e-5)).reshape(x.shape)
+    scale, shift = network.weight(x.shape[-1]), network.weight(x.shape[-1])
+    return (y * scale + shift).astype(x.dtype)
+
+
+def _layer_norm(network: _Convolutions, x: jax.Array) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    wide = wide - jnp.mean(wide, -1, keepdims=True)
+    wide = wide * lax.rsqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-5)
+    return (wide * network.weight(x.shape[-1]) + network.weight(x.shape[-1])).astype(x.dtype)
+
+
 def _pool(x: jax.Array, size: int, stride: int, is_mean: bool = False) -> jax.Array:
     window, strides = (1, size, size, 1), (1, stride, stride, 1)
     if is_mean:
@@ -122,15 +143,17 @@ def _pool(x: jax.Array, size: int, stride: int, is_mean: bool = False) -> jax.Ar
     return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, "SAME")
 
 
-def _train_convolutions(network: Callable[..., jax.Array], batch: Sequence[jax.ShapeDtypeStruct]) -> Step:
-    """A step of stochastic gradient descent with momentum; `network` gives the loss."""
+def _train_convolutions(
+    network: Callable[..., jax.Array], batch: Sequence[jax.ShapeDtypeStruct], optimizer: Optimizer = Optimizer.SGD
+) -> Step:
+    """A step with replicated weights; `network` gives the loss."""
     listing = _Convolutions()
     jax.eval_shape(functools.partial(network, listing), *batch)
     return train(
         lambda weights, *batch: network(_Convolutions(weights), *batch),
         listing.listed,
         batch,
-        Optimizer.SGD,
+        optimizer,
         clip=False,
     )
 
@@ -228,3 +251,71 @@ def ssd(batch: int, side: int = 300) -> Step:
     batches = [shape_of((batch, side, side, 3), jnp.bfloat16), shape_of((batch, boxes, 4))]
     batches += [shape_of((batch, boxes), jnp.int32), shape_of((batch, boxes), jnp.bool_)]
     return _train_convolutions(network, batches)
+
+
+def stable_diffusion(batch: int, side: int = 64, words: int = 77) -> Step:
+    """The U-Net of Stable Diffusion 2: noise found in latents of `side`² places, told by a text of `words` vectors."""
+    widths, head_dim, text_width = (320, 640, 1280, 1280), 64, 1024
+
+    def mend(network: _Convolutions, x: jax.Array, time: jax.Array, features: int) -> jax.Array:
+        shortcut = x if x.shape[-1] == features else network.convolve(x, features, 1)
+        y = network.convolve(jax.nn.silu(_group_norm(network, x)), features)
+        y = y + (jax.nn.silu(time) @ network.weight(time.shape[-1], features))[:, None, None]
+        return shortcut + network.convolve(jax.nn.silu(_group_norm(network, y)), features)
+
+    def attend(network: _Convolutions, x: jax.Array, other: jax.Array) -> jax.Array:
+        width = x.shape[-1]
+        way = Attention.SPLASH if x.shape[1] == other.shape[1] >= 4096 else Attention.NAIVE
+        block = Block(width, width // head_dim, head_dim, 0, causal=False, attention=way)
+        q, k, v = (
+            (each @ network.weight(each.shape[-1], width)).reshape(batch, -1, block.heads, head_dim)
+            for each in (x, other, other)
+        )
+        q = q * head_dim**-0.5
+        if way is Attention.SPLASH:
+            y = splash(block, q, k, v, False)
+        else:
+            y = naive(block, q, k, v, jax.random.key(0), False)
+        return y.reshape(x.shape) @ network.weight(width, width)
+
+    def transform(network: _Convolutions, x: jax.Array, text: jax.Array) -> jax.Array:
+        width = x.shape[-1]
+        y = _group_norm(network, x).reshape(batch, -1, width) @ network.weight(width, width)
+        normal = _layer_norm(network, y)
+        y = y + attend(network, normal, normal)
+        y = y + attend(network, _layer_norm(network, y), text)
+        up, gate = jnp.split(_layer_norm(network, y) @ network.weight(width, 8 * width), 2, -1)
+        y = y + (up * jax.nn.gelu(gate)) @ network.weight(4 * width, width)
+        return x + (y @ network.weight(width, width)).reshape(x.shape)
+
+    def network(
+        network: _Convolutions, latents: jax.Array, times: jax.Array, text: jax.Array, noise: jax.Array
+    ) -> jax.Array:
+        speeds = jnp.exp(-jnp.log(1e4) * jnp.arange(widths[0] // 2) / (widths[0] // 2))
+        waves = jnp.concatenate([jnp.sin(times[:, None] * speeds), jnp.cos(times[:, None] * speeds)], -1)
+        time = jax.nn.silu(waves.astype(jnp.bfloat16) @ network.weight(widths[0], 1280)) @ network.weight(1280, 1280)
+        x = network.convolve(latents, widths[0])
+        kept = [x]
+        for level, features in enumerate(widths):
+            for _ in range(2):
+                x = mend(network, x, time, features)
+                x = transform(network, x, text) if level < 3 else x
+                kept.append(x)
+            if level < 3:
+                x = network.convolve(x, features, 3, 2)
+                kept.append(x)
+        x = mend(network, x, time, widths[-1])
+        x = mend(network, transform(network, x, text), time, widths[-1])
+        for level, features in reversed(list(enumerate(widths))):
+            for _ in range(3):
+                x = mend(network, jnp.concatenate([x, kept.pop()], -1), time, features)
+                x = transform(network, x, text) if level < 3 else x
+            if level:
+                x = jnp.repeat(jnp.repeat(x, 2, 1), 2, 2)
+                x = network.convolve(x, features)
+        found = network.convolve(jax.nn.silu(_group_norm(network, x)), 4)
+        return jnp.mean((found.astype(jnp.float32) - noise) ** 2)
+
+    latents = shape_of((batch, side, side, 4), jnp.bfloat16)
+    shapes = [latents, shape_of((batch,)), shape_of((batch, words, text_width), jnp.bfloat16), shape_of(latents.shape)]
+    return _train_convolutions(network, shapes, Optimizer.ADAM)

@@ -1,0 +1,475 @@
+"""What published training steps are made of: blocks of transformers, losses, optimizers, and the step itself.
+
+Nothing is computed and no weights exist: all is plain JAX on abstract shapes.
+
+Layers that repeat are a `lax.scan` over stacked weights, as MaxText, Levanter and Flax train them, so the time of a
+compilation does not depend on the depth. Where the publisher divides weights among the chips (`shards` above 1), the
+step holds the bfloat16 weights of `depth` layers, gathered, and the optimizer updates the device's shard of all of
+them. Where weights are replicated, the step holds all of them in float32. The sum of gradients over devices, and the
+gathering of weights, are not in a program of one device.
+"""
+
+import dataclasses
+import enum
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+Weights = Any  # A tree of arrays, or of their shapes.
+_MASK = "mask"  # What dropout keeps.
+_CHUNK = 1024  # The last axis of a shard, whose values have no shape of their own.
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A training step of one device.
+
+    Attributes:
+        function: The step.
+        arguments: Its arguments, as shapes.
+        donated: Which arguments the step replaces.
+        depth: How many layers (or groups of layers) the scan of the step has; 0 without one.
+        real_depth: How many the network has.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    donated: tuple[int, ...] = ()
+    depth: int = 0
+    real_depth: int = 0
+
+
+class Attention(enum.Enum):
+    """How attention is computed."""
+
+    NAIVE = "naive"  # The scores of all pairs of tokens are written to memory.
+    FLASH = "flash"  # JAX's first kernel for TPUs, which keeps them on the chip.
+    SPLASH = "splash"  # Its successor, which leaves out what a mask hides.
+
+
+class Optimizer(enum.Enum):
+    """The rule that updates weights, and how many values it keeps for each."""
+
+    SGD = "sgd"
+    ADAM = "adam"
+    LAMB = "lamb"
+
+    @property
+    def slots(self) -> int:
+        """Values kept for each weight."""
+        return 1 if self is Optimizer.SGD else 2
+
+    def update(self, weight: jax.Array, gradient: jax.Array, *slots: jax.Array) -> tuple[jax.Array, ...]:
+        """The new weight and slots."""
+        gradient = gradient.astype(jnp.float32)
+        if self is Optimizer.SGD:
+            momentum = 0.9 * slots[0] + gradient + 1e-4 * weight
+            return weight - 0.1 * momentum, momentum
+        mean = 0.9 * slots[0] + 0.1 * gradient
+        square = 0.95 * slots[1] + 0.05 * gradient**2
+        change = mean / (jnp.sqrt(square) + 1e-8) + 0.1 * weight
+        rate = 1e-3
+        if self is Optimizer.LAMB:
+            rate = 1e-3 * jnp.linalg.norm(weight) / (jnp.linalg.norm(change) + 1e-6)
+        return weight - rate * change, mean, square
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A transformer's block.
+
+    Attributes:
+        width: Features of a token.
+        heads: Heads of the queries.
+        head_dim: Features of a head.
+        ffn: Hidden features of the feed-forward part, of one expert where there are several.
+        kv_heads: Heads of keys and values; 0 for as many as of queries.
+        gated: Whether the feed-forward part has two products in, multiplied by each other.
+        causal: Whether a token sees only those before it.
+        attention: How attention is computed.
+        block: Side of the kernel's tile, in tokens.
+        fused_backward: Whether the kernel's backward pass is one kernel, not two.
+        window: How many tokens before it a token sees; 0 for all.
+        rms: Whether a layer is normalised by its root mean square alone, not by mean and variance.
+        bias: Whether products have biases.
+        rotary: Whether positions rotate queries and keys.
+        qk_norm: Whether queries and keys are normalised.
+        gate: Whether a product of the input gates what attention gives.
+        post_norm: Whether each part's output is normalised too, as Gemma's.
+        norm_last: Whether the sum is normalised instead of the input, as BERT's.
+        cross: Whether the block attends to another sequence too.
+        dropout: Share of values dropped after each part, and of attention's weights.
+        experts: Experts of the feed-forward part; 0 for none.
+        active: How many of them a token uses.
+        capacity: Room of an expert over its fair share; 0 if no token is dropped.
+        shared: Hidden features of what every token uses beside its experts.
+    """
+
+    width: int
+    heads: int
+    head_dim: int
+    ffn: int
+    kv_heads: int = 0
+    gated: bool = True
+    causal: bool = True
+    attention: Attention = Attention.SPLASH
+    block: int = 512
+    fused_backward: bool = False
+    window: int = 0
+    rms: bool = True
+    bias: bool = False
+    rotary: bool = True
+    qk_norm: bool = False
+    gate: bool = False
+    post_norm: bool = False
+    norm_last: bool = False
+    cross: bool = False
+    dropout: float = 0.0
+    experts: int = 0
+    active: int = 0
+    capacity: float = 0.0
+    shared: int = 0
+
+    @property
+    def keys(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each weight of one block."""
+        found: dict[str, tuple[int, ...]] = {}
+        for part in ("attention", "cross") if self.cross else ("attention",):
+            found[f"{part}/query"] = (self.width, self.heads, self.head_dim)
+            found[f"{part}/key"] = (self.width, self.keys, self.head_dim)
+            found[f"{part}/value"] = (self.width, self.keys, self.head_dim)
+            found[f"{part}/out"] = (self.heads, self.head_dim, self.width)
+            found[f"{part}/scale"] = (self.width,)
+            if self.gate:
+                found[f"{part}/gate"] = (self.width, self.heads, self.head_dim)
+        found["ffn/scale"] = (self.width,)
+        several = (self.experts,) if self.experts else ()
+        for name in ("up", "gate") if self.gated else ("up",):
+            found[f"ffn/{name}"] = (*several, self.width, self.ffn)
+        found["ffn/down"] = (*several, self.ffn, self.width)
+        if self.experts:
+            found["ffn/router"] = (self.width, self.experts)
+        if self.shared:
+            found |= {"shared/up": (self.width, self.shared), "shared/gate": (self.width, self.shared)}
+            found["shared/down"] = (self.shared, self.width)
+        if self.bias:
+            outputs = {name: shape[2:] if name.endswith("out") else shape[1:] for name, shape in found.items()}
+            found |= {f"{name}/bias": shape for name, shape in outputs.items() if shape}
+        if not self.rms:
+            found |= {f"{name}/shift": shape for name, shape in found.items() if name.endswith("/scale")}
+        return found
+
+
+def norm(x: jax.Array, weights: Mapping[str, jax.Array], name: str, rms: bool) -> jax.Array:
+    """Normalise the last axis by its root mean square, or by mean and variance."""
+    wide = x.astype(jnp.float32)
+    if not rms:
+        wide = wide - jnp.mean(wide, -1, keepdims=True)
+    wide = wide * lax.rsqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-5)
+    wide = wide * weights[f"{name}/scale"].astype(jnp.float32)
+    if not rms:
+        wide = wide + weights[f"{name}/scale/shift"].astype(jnp.float32)
+    return wide.astype(x.dtype)
+
+
+def plain_norm(x: jax.Array) -> jax.Array:
+    """Normalise the last axis by its root mean square, without a weight."""
+    wide = x.astype(jnp.float32)
+    return (wide * lax.rsqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-5)).astype(x.dtype)
+
+
+def multiply(pattern: str, x: jax.Array, weights: Mapping[str, jax.Array], name: str) -> jax.Array:
+    """The product with a weight, plus its bias if it has one; named for what the backward pass keeps."""
+    y = jnp.einsum(pattern, x, weights[name])
+    if f"{name}/bias" in weights:
+        y = y + weights[f"{name}/bias"]
+    return checkpoint_name(y, name.partition("/")[2])
+
+
+def drop(x: jax.Array, key: jax.Array, share: float) -> jax.Array:
+    """Dropout."""
+    if not share:
+        return x
+    kept = checkpoint_name(jax.random.bernoulli(key, 1 - share, x.shape), _MASK)
+    return jnp.where(kept, x / (1 - share), jnp.zeros((), x.dtype))
+
+
+def _rotate(x: jax.Array) -> jax.Array:
+    """Rotate pairs of features by the token's position."""
+    half = x.shape[-1] // 2
+    speeds = 10_000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = (jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * speeds)[None, :, None]
+    sine, cosine = jnp.sin(angles), jnp.cos(angles)
+    first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    return jnp.concatenate(turned, -1).astype(x.dtype)
+
+
+def naive(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, key: jax.Array, causal: bool) -> jax.Array:
+    """Attention that writes the scores of all pairs of tokens."""
+    groups = block.heads // block.keys
+    q = q.reshape(*q.shape[:2], block.keys, groups, q.shape[-1])
+    scores = jnp.einsum("bqkgd,bskd->bkgqs", q, k)
+    if causal:
+        seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        scores = jnp.where(seen, scores, jnp.asarray(-1e9, scores.dtype))
+    shares = jax.nn.softmax(scores.astype(jnp.float32), -1).astype(v.dtype)
+    shares = drop(shares, key, block.dropout)
+    attended = jnp.einsum("bkgqs,bskd->bqkgd", shares, v)
+    return attended.reshape(*attended.shape[:2], block.heads, v.shape[-1])
+
+
+def splash(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, is_saved: bool) -> jax.Array:
+    """Attention by JAX's kernel; `is_saved`: whether the backward pass finds its result kept."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    tokens = q.shape[1]
+    if block.window and block.window < tokens:
+        mask: Any = masks.LocalMask((tokens, tokens), (block.window, 0), 0)
+    else:
+        mask = masks.CausalMask((tokens, tokens)) if block.causal else masks.FullMask((tokens, tokens))
+    side = min(block.block, tokens)
+    names = ["block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"]
+    names += [] if block.fused_backward else ["block_q_dq", "block_kv_dq"]
+    sides = kernel.BlockSizes(**dict.fromkeys(names, side), use_fused_bwd_kernel=block.fused_backward)
+    attend = kernel.make_splash_mha(
+        masks.MultiHeadMask([mask] * block.heads),
+        head_shards=1,
+        q_seq_shards=1,
+        block_sizes=sides,
+        residual_checkpoint_name="context" if is_saved else None,
+    )
+    q, k, v = (jnp.swapaxes(each, 1, 2) for each in (q, k, v))
+    return jnp.swapaxes(jax.vmap(attend)(q, k, v), 1, 2)
+
+
+def _flash(block: Block, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    from jax.experimental.pallas.ops.tpu import flash_attention as kernel
+
+    side = min(block.block, q.shape[1])
+    names = ["block_q", "block_k_major", "block_k", "block_q_major_dkv", "block_k_major_dkv", "block_k_dkv"]
+    names += ["block_q_dkv", "block_k_major_dq", "block_k_dq", "block_q_dq"]
+    sides = kernel.BlockSizes(block_b=1, **dict.fromkeys(names, side))
+    q, k, v = (jnp.swapaxes(each, 1, 2) for each in (q, k, v))
+    return jnp.swapaxes(kernel.flash_attention(q, k, v, causal=block.causal, block_sizes=sides), 1, 2)
+
+
+def _attend(
+    block: Block, x: jax.Array, other: jax.Array | None, weights: Mapping[str, jax.Array], key: jax.Array, saved: bool
+) -> jax.Array:
+    part, source = ("attention", x) if other is None else ("cross", other)
+    q = multiply("bsw,whd->bshd", x, weights, f"{part}/query")
+    k = multiply("bsw,whd->bshd", source, weights, f"{part}/key")
+    v = multiply("bsw,whd->bshd", source, weights, f"{part}/value")
+    if block.qk_norm:
+        q, k = plain_norm(q), plain_norm(k)
+    if block.rotary:
+        q, k = _rotate(q), _rotate(k)
+    q = q * block.head_dim**-0.5
+    if block.attention is Attention.SPLASH:
+        y = splash(block, q, k, v, saved)
+    elif block.attention is Attention.FLASH:
+        y = _flash(block, q, k, v)
+    else:
+        y = naive(block, q, k, v, key, block.causal and other is None)
+    if block.gate:
+        y = y * jax.nn.sigmoid(multiply("bsw,whd->bshd", x, weights, f"{part}/gate"))
+    return multiply("bshd,hdw->bsw", y, weights, f"{part}/out")
+
+
+def _feed_forward(block: Block, x: jax.Array, weights: Mapping[str, jax.Array], key: jax.Array) -> jax.Array:
+    if block.experts:
+        y = _capped_experts(block, x, weights) if block.capacity else _all_experts(block, x, weights)
+        if block.shared:
+            up = jnp.einsum("bsw,wf->bsf", x, weights["shared/up"])
+            gate = jax.nn.silu(jnp.einsum("bsw,wf->bsf", x, weights["shared/gate"]))
+            y = y + jnp.einsum("bsf,fw->bsw", up * gate, weights["shared/down"])
+        return y
+    hidden = multiply("bsw,wf->bsf", x, weights, "ffn/up")
+    if block.gated:
+        hidden = hidden * jax.nn.silu(multiply("bsw,wf->bsf", x, weights, "ffn/gate"))
+    else:
+        hidden = jax.nn.gelu(hidden)
+    return multiply("bsf,fw->bsw", drop(hidden, key, block.dropout), weights, "ffn/down")
+
+
+def _route(block: Block, x: jax.Array, weights: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    scores = jnp.einsum("bsw,we->bse", x, weights["ffn/router"]).astype(jnp.float32)
+    best, chosen = lax.top_k(scores, block.active)
+    return jax.nn.softmax(best, -1), chosen
+
+
+def _capped_experts(block: Block, x: jax.Array, weights: Mapping[str, jax.Array]) -> jax.Array:
+    """Experts with room for a fixed number of tokens, filled and emptied by products with masks."""
+    shares, chosen = _route(block, x, weights)
+    room = math.ceil(block.capacity * x.shape[1] * block.active / block.experts)
+    picks = jax.nn.one_hot(chosen, block.experts, dtype=jnp.int32)
+    flat = picks.reshape(x.shape[0], -1, block.experts)
+    places = (jnp.cumsum(flat, 1) * flat - 1).reshape(picks.shape)
+    combine = jnp.einsum("bsk,bskec->bsec", shares, jax.nn.one_hot(places, room, dtype=jnp.float32)).astype(x.dtype)
+    dispatch = (combine > 0).astype(x.dtype)
+    inside = jnp.einsum("bsw,bsec->ebcw", x, dispatch)
+    up = checkpoint_name(jnp.einsum("ebcw,ewf->ebcf", inside, weights["ffn/up"]), "up")
+    gate = checkpoint_name(jnp.einsum("ebcw,ewf->ebcf", inside, weights["ffn/gate"]), "gate")
+    outside = jnp.einsum("ebcf,efw->ebcw", up * jax.nn.silu(gate), weights["ffn/down"])
+    return jnp.einsum("ebcw,bsec->bsw", checkpoint_name(outside, "down"), combine)
+
+
+def _all_experts(block: Block, x: jax.Array, weights: Mapping[str, jax.Array]) -> jax.Array:
+    """Experts of which each takes the tokens that chose it, sorted, by a kernel over groups of rows."""
+    from jax.experimental.pallas.ops.tpu.megablox import gmm
+
+    shares, chosen = _route(block, x, weights)
+    flat = x.reshape(-1, block.width)
+    order = jnp.argsort(chosen.reshape(-1))
+    sizes = jnp.bincount(chosen.reshape(-1), length=block.experts).astype(jnp.int32)
+    inside = flat[order // block.active]
+    tiles = tuple(
+        min(side, size) for side, size in zip((512, 1024, 1024), (10**9, block.width, block.ffn), strict=True)
+    )
+    rows = functools.partial(gmm, group_sizes=sizes, preferred_element_type=x.dtype, tiling=tiles)
+    up, gate = rows(inside, weights["ffn/up"]), rows(inside, weights["ffn/gate"])
+    outside = rows(up * jax.nn.silu(gate), weights["ffn/down"], tiling=(tiles[0], tiles[2], tiles[1]))
+    parts = outside[jnp.argsort(order)].reshape(*chosen.shape, block.width)
+    return jnp.einsum("bskw,bsk->bsw", parts, shares.astype(x.dtype))
+
+
+def _apply(
+    block: Block,
+    x: jax.Array,
+    other: jax.Array | None,
+    weights: Mapping[str, jax.Array],
+    key: jax.Array,
+    saved: Sequence[str],
+) -> jax.Array:
+    """One block."""
+    keys = jax.random.split(key, 6)
+
+    def add(x: jax.Array, name: str, part: Callable[[jax.Array], jax.Array], key: jax.Array) -> jax.Array:
+        y = part(x if block.norm_last else norm(x, weights, name, block.rms))
+        y = drop(plain_norm(y) if block.post_norm else y, key, block.dropout)
+        return norm(x + y, weights, name, block.rms) if block.norm_last else x + y
+
+    is_saved = "context" in saved
+    x = add(x, "attention", lambda y: _attend(block, y, None, weights, keys[0], is_saved), keys[1])
+    if block.cross:
+        x = add(x, "cross", lambda y: _attend(block, y, other, weights, keys[2], is_saved), keys[3])
+    return add(x, "ffn", lambda y: _feed_forward(block, y, weights, keys[4]), keys[5])
+
+
+def keep(saved: Sequence[str] | None) -> Any:
+    """What a layer keeps for the backward pass: what is named, or with None what products and dropout give.
+
+    The compiler computes the rest anew where layers are written one after the other; in a scan it would be written to
+    memory.
+    """
+    policies = jax.checkpoint_policies
+    if saved is None:
+        return policies.save_from_both_policies(policies.dots_saveable, policies.save_only_these_names(_MASK))
+    return policies.save_only_these_names(*saved)
+
+
+def run(
+    blocks: Sequence[Block],
+    x: jax.Array,
+    weights: Weights,
+    saved: Sequence[str] | None,
+    other: jax.Array | None = None,
+) -> jax.Array:
+    """Scan over groups of blocks; `saved` is as in `decoder`."""
+
+    def apply(block: Block, x: jax.Array, member: Mapping[str, jax.Array], key: jax.Array) -> jax.Array:
+        return _apply(block, x, other, member, key, saved or ())
+
+    apply = jax.checkpoint(apply, policy=keep(saved), prevent_cse=False, static_argnums=0)
+
+    def body(carry: jax.Array, layer: Any) -> tuple[jax.Array, None]:
+        number, group = layer
+        key = jax.random.fold_in(jax.random.key(0, impl="unsafe_rbg"), number)
+        for block, member in zip(blocks, group, strict=True):
+            carry = apply(block, carry, member, key)
+        return carry, None
+
+    depth = jax.tree.leaves(weights)[0].shape[0]
+    return lax.scan(body, x, (jnp.arange(depth), weights))[0]
+
+
+def stacked(blocks: Sequence[Block], depth: int) -> Weights:
+    """The shapes of the weights of `depth` groups of blocks, each stacked."""
+    return tuple({name: shape_of((depth, *shape)) for name, shape in block.shapes().items()} for block in blocks)
+
+
+def shape_of(shape: Sequence[int], kind: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    """An array that has a shape and a type, but no values."""
+    return jax.ShapeDtypeStruct(tuple(shape), kind)
+
+
+def count(weights: Weights) -> int:
+    """How many values a tree of arrays has."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights))
+
+
+def _cast(weights: Weights) -> Weights:
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), weights)
+
+
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """The mean loss of classes, in float32.
+
+    The target's logit is selected, not gathered, so that the logits need not be written in float32.
+    """
+    logits = logits.astype(jnp.float32)
+    is_target = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == targets[..., None]
+    return jnp.mean(jax.nn.logsumexp(logits, -1) - jnp.sum(jnp.where(is_target, logits, 0.0), -1))
+
+
+def train(
+    loss: Callable[..., jax.Array],
+    weights: Weights,
+    batch: Sequence[jax.ShapeDtypeStruct],
+    optimizer: Optimizer,
+    shards: int = 1,
+    parameters: int = 0,
+    depths: tuple[int, int] = (0, 0),
+    clip: bool = True,
+) -> Step:
+    """A step that updates all weights, or, if they are divided among `shards`, gives gradients and updates a shard."""
+
+    def replicated(state: Sequence[Weights], *batch: jax.Array) -> tuple[Weights, jax.Array]:
+        value, gradients = jax.value_and_grad(lambda weights: loss(_cast(weights), *batch))(state[0])
+        if clip:
+            norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradients)))
+            gradients = jax.tree.map(lambda leaf: leaf / jnp.maximum(norm, 1.0), gradients)
+        leaves = [jax.tree.leaves(tree) for tree in (state[0], gradients, *state[1:])]
+        updated = [optimizer.update(*each) for each in zip(*leaves, strict=True)]
+        kind = jax.tree.structure(state[0])
+        return [kind.unflatten(values) for values in zip(*updated, strict=True)], value
+
+    def divided(weights: Weights, shard: Sequence[jax.Array], *batch: jax.Array) -> Any:
+        value, gradients = jax.value_and_grad(loss)(weights, *batch)
+        weight, gradient, *slots = shard
+        norm = jnp.sqrt(jnp.sum(gradient.astype(jnp.float32) ** 2))
+        return gradients, optimizer.update(weight, gradient / jnp.maximum(norm, 1.0), *slots), value
+
+    if shards == 1 and depths[0] == depths[1]:
+        return Step(replicated, ([weights] * (1 + optimizer.slots), *batch), (0,), *depths)
+    rows = shape_of((math.ceil(parameters / shards / _CHUNK), _CHUNK))
+    shard = [rows, shape_of(rows.shape, jnp.bfloat16), *[rows] * optimizer.slots]
+    narrow = jax.tree.map(lambda leaf: shape_of(leaf.shape, jnp.bfloat16), weights)
+    return Step(divided, (narrow, shard, *batch), (0, 1), *depths)
+
+
+def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: Any = "SAME") -> jax.Array:
+    """A convolution without bias."""
+    return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
