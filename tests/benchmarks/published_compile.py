@@ -1,6 +1,6 @@
 """Compile published training steps with the TPU compiler, and keep what it schedules.
 
-`python -m tests.benchmarks.truth --compile PATTERN` compiles one device's program of each published row whose key
+`python -m tests.benchmarks.whole_steps --compile PATTERN` compiles one device's program of each published row whose key
 (program/generation/examples per device) holds the pattern, unless it is kept already. A folder outside the repository
 keeps the scheduled HLO text of each, gzipped, and a JSON file with what the compilation took. Every compilation is a
 process of its own, one at a time: an internal error of the compiler ends the process, and some take gigabytes.

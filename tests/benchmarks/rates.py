@@ -20,7 +20,7 @@ from tpu_components.preflight_training.estimate import Rates, seconds_of
 _KINDS = tuple(Kind)
 # Standard deviations of logarithms: of a kind's ratio from 1, of a generation's from its kind's, and of a step's time.
 _OF_KIND, _OF_GENERATION, _OF_STEP = 0.3, 0.1, 0.1
-_KERNELS = 0.5  # The share of the peak that a kernel is expected to reach without data.
+_KERNELS = 0.45  # The share of the peak that a kernel is expected to reach without data.
 _BANDWIDTH = 0.9  # The share of the published bandwidth that memory is taken to reach.
 
 

@@ -51,7 +51,7 @@ def test_rates_of_many_steps_are_those_that_made_them():
 
 
 def test_without_steps_nothing_is_corrected():
-    assert rates.fit([], ["v5e"]) == {"v5e": Rates(1.0, 1.0, 1.0, 0.5, 0.9)}
+    assert rates.fit([], ["v5e"]) == {"v5e": Rates(1.0, 1.0, 1.0, 0.45, 0.9)}
 
 
 def test_the_fit_is_never_faster_than_the_chip():

@@ -137,7 +137,7 @@ def test_a_ring_sums_gradients_through_both_its_directions():
 @pytest.mark.parametrize(
     ("opcode", "group", "milliseconds"),
     [
-        ("all-reduce", 2, 1.0),
+        ("all-reduce", 2, 2.0),  # There is one link between two chips.
         ("all-reduce", 4, 1.5),
         ("all-reduce", 8, 1.75),
         ("all-reduce", 1, 0.0),
@@ -148,7 +148,7 @@ def test_a_ring_sums_gradients_through_both_its_directions():
     ],
 )
 def test_a_collective_takes_the_time_of_its_group(opcode, group, milliseconds):
-    """Not of all 8 chips: 90 MB through two links of 45 GB/s take a millisecond, and each hop a microsecond."""
+    """Not of all 8 chips: 90 MB through two links of 45 GB/s take a millisecond, and half a ring's hops 1 µs each."""
     one = Collective(opcode, 90_000_000, group, times=2)
     hops = group / 2 * 1e-3 if group > 1 else 0.0
     assert collective_seconds(one, _machine("v5e-8")) == pytest.approx(2e-3 * (milliseconds + hops))
@@ -159,7 +159,28 @@ def test_the_cores_of_a_chip_talk_through_its_memory():
     machine = next(one for one in load_catalogue().slices if one.generation.name == "7x" and one.chips > 1)
     assert collective_seconds(Collective("all-reduce", 369 * 10**7, 2), machine) == pytest.approx(2e-3, rel=0.01)
     speed = machine.generation.ici_bytes_per_second
-    assert collective_seconds(Collective("all-reduce", 10**9, 4), machine) == pytest.approx(1e9 / (2 * speed) + 1e-6)
+    assert collective_seconds(Collective("all-reduce", 10**9, 4), machine) == pytest.approx(1e9 / speed + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "links"),
+    [
+        ("v5e-4", 2),
+        ("v5e-8", 2),
+        ("v5e-64", 2),
+        ("v5e-128", 3),
+        ("v5e-256", 4),
+        ("v4-8", 2),
+        ("v4-32", 4),
+        ("v4-128", 6),
+    ],
+)
+def test_a_whole_slice_uses_the_links_of_all_its_axes(name, links):
+    """An axis of v4 is a ring from 4 chips on, one of v5e from 16 on."""
+    machine = _machine(name)
+    speed, chips = machine.generation.ici_bytes_per_second, machine.chips
+    expected = 2 * (chips - 1) / chips * 1e9 / (links * speed) + chips / 2 * 1e-6
+    assert collective_seconds(Collective("all-reduce", 10**9), machine) == pytest.approx(expected)
 
 
 def test_one_chip_has_nobody_to_talk_to():
