@@ -1,7 +1,7 @@
 """The TPU compiler in a process of its own: builds the training step on abstract shapes, lowers and compiles it.
 
 The process may die: an internal error of the compiler aborts it, and a compilation can take gigabytes. `sandbox` starts
-the process, sends it each `Compilation` and receives its `Outcome` through a pipe.
+the process, sends it one `Compilation` after another, and receives each `Outcome` through a pipe.
 """
 
 import ast
@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from typing import Any
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError, chain_of
 from tpu_components.core.base.fingerprint import code_of
-from tpu_components.core.base.frameworks import jax, keras, tf
+from tpu_components.core.base.frameworks import import_keras_alone, jax, keras, tf
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.examples.interface import Interface
 from tpu_components.core.machines.machine_spec import GPU, TPU, Slice
@@ -461,9 +461,9 @@ def _first_sentence(error: BaseException) -> str:
     return re.sub(r"^[A-Z_]+: ", "", first)[:_MAX_REASON]  # Without a status code such as RESOURCE_EXHAUSTED.
 
 
-def compile_in_turn(compilations: Sequence[Compilation], cache_dir: Path) -> Iterator[Outcome]:
+def compile_in_turn(compilations: Iterable[Compilation], cache_dir: Path) -> Iterator[Outcome]:
     """Yield the outcome of each compilation of one training; see `compile_step`."""
-    objection = None  # It is the same on every machine.
+    objection = None  # It is the same for every machine and batch.
     for compilation in compilations:
         keras.utils.clear_session()  # Otherwise the second model has a layer dense_2. This resets the settings below.
         keras.config.set_dtype_policy(compilation.training.precision)
@@ -476,13 +476,21 @@ def compile_in_turn(compilations: Sequence[Compilation], cache_dir: Path) -> Ite
         yield outcome
 
 
+def _requests() -> Iterator[Compilation]:
+    """Yield the compilations that arrive on stdin, until it ends."""
+    with contextlib.suppress(EOFError):
+        while True:
+            yield pickle.load(sys.stdin.buffer)
+
+
 def main() -> None:
-    """Read a request from stdin, and send each outcome through the pipe given as argument."""
-    compilations, cache_dir, parent = pickle.load(sys.stdin.buffer)
+    """Compile what arrives on stdin, and send each outcome through the pipe given as argument."""
+    cache_dir, parent = pickle.load(sys.stdin.buffer)
     end_with(parent)
+    import_keras_alone()
     with Connection(int(sys.argv[1]), readable=False) as pipe, contextlib.suppress(BrokenPipeError):
         try:
-            for outcome in compile_in_turn(compilations, cache_dir):
+            for outcome in compile_in_turn(_requests(), cache_dir):
                 pipe.send(outcome)
         except InputError as error:
             pipe.send(InputError(str(error)))
