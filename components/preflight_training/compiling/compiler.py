@@ -39,6 +39,7 @@ from tpu_components.core.models.trained import check_rebuilds
 from tpu_components.core.step.step_record import end_with
 from tpu_components.preflight_training.compiling import compile_cache, hlo
 from tpu_components.preflight_training.compiling.hlo import ProgramCost, layer_of, read_cost
+from tpu_components.preflight_training.compiling.kept_arrays import least_example_bytes
 
 FITS, DOES_NOT_FIT, DOES_NOT_COMPILE = "fits", "does_not_fit", "does_not_compile"
 MAY_FIT = "may_fit"  # On a GPU, for which nothing is compiled: the lower bound of the memory fits.
@@ -92,6 +93,9 @@ class Outcome:
             lower bound, if it may fit; 0 if unknown.
         held_bytes: Memory that training counts when it decides whether data fit beside the program; 0 unless the
             program fits.
+        fixed_bytes: Part of `peak_bytes` that certainly does not grow with the batch: the model's state, and a resident
+            training split; 0 unless the program fits.
+        example_bytes: Bytes that each example of a batch needs at least; 0 unless the program fits.
         cost: Cost of the program; None unless it fits.
         parameters: Number of trainable parameters.
         objection: Reason for which train_model would refuse a model that fits; empty if there is none.
@@ -108,6 +112,8 @@ class Outcome:
     compile_seconds: float = 0.0
     peak_bytes: int = 0
     held_bytes: int = 0
+    fixed_bytes: int = 0
+    example_bytes: int = 0
     cost: ProgramCost | None = None
     parameters: int = 0
     objection: str = ""
@@ -300,6 +306,9 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
         compile_seconds=time.monotonic() - start,
         peak_bytes=stats.peak_memory_in_bytes,
         held_bytes=held_bytes(stats),
+        # The state is updated in place. Other arguments are the resident split, or else batches.
+        fixed_bytes=stats.argument_size_in_bytes if compilation.is_resident else stats.alias_size_in_bytes,
+        example_bytes=least_example_bytes(model, compilation.interface),
         cost=read_cost(compiled_text, layers, compilation.machine.generation.device_bytes_per_cycle),
         parameters=_count_parameters(model),
         stage=stage,
