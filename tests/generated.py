@@ -1,19 +1,34 @@
-"""What is made from the code and kept in the repository: `python -m tests.generated` writes it anew."""
+"""What is made from the code and kept in the repository: `python -m tests.generated` writes it anew.
+
+With `--preflight`, also the preflight report of the README's example, which the README shows. This compiles for two
+machines, which takes half a minute.
+"""
 
 import argparse
 import dataclasses
 import json
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 from tests.cli import REPOSITORY
 from tests.test_repository import STEPS
 from tpu_components.core.base.typed_values import fields_of
+from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
+from tpu_components.preflight_training.findings import PreflightReport
+from tpu_components.preflight_training.report import as_text
 from tpu_components.serving.params import ServeParams
-from tpu_pipelines.config.schema import as_markdown, as_text
+from tpu_pipelines.config import schema
+from tpu_pipelines.config.schema import as_markdown
 
 SCHEMA = REPOSITORY / "pipelines" / "configs" / "schema.json"
 README = SCHEMA.with_name("README.md")
+FRONT = REPOSITORY / "README.md"
+KEPT_PREFLIGHT = REPOSITORY / "tests" / "golden" / "preflight"
+COMMAND = "tpu-pipelines preflight digits --compare v5e-1,v6e-1 --target vertex,kubeflow"
 _TABLE = re.compile(r"(?<=<!-- settings -->\n).*?(?=\n<!-- /settings -->)", re.DOTALL)
 _HEADING = "| parameter | default | meaning |\n|---|---|---|\n"
 
@@ -38,12 +53,35 @@ def generated() -> dict[Path, str]:
     steps = {REPOSITORY / "components" / step / "README.md": params for step, params in STEPS.items()}
     steps[REPOSITORY / "components" / "serving" / "README.md"] = ServeParams
     files = {path: _with_parameters(path.read_text(), params) for path, params in steps.items()}
-    return {SCHEMA: as_text(), README: _TABLE.sub(lambda _: f"\n{as_markdown()}", README.read_text()), **files}
+    settings = _TABLE.sub(lambda _: f"\n{as_markdown()}", README.read_text())
+    files[FRONT] = with_preflight(FRONT.read_text())
+    return {SCHEMA: schema.as_text(), README: settings, **files}
+
+
+def with_preflight(readme: str) -> str:
+    """The README of the repository with the text of the report that is kept: its table, its advice, a run's line."""
+    report = PreflightReport.load(KEPT_PREFLIGHT)
+    headline, table, _, advice, *_ = as_text(report).split("\n\n")
+    example = "\n\n".join([f"$ {COMMAND}\n{headline}", table, advice])
+    line = f"  preflight: {dataclasses.replace(report.machines[0], target='').summary}\n"
+    readme = re.sub(rf"\$ {re.escape(COMMAND)}\n.*?(?=\n```)", lambda _: example, readme, flags=re.DOTALL)
+    return re.sub(r"^  preflight: .*\n", lambda _: line, readme, flags=re.MULTILINE)
+
+
+def _make_preflight() -> None:
+    """Run the README's command, and keep its report."""
+    with tempfile.TemporaryDirectory() as workspace:
+        command = [sys.executable, "-m", "tpu_pipelines.cli", *COMMAND.split()[1:], "--workspace", workspace]
+        subprocess.run(command, check=True)
+        shutil.copyfile(f"{workspace}/digits-preflight/{PREFLIGHT_FILE}", KEPT_PREFLIGHT / PREFLIGHT_FILE)
 
 
 def main() -> None:
     """Write these files."""
-    argparse.ArgumentParser(prog="python -m tests.generated", description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(prog="python -m tests.generated", description=__doc__)
+    parser.add_argument("--preflight", action="store_true", help="also make the preflight report that is kept")
+    if parser.parse_args().preflight:
+        _make_preflight()
     for path, content in generated().items():
         path.write_text(content)
 

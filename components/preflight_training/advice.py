@@ -44,8 +44,10 @@ class Adviser:
         verdict, step, epoch = self.report.verdict, self.report.step, self.report.epoch
         if verdict == MAY_FIT:
             return (_UNTIMED,), True
-        if verdict != FITS or step is None or epoch is None:
+        if verdict != FITS:
             return (self._advise_failed(),), verdict != DOES_NOT_COMPILE
+        if step is None or epoch is None:
+            return tuple(self._advise_batch()), True
         doubts = list(self._doubts(step, epoch))
         words = []
         if doubts:
@@ -66,7 +68,7 @@ class Adviser:
         largest, larger = report.largest_batch, self._with_more_memory()
         if largest is None or not largest.size:
             return f"Not one example fits: take a machine with more memory per device{larger}, or a smaller model."
-        sure = "compiled" if largest.is_exact else "estimated"
+        sure = "compiled" if largest.is_exact else "compiled; more may fit"
         usable = min(largest.size, self._most_of_the_data)
         if usable < largest.size:
             sure = f"all that the data set has; {largest.size:,} would fit, {sure}"
@@ -83,7 +85,7 @@ class Adviser:
         return f": {_CHEAPEST_GPU} costs ${gpu.usd_per_hour:,.2f} an hour{ours}" if gpu else ""
 
     def _advise_fitting(self, step: StepTime, epoch: EpochTime) -> Iterator[str]:
-        report, batch_size = self.report, self.report.batch_size_per_replica
+        report = self.report
         # Half of the limit, because the estimate may be wrong.
         if (seconds := report.epochs * epoch.high_seconds) > VERTEX_TASK_SECONDS / 2:
             yield (
@@ -97,21 +99,12 @@ class Adviser:
             what = "; ".join(note for note in layer.notes if "features" in note) or "; ".join(layer.notes)
             more = "" if " groups of " in what else " More features would cost little, fewer would save nothing."
             yield f"{layer.name} spends {layer.padding_ms:.2g} of its {layer.ms:.2g} ms on padding: {what}.{more}"
-        if batch_size % SUBLANES:
-            yield (
-                f"A batch of {batch_size} per replica leaves rows of the vector units empty: use a multiple of "
-                f"{SUBLANES}, best of 128."
-            )
         if (step.communication_ms or 0.0) > _MUCH_COMMUNICATION * step.total_ms:
             yield (
                 f"Summing gradients takes up to {step.communication_ms:.2g} of the step's {step.total_ms:.2g} ms: a "
                 "larger batch per replica, or a smaller slice, would use the chips better."
             )
-        largest, most = report.largest_batch, self._most_of_the_data
-        if largest and largest.size >= 2 * batch_size:
-            about = "" if largest.is_exact else "about "
-            limit = f"; the data set has {most:,} for each" if most < largest.size else ""
-            yield f"Up to {about}{largest.size:,} examples per replica fit{limit}."
+        yield from self._advise_batch()
         if report.unknown_loops:
             yield (
                 f"{report.unknown_loops} loops have a length that the program does not say: each is counted once, and "
@@ -119,6 +112,23 @@ class Adviser:
             )
         if report.cost is None:
             yield f"No trustworthy price is known for {report.label}."
+
+    def _advise_batch(self) -> Iterator[str]:
+        """Yield the advice about the batch of a training that fits."""
+        batch_size, largest, most = (
+            self.report.batch_size_per_replica,
+            self.report.largest_batch,
+            self._most_of_the_data,
+        )
+        if batch_size % SUBLANES:
+            yield (
+                f"A batch of {batch_size} per replica leaves rows of the vector units empty: use a multiple of "
+                f"{SUBLANES}, best of 128."
+            )
+        if largest and largest.size >= 2 * batch_size:
+            bound = "At most" if largest.is_upper_bound else "Up to"
+            limit = f"; the data set has {most:,} for each" if most < largest.size else ""
+            yield f"{bound} {largest.size:,} examples per replica fit{limit}."
 
     def _advise_waiting(self, epoch: EpochTime) -> str:
         report, data = self.report, self.data

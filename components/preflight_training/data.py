@@ -1,8 +1,8 @@
-"""Facts about a data set that preflight needs: its shapes, and the rate at which this machine reads it."""
+"""Facts about a data set that preflight needs: its sizes, and the rate at which this machine reads it."""
 
 import dataclasses
+import functools
 import platform
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,10 +24,6 @@ _MOST_SECONDS = 10.0
 _MUCH_LOAD = 0.25  # Load by other processes from which a rate is measured again the next time.
 MEASURED_BYTES = 256 << 20  # Decoded; enough for a steady rate, little enough to hold beside a compilation.
 FEED_BATCH = 1024  # Batch size of the measurement; the rate hardly depends on it.
-
-# Function to call before the measurement, with the interface and the number of examples of the training and the
-# validation split.
-Meanwhile = Callable[[Interface, int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +74,8 @@ class DataFacts:
         interface: Input and output of a model for the data set.
         num_examples: Number of examples in the training split.
         decoded_bytes: Bytes of the training split in memory.
-        host: Examples per second that this machine reads and decodes.
+        host: Examples per second that this machine reads and decodes; None if no estimate needs it, because the
+            training split lies in the devices' memory or no time is estimated.
         num_validation: Number of examples in the validation split; 0 if there is none.
         assumed: How the data are assumed to differ from the measured data, in words; empty if they do not.
     """
@@ -86,16 +83,34 @@ class DataFacts:
     interface: Interface
     num_examples: int
     decoded_bytes: int
-    host: HostRate
+    host: HostRate | None = None
     num_validation: int = 0
     assumed: str = ""
 
+    @classmethod
+    def from_manifest(cls, manifest: Manifest, split_examples: Mapping[str, int]) -> "DataFacts":
+        """Return the facts about a data set, without the host's rate.
+
+        Args:
+            manifest: Manifest of the data set, or of a sample of it.
+            split_examples: Number of examples in each whole split.
+
+        Raises:
+            InputError: If there is no training split.
+        """
+        manifest.split(TRAIN)
+        num_examples = split_examples[TRAIN]
+        decoded_bytes = num_examples * records.input_bytes(manifest.input, with_margin=True)
+        return cls(manifest.interface, num_examples, decoded_bytes, num_validation=split_examples.get(VALIDATION, 0))
+
     def estimate_feed(self, cpus: int) -> float:
-        """Estimate the examples per second that a host with `cpus` CPUs feeds; 0 if the number is unknown.
+        """Estimate the examples per second that a host with `cpus` CPUs feeds; 0 if this machine's rate is not known.
 
         The rate is assumed to grow with the number of CPUs, up to the highest rate at which one process decodes. A host
-        with an unknown number of CPUs is assumed to feed as many as this machine.
+        whose number of CPUs is unknown, `cpus=0`, is assumed to feed as many as this machine.
         """
+        if self.host is None:
+            return 0.0
         if not cpus:
             return self.host.feed_per_second
         rate, inputs = self.host.feed_per_second * cpus / self.host.cpus, self.interface.input
@@ -104,53 +119,48 @@ class DataFacts:
         return min(rate, MOST_RESIZED_PER_SECOND if inputs.encoding == records.ENCODED else MOST_PER_SECOND)
 
 
+# Returns the facts about a data set with the host's rate.
+MeasureHost = Callable[[DataFacts], DataFacts]
+
+
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """Measures a data set as a training on this machine reads it; once per data set, reader and machine.
+    """Measures how fast a training on this machine reads a data set; once per data set, reader and machine.
 
     Attributes:
         in_memory_mib: `TrainParams.in_memory_mib`.
         shuffle_buffer: `TrainParams.shuffle_buffer`.
-        cache_dir: Folder that keeps the facts.
-        meanwhile: Function that compiles the program; it is called while TensorFlow is imported. Nothing is measured
-            before it returns, because a compilation takes every core.
+        cache_dir: Folder that keeps the rates.
     """
 
     in_memory_mib: int
     shuffle_buffer: int
     cache_dir: Path
-    meanwhile: Meanwhile
 
-    def of_records(self, records_dir: Path) -> DataFacts:
-        """Return the facts about a folder of records.
+    def of_records(self, records_dir: Path, manifest: Manifest, facts: DataFacts) -> DataFacts:
+        """Return the facts about a folder of records with the host's rate."""
+        measure = functools.partial(self.measure, records_dir, manifest, facts.decoded_bytes)
+        return dataclasses.replace(facts, host=self.recall([manifest.fingerprint, facts.decoded_bytes], measure))
 
-        Raises:
-            InputError: If the folder holds no data set, or no training split.
-        """
-        manifest = Manifest.load(records_dir, verify=False)
-        manifest.split(TRAIN)
-        counts = {name: split.num_examples for name, split in manifest.splits.items()}
-        return self.recall([manifest.fingerprint], lambda: self.measure(records_dir, manifest, counts))
+    def recall(self, key: Sequence[Any], measure: Callable[[], HostRate]) -> HostRate:
+        """Return the cached rate for some data; otherwise call `measure`, and cache its result.
 
-    def recall(self, key: Sequence[Any], find: Callable[[], DataFacts]) -> DataFacts:
-        """Return the cached facts about some data; otherwise call `find`, and cache its result.
-
-        If other processes disturbed the cached measurement, `find` is called again.
+        If other processes disturbed the cached measurement, `measure` is called again.
 
         Args:
-            key: Values that the facts depend on, besides the reader, the machine and this module's code.
-            find: Measures the facts.
+            key: Values that the rate depends on, besides the reader, the machine and this module's code.
+            measure: Measures the rate.
         """
         reader, machine = (self.in_memory_mib, self.shuffle_buffer), (platform.node(), available_cpus())
         digest = digest_of([*key, *reader, *machine, code_of([__name__]).digest])
-        path = self.cache_dir / f"data-{digest}.json"
-        facts: DataFacts | None = compile_cache.recall(path, DataFacts)
-        if facts is None or facts.host.is_disturbed:
-            facts = find()
-            compile_cache.keep(path, dataclasses.asdict(facts))
-        return facts
+        path = self.cache_dir / f"host-{digest}.json"
+        rate: HostRate | None = compile_cache.recall(path, HostRate)
+        if rate is None or rate.is_disturbed:
+            rate = measure()
+            compile_cache.keep(path, dataclasses.asdict(rate))
+        return rate
 
-    def measure(self, records_dir: Path, manifest: Manifest, split_examples: Mapping[str, int]) -> DataFacts:
+    def measure(self, records_dir: Path, manifest: Manifest, decoded_bytes: int) -> HostRate:
         """Measure how many examples per second are read from the first shards of the training split.
 
         They are read twice: from files alone, and as the training reads them, which may hold them in memory.
@@ -158,17 +168,9 @@ class Measurement:
         Args:
             records_dir: Folder that create_tfrecords wrote: the data set, or a sample of it.
             manifest: Manifest of the folder.
-            split_examples: Number of examples in each whole split.
+            decoded_bytes: Bytes of the whole training split in memory.
         """
-        num_examples, num_validation = split_examples[TRAIN], split_examples.get(VALIDATION, 0)
-        # The import takes seconds, which must not be part of a rate.
-        importing = threading.Thread(target=getattr, args=[tf, "data"])
-        importing.start()
-        try:
-            self.meanwhile(manifest.interface, num_examples, num_validation)
-        finally:
-            importing.join()
-        decoded_bytes = num_examples * records.input_bytes(manifest.input, with_margin=True)
+        _ = tf.data  # Imports TensorFlow, which takes seconds and must not be part of a rate.
         in_memory = feeding.is_held_in_memory(decoded_bytes, self.in_memory_mib)
         part = _first_shards(manifest)
         batch_size = min(FEED_BATCH, part.split(TRAIN).num_examples)
@@ -182,13 +184,7 @@ class Measurement:
         held_mib = self.in_memory_mib if in_memory else 0
         reader = feeding.open_training_split(records_dir, part, batch_size, 0, held_mib, self.shuffle_buffer)
         feed, low, high = measure_rate(lambda: (len(labels) for _, labels, _ in reader.batches(0, 0)))
-        return DataFacts(
-            interface=manifest.interface,
-            num_examples=num_examples,
-            decoded_bytes=decoded_bytes,
-            host=HostRate(read, feed, in_memory, available_cpus(), low, high, cpu_times().others_since(before)),
-            num_validation=num_validation,
-        )
+        return HostRate(read, feed, in_memory, available_cpus(), low, high, cpu_times().others_since(before))
 
 
 def _first_shards(manifest: Manifest) -> Manifest:

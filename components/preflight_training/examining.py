@@ -2,23 +2,18 @@
 
 import dataclasses
 import functools
-import math
 import time as clock
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from tpu_components.core.base import progress
 from tpu_components.core.base.formatting import dollars, percent, time
-from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
+from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, Manifest
 from tpu_components.core.examples.feeding import DEVICE, Cut, is_held_in_memory, is_resident
-from tpu_components.core.examples.interface import Interface
 from tpu_components.core.examples.records import input_bytes
 from tpu_components.core.files import storage
 from tpu_components.core.machines.device import choose_precision
 from tpu_components.core.machines.machine_spec import PaidMachine, billed_by
-from tpu_components.core.models.step.sharding import FULLY_SHARDED
 from tpu_components.core.pages import page
 from tpu_components.preflight_training.advice import Adviser, compare
 from tpu_components.preflight_training.compiling import sandbox
@@ -30,7 +25,7 @@ from tpu_components.preflight_training.compiling.compiler import (
     Outcome,
     versions,
 )
-from tpu_components.preflight_training.data import DataFacts, Measurement
+from tpu_components.preflight_training.data import DataFacts, MeasureHost, Measurement
 from tpu_components.preflight_training.estimate import (
     EpochTime,
     StepTime,
@@ -41,8 +36,13 @@ from tpu_components.preflight_training.estimate import (
     time_step,
 )
 from tpu_components.preflight_training.findings import PASSING, Cost, MachineReport, PreflightReport
-from tpu_components.preflight_training.largest_batch import LargestBatch, estimate_largest_batch, find_largest_batch
-from tpu_components.preflight_training.params import PreflightParams, PreflightResult, timeout_seconds
+from tpu_components.preflight_training.largest_batch import LargestBatch, bound_largest_batch, find_largest_batch
+from tpu_components.preflight_training.params import (
+    VERTEX_TASK_SECONDS,
+    PreflightParams,
+    PreflightResult,
+    timeout_seconds,
+)
 from tpu_components.preflight_training.report import write_report
 
 _STEP = "preflight_training"
@@ -66,8 +66,10 @@ def preflight_training(
     records_dir = Path(records_dir)
     output = Path(output)
     storage.require_output(output, PREFLIGHT_FILE)
+    manifest = Manifest.load(records_dir, verify=False)
+    facts = DataFacts.from_manifest(manifest, {name: split.num_examples for name, split in manifest.splits.items()})
     examination = Examination(params, [params.paid], cache_dir)
-    report = examination.report(examination.measurement.of_records(records_dir))
+    report = examination.report(facts, functools.partial(examination.measurement.of_records, records_dir, manifest))
     with storage.staged_directory(output) as staged:
         write_report(report, staged)
     machine = report.machines[0]
@@ -104,79 +106,59 @@ def order_rate(num_examples: int, global_batch: int) -> float:
 
 
 class Examination:
-    """Preflight of one training on several machines: first `compile`, then `report` with the measured data.
+    """Preflight of one training on several machines.
 
     Args:
         params: Training to compile; its own machine, `params.paid`, is ignored.
         machines: Machines, each with the settings that determine its price.
         cache_dir: Folder that keeps compilations and measurements between runs; None is `sandbox.default_cache_dir`.
+        is_timed: Whether times and prices are estimated, besides the memory.
 
     Raises:
         InputError: If the TPU compiler is not installed.
     """
 
-    def __init__(self, params: PreflightParams, machines: Sequence[PaidMachine], cache_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        params: PreflightParams,
+        machines: Sequence[PaidMachine],
+        cache_dir: Path | None = None,
+        is_timed: bool = True,
+    ) -> None:
         sandbox.require_compiler(paid.slice for paid in machines)
-        self.params, self.machines = params, machines
+        self.params, self.machines, self.is_timed = params, machines, is_timed
         limits = params.compile_timeout_seconds, params.compile_memory_mib
-        self._sandbox = sandbox.Sandbox(*limits, cache_dir or sandbox.default_cache_dir())
+        self.cache_dir = cache_dir or sandbox.default_cache_dir()
+        self._sandbox = sandbox.Sandbox(*limits, self.cache_dir)
         training = params.training.program
         backend = "jax" if training.backend == "auto" else training.backend
         accelerator = machines[0].slice.generation.accelerator
         precision = choose_precision(accelerator, backend, ()) if training.precision == "auto" else training.precision
         self._program = dataclasses.replace(training, epochs=params.run_epochs, backend=backend, precision=precision)
-        self._compiled: list[tuple[PaidMachine, Compilation, Outcome]] = []
 
     @property
     def measurement(self) -> Measurement:
-        """Measures the data of the training, and compiles the program meanwhile."""
+        """Measures how fast this machine reads the data of the training."""
         training = self.params.training
-        return Measurement(training.in_memory_mib, training.shuffle_buffer, self._sandbox.cache_dir, self.compile)
+        return Measurement(training.in_memory_mib, training.shuffle_buffer, self.cache_dir)
 
-    def compile(self, interface: Interface, num_examples: int, num_validation: int) -> None:
-        """Compile for every machine; the data are in device memory if `residency` allows it and they fit.
+    def report(self, data: DataFacts, measure_host: MeasureHost | None = None) -> PreflightReport:
+        """Compile for every machine, and return the report.
 
         Args:
-            interface: Input and output of the model.
-            num_examples: Number of examples in the training split.
-            num_validation: Number of examples in the validation split.
+            data: Facts about the data of the training.
+            measure_host: Adds the host's rate to `data`. It is called if an estimate needs the rate and `data` has
+                none, after the compilations, which take every core.
 
         Raises:
-            InputError: If the model cannot be used.
+            InputError: If the model or the data cannot be used.
         """
-        training, names = self.params.training, ", ".join(dict.fromkeys(paid.machine for paid in self.machines))
-        progress.say(_STEP, f"compiling the training step of {training.model} for {names}; minutes at worst, and kept")
-        # A validation split that is held in memory lies beside a resident training split.
-        num_bytes = num_validation * input_bytes(interface.input)
-        self._validation_bytes = num_bytes if is_held_in_memory(num_bytes, training.in_memory_mib) else 0
-        decoded_bytes = num_examples * input_bytes(interface.input, with_margin=True)
-        residency = training.residency
-        may_be_resident = is_resident(residency, self._program.backend, decoded_bytes, training.in_memory_mib)
-        compilations = [
-            Compilation(self._program, interface, num_examples, machine, may_be_resident and not machine.is_gpu)
-            for machine in (paid.slice for paid in self.machines)
-        ]
-        outcomes = self.compile_all(compilations)
-        if may_be_resident and residency != DEVICE:
-            host_fed = {
-                i: dataclasses.replace(compilations[i], is_resident=False)
-                for i, outcome in enumerate(outcomes)
-                if outcome.verdict == DOES_NOT_FIT
-            }
-            for i, outcome in zip(host_fed, self.compile_all([*host_fed.values()]), strict=True):
-                compilations[i], outcomes[i] = host_fed[i], outcome
-        self._compiled = list(zip(self.machines, compilations, outcomes, strict=True))
-
-    def report(self, data: DataFacts) -> PreflightReport:
-        """Return the report for measured data; compiles first if `compile` was not called.
-
-        Raises:
-            InputError: If `compile` raises it.
-        """
-        if not self._compiled:
-            self.compile(data.interface, data.num_examples, data.num_validation)
+        with self._sandbox:
+            compiled = self._compile(data)
+            if measure_host and data.host is None and self.is_timed and any(map(_needs_host, compiled)):
+                data = measure_host(data)
+            reports = [MachineExamination(self, *each, data).report() for each in compiled]
         training = self.params.training
-        reports = [MachineExamination(self, *each, data).report() for each in self._compiled]
         return PreflightReport(
             model=training.model,
             model_parameters=dict(training.model_parameters),
@@ -188,8 +170,35 @@ class Examination:
             advice=compare(reports),
             run=page.run_name(),
             created=page.now(),
-            learning_rate=max(outcome.learning_rate for _, _, outcome in self._compiled),
+            learning_rate=max(outcome.learning_rate for _, _, outcome in compiled),
         )
+
+    def _compile(self, data: DataFacts) -> list[tuple[PaidMachine, Compilation, Outcome]]:
+        """Compile for every machine; the data are in device memory if `residency` allows it and they fit."""
+        training, names = self.params.training, ", ".join(dict.fromkeys(paid.machine for paid in self.machines))
+        progress.say(_STEP, f"compiling the training step of {training.model} for {names}; minutes at worst, and kept")
+        # A validation split that is held in memory lies beside a resident training split.
+        num_bytes = data.num_validation * input_bytes(data.interface.input)
+        self._validation_bytes = num_bytes if is_held_in_memory(num_bytes, training.in_memory_mib) else 0
+        decoded_bytes = data.num_examples * input_bytes(data.interface.input, with_margin=True)
+        residency = training.residency
+        may_be_resident = is_resident(residency, self._program.backend, decoded_bytes, training.in_memory_mib)
+        compilations = [
+            Compilation(
+                self._program, data.interface, data.num_examples, machine, may_be_resident and not machine.is_gpu
+            )
+            for machine in (paid.slice for paid in self.machines)
+        ]
+        outcomes = self.compile_all(compilations)
+        if may_be_resident and residency != DEVICE:
+            host_fed = {
+                i: dataclasses.replace(compilations[i], is_resident=False)
+                for i, outcome in enumerate(outcomes)
+                if outcome.verdict == DOES_NOT_FIT
+            }
+            for i, outcome in zip(host_fed, self.compile_all([*host_fed.values()]), strict=True):
+                compilations[i], outcomes[i] = host_fed[i], outcome
+        return list(zip(self.machines, compilations, outcomes, strict=True))
 
     def compile_all(self, compilations: Sequence[Compilation]) -> list[Outcome]:
         """Compile programs, and check that all data fit beside each of them."""
@@ -204,8 +213,8 @@ class Examination:
         """
         capacity = compilation.machine.generation.hbm_usable_bytes
         beside = self._validation_bytes if compilation.is_resident and outcome.verdict == FITS else 0
-        peak, held = outcome.peak_bytes + beside, outcome.held_bytes + beside
-        outcome = dataclasses.replace(outcome, peak_bytes=peak, held_bytes=held)
+        peak, held, fixed = (each + beside for each in (outcome.peak_bytes, outcome.held_bytes, outcome.fixed_bytes))
+        outcome = dataclasses.replace(outcome, peak_bytes=peak, held_bytes=held, fixed_bytes=fixed)
         if outcome.verdict == MAY_FIT and peak > capacity:
             needed = f"weights, optimizer state and a batch take at least {peak:,} bytes of {capacity:,}"
             return dataclasses.replace(outcome, verdict=DOES_NOT_FIT, reason=needed)
@@ -215,6 +224,17 @@ class Examination:
             )
             return Outcome(DOES_NOT_FIT, reason, compile_seconds=outcome.compile_seconds, peak_bytes=held)
         return outcome
+
+
+def _needs_host(compiled: tuple[PaidMachine, Compilation, Outcome]) -> bool:
+    """Return whether the time of an epoch depends on the host's rate."""
+    _, compilation, outcome = compiled
+    return not compilation.is_resident and _is_priced(outcome)
+
+
+def _is_priced(outcome: Outcome) -> bool:
+    """Return whether the compiler has an estimate for a part of the program at least."""
+    return outcome.cost is not None and outcome.cost.cycles > 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,9 +292,10 @@ class MachineExamination:
             epoch=self._epoch,
             timeout_seconds=self._timeout_seconds,
             cost=self._cost(),
-            layers=time_layers(program, machine) if program else (),
+            layers=time_layers(program, machine) if program and self._step else (),
             host_calls=program.host_calls if program else (),
             unknown_loops=program.unknown_loops if program else 0,
+            untimed=self._untimed,
         )
         broken = (*self._objections(), *self._broken_budgets(report))
         advice, worth_it = Adviser(report, paid, self.data).advise()
@@ -291,8 +312,19 @@ class MachineExamination:
     @functools.cached_property
     def _step(self) -> StepTime | None:
         program, is_summed_apart = self.outcome.cost, self.compilation.training.backend == "tensorflow"
+        if program is None or not self.whole.is_timed or not _is_priced(self.outcome):
+            return None
         summed = gradient_bytes(self.outcome.parameters) if is_summed_apart else 0
-        return time_step(program, self.compilation.machine, summed) if program else None
+        return time_step(program, self.compilation.machine, summed)
+
+    @property
+    def _untimed(self) -> str:
+        """Return why no time is known of a program that fits; empty if it is known."""
+        if self.outcome.verdict != FITS or self._step:
+            return ""
+        if not self.whole.is_timed:
+            return "left out, like prices of a run: run preflight without --quick"
+        return "unknown: the compiler has no estimate for any part of this program"
 
     def _epoch_at(self, step: StepTime, host_rate: float) -> EpochTime:
         return time_epoch(step, self.data.num_examples, self.compilation.batch_size, host_rate)
@@ -302,7 +334,7 @@ class MachineExamination:
         if self._step is None:
             return None
         epoch = self._epoch_at(self._step, self._fed)
-        if self.compilation.is_resident:
+        if self.compilation.is_resident or self.data.host is None:
             return epoch
         # The spread of the host's rate widens the interval.
         slow, fast = (self._epoch_at(self._step, self._fed * times) for times in self.data.host.spread)
@@ -310,14 +342,18 @@ class MachineExamination:
 
     @functools.cached_property
     def _timeout_seconds(self) -> int:
-        """Time limit of the training; 0 if its time is unknown."""
+        """Time limit of the training; 0 if it does not fit or no time is estimated."""
         if self.outcome.verdict not in PASSING:
             return 0
-        if self.paid.timeout_seconds or self._step is None:
+        if self.paid.timeout_seconds:
             return self.paid.timeout_seconds
+        if self._step is None:  # A TPU's training of unknown time must not be stopped early.
+            return VERTEX_TASK_SECONDS if self.outcome.verdict == FITS and self.whole.is_timed else 0
         # It follows from the slower rate: what is assumed of a host must not stop a training early.
-        measured = self.data.host.feed_per_second * self.compilation.machine.hosts  # Each host reads its share.
-        slower = self._fed if self.compilation.is_resident else min(self._fed, measured)
+        slower = self._fed
+        if self.data.host and not self.compilation.is_resident:
+            measured = self.data.host.feed_per_second * self.compilation.machine.hosts  # Each host reads its share.
+            slower = min(slower, measured)
         return timeout_seconds(self.compilation.training.epochs * self._epoch_at(self._step, slower).seconds)
 
     def _cost(self) -> Cost | None:
@@ -360,7 +396,7 @@ class MachineExamination:
     def _broken_budgets(self, report: MachineReport) -> Iterator[str]:
         params, paid = self.whole.params, self.paid
         label, step, epoch, cost, most_usd = report.label, report.step, report.epoch, report.cost, params.max_price_usd
-        if report.verdict not in PASSING:
+        if report.verdict not in PASSING or not self.whole.is_timed:
             return
         untimed = [name for name in ("max_step_ms", "max_host_wait") if step is None and getattr(params, name)]
         if untimed:
@@ -401,8 +437,6 @@ class MachineExamination:
             return None
         if outcome.verdict == DOES_NOT_FIT or (outcome.verdict == FITS and self.whole.params.find_largest_batch):
             return find_largest_batch(attempt, asked, capacity)
-        if outcome.verdict != FITS or training.sharding == FULLY_SHARDED:
-            return None  # A fully sharded step gathers all weights, whatever the batch.
-        shapes = self.compilation.with_batch(1).replica_shapes
-        example_bytes = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes)
-        return estimate_largest_batch(attempt, asked, outcome.peak_bytes, capacity, example_bytes)
+        if outcome.verdict != FITS or not outcome.example_bytes:
+            return None
+        return bound_largest_batch(asked, outcome.fixed_bytes, outcome.example_bytes, capacity)

@@ -122,7 +122,7 @@ class MachineReport:
         largest_batch: Largest batch per replica; None if unknown.
         epochs: Number of epochs of the run.
         accuracy: Accuracy of the estimates for the generation.
-        step: Time of a step; None unless the training fits. The same holds for `epoch`.
+        step: Time of a step; None unless the training fits and its time is estimated. The same holds for `epoch`.
         epoch: Time of an epoch.
         cost: Prices, only that of an hour if the training does not fit; None if no trustworthy price is known.
         layers: Times of the layers in a step, the longest first.
@@ -139,6 +139,7 @@ class MachineReport:
             the examples.
         has_namesakes: Whether the report has another machine of the same name and target.
         target: Platform that trains; empty unless the report compares several platforms.
+        untimed: Why the time of a training that fits is unknown; empty if it is known.
     """
 
     machine: str
@@ -178,6 +179,7 @@ class MachineReport:
     is_resident: bool = False
     has_namesakes: bool = False
     target: str = ""
+    untimed: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return every field, and `passed`, `reasons` and `summary`, which follow from them."""
@@ -211,10 +213,10 @@ class MachineReport:
         """Time of an epoch; infinite if unknown."""
         return self.epoch.seconds if self.epoch else math.inf
 
-    def fed_by(self, measured: HostRate) -> str:
+    def fed_by(self, measured: HostRate | None) -> str:
         """Describe the examples per second that the hosts feed, and the measurement on this machine behind it."""
         whose = f"its {self.hosts} hosts" if self.hosts > 1 else "its host"
-        if self.is_resident:
+        if self.is_resident or measured is None:
             return f"from the devices' own memory, their order at {self.feed_per_second:,.0f} by {whose}"
         where = "memory" if measured.in_memory else "files"
         low, high = (f"{times * measured.feed_per_second:,.0f}" for times in measured.spread)
@@ -266,11 +268,13 @@ class MachineReport:
         if not self.passed:
             return "; ".join(self.reasons)
         price, used = f"; {self.cost.run}" if self.cost else "", percent(self.peak_bytes / self.capacity_bytes)
-        if self.epoch is None:
+        if self.verdict == MAY_FIT:
             return (
                 f"may fit {self.label}: weights, optimizer state and a batch take {used} of its memory; activations "
                 f"and the time are not known{price}"
             )
+        if self.epoch is None:
+            return f"fits {self.label} ({used} of its memory); time {self.untimed}{price}"
         return f"fits {self.label} ({used} of its memory), {self.epoch.text} an epoch{price}"
 
 

@@ -1,4 +1,4 @@
-"""Finds the largest batch that fits, by compiling several; or estimates it from two compiled sizes."""
+"""Finds the largest batch that fits, by compiling several; or an upper bound of it, from one compiled batch."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,16 +7,28 @@ from tpu_components.preflight_training.compiling.compiler import DOES_NOT_FIT, F
 
 _GUESS_IS_GOOD_TO = 256  # The relative error of a guess is usually below 1/256.
 _MAX_GUESSES = 3
-_SECOND = 16  # Ratio of the two sizes of an estimate; large, so that padding hardly matters.
 _LANES = 128  # The compiler may pad arrays to multiples of it, so that memory grows in steps of 128 examples.
 
 
 @dataclasses.dataclass(frozen=True)
 class LargestBatch:
-    """Largest number of examples per replica that fits; exact if compilation shows that one more does not fit."""
+    """Largest number of examples per replica that fits.
+
+    Attributes:
+        size: Number of examples.
+        is_exact: Whether compilation shows that `size` examples fit and one more does not.
+        is_upper_bound: Whether it is only known that no more than `size` examples fit. If this and `is_exact` are
+            false, `size` examples fit, and more may fit.
+    """
 
     size: int
     is_exact: bool
+    is_upper_bound: bool = False
+
+    @property
+    def text(self) -> str:
+        """The number, with ≤ or ≥ if it is a bound."""
+        return ("" if self.is_exact else "≤" if self.is_upper_bound else "≥") + f"{self.size:,}"
 
 
 def find_largest_batch(attempt: Callable[[int], Outcome], first: int, capacity_bytes: int) -> LargestBatch | None:
@@ -37,7 +49,7 @@ def find_largest_batch(attempt: Callable[[int], Outcome], first: int, capacity_b
         >>> def attempt(size):
         ...     return Outcome(FITS if size <= 700 else DOES_NOT_FIT, peak_bytes=size * 10)
         >>> find_largest_batch(attempt, first=64, capacity_bytes=7_000)
-        LargestBatch(size=700, is_exact=True)
+        LargestBatch(size=700, is_exact=True, is_upper_bound=False)
     """
     low, high = 0, 0  # The largest batch known to fit, and the smallest known not to fit; 0 if unknown.
     size, stride, guesses = first, 0, 0
@@ -61,39 +73,24 @@ def find_largest_batch(attempt: Callable[[int], Outcome], first: int, capacity_b
     return LargestBatch(low, is_exact=True)
 
 
-def estimate_largest_batch(
-    attempt: Callable[[int], Outcome], first: int, num_bytes: int, capacity_bytes: int, example_bytes: int
-) -> LargestBatch | None:
-    """Estimate the largest batch from the memory of a batch that fits and of one 16 times as large.
+def bound_largest_batch(size: int, fixed_bytes: int, example_bytes: int, capacity_bytes: int) -> LargestBatch:
+    """Return an upper bound of the largest batch, from the compilation of one batch.
 
-    Both sizes are multiples of 128: a batch of 8 may take the memory of one of 128, and no growth can be seen between
-    them.
+    The compiler needs more memory for an example than the bound counts, because it also keeps gradients, intermediate
+    results and padding: the largest batch is often half of the bound.
 
     Args:
-        attempt: Compiles the program with a batch size.
-        first: Batch size that fits.
-        num_bytes: Memory of that batch, in bytes.
+        size: Batch size that fits.
+        fixed_bytes: Memory that does not grow with the batch, in bytes.
+        example_bytes: Memory that each example needs at least, in bytes; must be positive.
         capacity_bytes: Available memory, in bytes.
-        example_bytes: Size of one example in a batch, in bytes; must be positive.
-
-    Returns:
-        The batch, at most as many examples as the memory holds without any program; None if it cannot be estimated from
-        the larger one.
 
     Example:
-        >>> def attempt(size):
-        ...     return Outcome(FITS, peak_bytes=500 + size)
-        >>> estimate_largest_batch(attempt, first=128, num_bytes=628, capacity_bytes=7_000, example_bytes=1)
-        LargestBatch(size=6500, is_exact=False)
+        >>> bound_largest_batch(size=100, fixed_bytes=500, example_bytes=2, capacity_bytes=7_000)
+        LargestBatch(size=3250, is_exact=False, is_upper_bound=True)
     """
-    padded = -(-first // _LANES) * _LANES
-    second = _SECOND * padded
-    outcome = attempt(second)
-    guess = _guess([(padded, num_bytes), (second, outcome.peak_bytes)], capacity_bytes) if outcome.peak_bytes else None
-    if outcome.verdict not in (FITS, DOES_NOT_FIT) or guess is None:
-        return None
-    size = max(guess, second) if outcome.verdict == FITS else max(min(guess, second - 1), first)
-    return LargestBatch(min(size, capacity_bytes // example_bytes), is_exact=False)
+    most = (capacity_bytes - fixed_bytes) // example_bytes
+    return LargestBatch(max(most, size), is_exact=False, is_upper_bound=True)
 
 
 def _guess(known: list[tuple[int, int]], capacity_bytes: int) -> int | None:

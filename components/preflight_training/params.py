@@ -40,8 +40,9 @@ class PreflightParams:
         paid: The machine that is paid for: `machine`; `region`, `spot` and `target` (the platform), which decide its
             price; `timeout_seconds`, the time limit of the training (0 derives it from the estimate); `attempts`, the
             largest number of starts, each with this limit.
-        find_largest_batch: Find the largest batch per replica that fits, by compiling several. If false, that batch is
-            only estimated, from two sizes; if the configured batch does not fit, it is found by compiling all the same.
+        find_largest_batch: Find the largest batch per replica that fits, by compiling several. If false, only an
+            upper bound is computed; if the configured batch does not fit, the largest batch is found by compiling all
+            the same.
         max_step_ms: Refuse a training whose step takes longer than this on the device, in milliseconds; 0 is no limit.
         max_price_usd: Refuse a run whose expected price, at the target's prices, is above this number of US dollars; 0
             is no limit. On Kubeflow and for GPUs, it also determines the time limit of the training, unless

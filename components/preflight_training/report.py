@@ -51,7 +51,7 @@ _COMPARISON = {
 }
 _COMPARISON_NOTES = [
     ("GiB", "memory of a device: the peak, of what a program may use"),
-    ("batch", "the most examples per replica that fit; ≈ is estimated from two sizes"),
+    ("batch", "the most examples per replica that fit; ≤: at most, and preflight.find_largest_batch finds how many"),
     ("step", "ms; comm: the part of it, at most, that is communication between replicas"),
     ("MXU", "use of the matrix units while the device computes"),
     ("epoch", "s; wait: the share of it in which the device waits for data"),
@@ -203,7 +203,7 @@ class _MachineText:
             ("source", machine.source),
             ("stage", f"{machine.stage}, {_LARGEST_STAGE}" if machine.stage else ""),
             ("memory", size),
-            ("batch", f"{batch}; the most that fit: {_largest(machine.largest_batch)} per replica"),
+            ("batch", f"{batch}; {_most_that_fit(machine.largest_batch)}"),
             *(self._times(step, epoch) if step and epoch else self._untimed()),
             ("guessed", percent(step.guessed_share) + _NO_ESTIMATE if step else ""),
             ("host calls", ", ".join(machine.host_calls)),
@@ -212,9 +212,12 @@ class _MachineText:
         ]
 
     def _untimed(self) -> list[tuple[str, str]]:
-        """Return the price if the step time is unknown, as on a GPU; [] if the price is unknown too."""
+        """Return why the time is unknown, and the price of an hour if it is known."""
         cost = self.machine.cost
-        return [("price", f"{cost.run}; in {cost.region} ({cost.date})")] if cost else []
+        return [
+            ("time", self.machine.untimed),
+            ("price", f"{cost.run}; in {cost.region} ({cost.date})" if cost else ""),
+        ]
 
     def _times(self, step: StepTime, epoch: EpochTime) -> list[tuple[str, str]]:
         machine, cost, price = self.machine, self.machine.cost, _UNKNOWN
@@ -291,16 +294,21 @@ class _MachineText:
 
 def _data(data: DataFacts) -> list[tuple[str, str]]:
     host = data.host
-    where = "memory" if host.in_memory else "the files"
+    rates = []
+    if host:
+        where = "memory" if host.in_memory else "the files"
+        rates = [
+            ("read from the files", f"{host.read_per_second:,.0f} examples/s"),
+            (f"fed to training, from {where}", f"{host.feed_per_second:,.0f} examples/s"),
+            ("CPUs of this machine", f"{host.cpus}, each feeds {host.feed_per_cpu:,.0f} examples/s"),
+            ("other processes used", f"{percent(host.load)} of this machine meanwhile" if host.load else ""),
+        ]
     return [
         ("examples", f"{data.num_examples:,}"),
         ("shape", " × ".join(map(str, data.interface.input.shape))),
         ("targets" if data.interface.task_name == REGRESSION else "classes", f"{data.interface.num_classes:,}"),
         ("decoded", byte_size(data.decoded_bytes)),
-        ("read from the files", f"{host.read_per_second:,.0f} examples/s"),
-        (f"fed to training, from {where}", f"{host.feed_per_second:,.0f} examples/s"),
-        ("CPUs of this machine", f"{host.cpus}, each feeds {host.feed_per_cpu:,.0f} examples/s"),
-        ("other processes used", f"{percent(host.load)} of this machine meanwhile" if host.load else ""),
+        *rates,
     ]
 
 
@@ -308,10 +316,16 @@ def _milliseconds(ms: float | None) -> str:
     return _UNKNOWN if ms is None else time(ms / 1e3)
 
 
-def _largest(batch: LargestBatch | None) -> str:
+def _most_that_fit(batch: LargestBatch | None) -> str:
     if batch is None:
-        return _UNKNOWN
-    return f"{batch.size:,}" if batch.is_exact else f"≈{batch.size:,}"
+        return "the most that fit is not known"
+    if batch.is_upper_bound:
+        return f"at most {batch.size:,} per replica fit"
+    return f"the most that fit: {batch.text} per replica"
+
+
+def _largest(batch: LargestBatch | None) -> str:
+    return batch.text if batch else _UNKNOWN
 
 
 def _tally(report: PreflightReport) -> str:

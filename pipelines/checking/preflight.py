@@ -1,12 +1,17 @@
 """Preflight of a configuration outside of a run, without written records and without a TPU."""
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.base.progress import say
-from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, TRAIN
+from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, TRAIN, Manifest
 from tpu_components.core.examples.interface import ImageInput
 from tpu_components.core.examples.records import ENCODED
 from tpu_components.core.files import storage
@@ -14,9 +19,11 @@ from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE, VERTEX, MachineSpec, PaidMachine, parse_machine
 from tpu_components.core.sources.kinds import list_examples
 from tpu_components.core.sources.listing import Listing
-from tpu_components.create_tfrecords.planning import plan_dataset
+from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from tpu_components.create_tfrecords.sample import sample_of, written
-from tpu_components.preflight_training.data import DataFacts, Measurement
+from tpu_components.preflight_training import data
+from tpu_components.preflight_training.compiling import compile_cache
+from tpu_components.preflight_training.data import DataFacts, HostRate, Measurement
 from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.findings import MachineReport, PreflightReport
 from tpu_components.preflight_training.report import write_report
@@ -24,7 +31,8 @@ from tpu_pipelines.config.configuration import Config, preflight_params
 from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.doctor.findings import CannotAskError
 
-_SAMPLE_EXAMPLES = 4096
+_SHAPE_EXAMPLES = 64  # Examples that are written to know their shape.
+_SAMPLE_EXAMPLES = 4096  # Examples that are written to measure how fast this machine reads.
 _SMALL_BYTES = 16 << 20
 
 
@@ -56,15 +64,16 @@ class PlannedData:
         return {name: max(count * self.num_examples // whole, min(count, 1)) for name, count in at_hand.items()}
 
     def assumed_of(self, facts: DataFacts, listing: Listing) -> DataFacts:
-        """Return the facts that were measured on a sample, adjusted to the expected data."""
-        here = len(listing.keys)
-        held = "in memory" if facts.host.in_memory else "streamed from files"
-        words = f"{self.num_examples:,} examples are assumed, {held}; the host's rate is that of the {here:,} at hand"
-        inputs, host = facts.interface.input, facts.host
-        each = listing.num_bytes / here
+        """Return the facts about the data at hand, with the host's rate adjusted to the expected data."""
+        inputs, host, here = facts.interface.input, facts.host, len(listing.keys)
+        words = f"{self.num_examples:,} examples are assumed"
+        if host:
+            held = "in memory" if host.in_memory else "streamed from files"
+            words += f", {held}; the host's rate is that of the {here:,} at hand"
         if self.image_bytes and isinstance(inputs, ImageInput):
-            if inputs.encoding == ENCODED and not host.in_memory:
+            if host and inputs.encoding == ENCODED and not host.in_memory:
                 # The time of decoding depends on the pixels, which are assumed to be proportional to the bytes.
+                each = listing.num_bytes / here
                 slower = self.image_bytes / each
                 rates = ("read_per_second", "feed_per_second", "low_per_second", "high_per_second")
                 host = dataclasses.replace(host, **{name: getattr(host, name) / slower for name in rates})
@@ -84,6 +93,7 @@ def preflight(
     targets: Sequence[str] = (VERTEX,),
     planned: PlannedData | None = None,
     region: str = "",
+    is_timed: bool = True,
 ) -> PreflightReport:
     """Compile a configuration's training step for machines; writes the report to a folder and returns it.
 
@@ -95,6 +105,7 @@ def preflight(
         targets: Platforms whose prices are used for each machine: `vertex`, `kubeflow`.
         planned: Expected size of the training data, of which the available data are a sample.
         region: Region from the settings; see `paid_on`.
+        is_timed: Whether times and prices are estimated, besides the memory.
 
     Raises:
         InputError: If the configuration, its data or its model cannot be used, or the TPU compiler is not installed.
@@ -105,13 +116,9 @@ def preflight(
     if not specs:
         specs = list(config.machine.candidates) if config.machine else [parse_machine(CHEAPEST_MACHINE)]
     candidates = [paid_on(config, spec, target, region) for spec in specs for target in targets]
-    examination = Examination(preflight_params(config, candidates[0]), candidates)
-    measurement = examination.measurement
-    if like:  # Compile for as many examples as the other training had.
-        counts = like.num_examples, like.num_validation
-        compile_like = lambda interface, *_: examination.compile(interface, *counts)  # noqa: E731
-        measurement = dataclasses.replace(measurement, meanwhile=compile_like)
-    facts = describe_data(config, list_examples(config.data), measurement, planned)
+    examination = Examination(preflight_params(config, candidates[0]), candidates, is_timed=is_timed)
+    listing = list_examples(config.data)
+    facts = describe_data(config, listing, examination.cache_dir, planned)
     if like:
         facts = dataclasses.replace(
             facts,
@@ -119,7 +126,12 @@ def preflight(
             num_validation=like.num_validation,
             decoded_bytes=facts.decoded_bytes * like.num_examples // facts.num_examples,
         )
-    report = examination.report(facts)
+
+    def measure_host(facts: DataFacts) -> DataFacts:
+        measured = measure_sample(config, listing, facts, examination.measurement)
+        return planned.assumed_of(measured, listing) if planned else measured
+
+    report = examination.report(facts, measure_host)
     report = dataclasses.replace(report, run=config.name)
     with storage.staged_directory(directory) as staged:
         write_report(report, staged)
@@ -136,7 +148,9 @@ def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMach
     if config.preflight is None:
         raise CannotAskError("preflight is switched off")
     examination = Examination(preflight_params(config, machines[0]), machines)
-    return examination.report(describe_data(config, listing, examination.measurement)).machines
+    facts = describe_data(config, listing, examination.cache_dir)
+    measure_host = functools.partial(measure_sample, config, listing, measurement=examination.measurement)
+    return examination.report(facts, measure_host).machines
 
 
 def with_settings_of(machine: MachineSpec, configured: MachineSpec | None) -> MachineSpec:
@@ -148,39 +162,62 @@ def with_settings_of(machine: MachineSpec, configured: MachineSpec | None) -> Ma
     return dataclasses.replace(machine, region=region, spot=spot, timeout_seconds=configured.timeout_seconds)
 
 
-def describe_data(
-    config: Config,
-    listing: Listing,
-    measurement: Measurement,
-    planned: PlannedData | None = None,
-) -> DataFacts:
-    """Return the facts about the data that preflight needs, measured on a sample.
+def describe_data(config: Config, listing: Listing, cache_dir: Path, planned: PlannedData | None = None) -> DataFacts:
+    """Return the facts about the data that preflight needs, without the host's rate.
 
-    The sample is written and read like the whole data set. The result is cached until the size or time of a source file
-    changes.
+    A few examples are written like the whole data set, for their shape. The result is cached until the size or time of
+    a source file changes.
 
     Args:
         config: Configuration of the training.
         listing: Examples of the data set; divided into splits only if there is no cached result.
-        measurement: Measures the sample, and keeps the result.
+        cache_dir: Folder that keeps the result.
         planned: Expected size of the training data, of which the available data are a sample.
 
     Raises:
         InputError: If the source cannot be used.
     """
-
-    def measure_sample() -> DataFacts:
+    counted = planned.num_examples if planned else None
+    path = cache_dir / f"data-{digest_of([*_key_of(config, listing), counted, code_of([data.__name__]).digest])}.json"
+    facts: DataFacts | None = compile_cache.recall(path, DataFacts)
+    if facts is None:
+        say("preflight_training", f"reading up to {_SHAPE_EXAMPLES} examples for their shape")
         plan = plan_dataset(config.data, listing)
-        examples = sample_of(plan, _SAMPLE_EXAMPLES)
-        count = len(examples)
-        say("preflight_training", f"measuring how fast this machine reads, on {count:,} examples")
-        counts = planned.split(plan.split_examples) if planned else plan.split_examples
-        # Starting several workers takes longer than writing a small sample.
-        each = plan.listing.num_bytes // len(plan.listing.keys)
-        params = dataclasses.replace(config.data, num_workers=1) if count * each < _SMALL_BYTES else config.data
-        with written(dataclasses.replace(plan, params=params, order={TRAIN: examples})) as (records_dir, manifest):
-            return measurement.measure(records_dir, manifest, counts)
-
-    more = (planned.num_examples,) if planned else ()
-    facts = measurement.recall([listing.stat_digest(), dataclasses.asdict(config.data), *more], measure_sample)
+        with _written_sample(plan, _SHAPE_EXAMPLES) as (_, manifest):
+            facts = DataFacts.from_manifest(
+                manifest, planned.split(plan.split_examples) if planned else plan.split_examples
+            )
+        compile_cache.keep(path, dataclasses.asdict(facts))
     return planned.assumed_of(facts, listing) if planned else facts
+
+
+def measure_sample(config: Config, listing: Listing, facts: DataFacts, measurement: Measurement) -> DataFacts:
+    """Return the facts about the data with the host's rate, measured on a sample that is written like the data set.
+
+    Raises:
+        InputError: If the source cannot be used.
+    """
+
+    def measure() -> HostRate:
+        plan = plan_dataset(config.data, listing)
+        say("preflight_training", f"measuring how fast this machine reads, on up to {_SAMPLE_EXAMPLES:,} examples")
+        with _written_sample(plan, _SAMPLE_EXAMPLES) as (records_dir, manifest):
+            return measurement.measure(records_dir, manifest, facts.decoded_bytes)
+
+    key = [*_key_of(config, listing), facts.decoded_bytes]
+    return dataclasses.replace(facts, host=measurement.recall(key, measure))
+
+
+def _key_of(config: Config, listing: Listing) -> list[Any]:
+    return [listing.stat_digest(), dataclasses.asdict(config.data)]
+
+
+@contextlib.contextmanager
+def _written_sample(plan: DatasetPlan, most: int) -> Iterator[tuple[Path, Manifest]]:
+    """Write some training examples to a temporary folder; yields the folder and its manifest."""
+    examples = sample_of(plan, most)
+    # Starting several workers takes longer than writing a small sample.
+    each = plan.listing.num_bytes // len(plan.listing.keys)
+    params = dataclasses.replace(plan.params, num_workers=1) if len(examples) * each < _SMALL_BYTES else plan.params
+    with written(dataclasses.replace(plan, params=params, order={TRAIN: examples})) as sample:
+        yield sample

@@ -392,6 +392,11 @@ COMMANDS = (
                 metavar="N",
                 help="with --examples: bytes of an image file (default: those of the available data)",
             ),
+            argument(
+                "--quick",
+                action="store_true",
+                help="say only whether the training fits and how much memory it takes; leave out times and prices",
+            ),
             limit("--slower", "an epoch may be slower"),
             limit("--dearer", "a run may be more expensive"),
             MARKDOWN,

@@ -88,13 +88,16 @@ def preflight(arguments: argparse.Namespace) -> int:
         raise InputError("--slower and --dearer are limits beside another training. Received: no --against. Name one.")
     names = [name.strip() for name in (arguments.compare or arguments.machine or "").split(",") if name.strip()]
     config, baseline = load_config(arguments.config, arguments.overrides), None
+    if arguments.against and arguments.quick:
+        raise InputError("--against compares times and prices, which --quick leaves out. Use one of them.")
     if arguments.against:
         named = find_compared(arguments.against, arguments.workspace, "a preflight.json or its folder")
         baseline = load_baseline(named)
     directory, planned = arguments.workspace / f"{config.name}-preflight", _planned(arguments)
     like = baseline.footprint if baseline else None
     region = load_settings(os.environ, arguments.settings).region
-    report = compiling.preflight(config, names, directory, like, arguments.target, planned, region)
+    is_timed = not arguments.quick
+    report = compiling.preflight(config, names, directory, like, arguments.target, planned, region, is_timed)
     comparison = FootprintComparison.make(report, baseline, *limits) if baseline else None
     if baseline and not comparison and report.machines[0].passed:
         tell_hint(f"no time is known of {report.machines[0].machine}, so nothing is held against {baseline.name}")

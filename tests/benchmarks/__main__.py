@@ -456,10 +456,11 @@ def _explain_tutorial(work: Path) -> None:
     from tpu_pipelines.checking.preflight import preflight
     from tpu_pipelines.config.configuration import load_config
 
-    config = load_config("cifar10_cnn", [f"data.source=images:{make_images(work)}"])
+    config = load_config("cifar10_cnn", [f"data.source=images:{make_images(work)}", "training.residency=host"])
     found = preflight(config, ["v2-8"], work / "preflight")
     machine = found.machines[0]
     assert machine.epoch is not None
+    assert found.data.host is not None
     device = machine.epoch.device_seconds * 50_000 / found.data.num_examples
     report(
         "CIFAR-10 epoch on v2-8: device alone, against the tutorial", device, TUTORIAL_EPOCH_SECONDS, "s", "explained"

@@ -35,4 +35,23 @@ else:  # `fingerprint` follows these imports, so that an upgrade of a framework 
     from jax import numpy as jnp
     from keras import ops
 
-__all__ = ["jax", "jnp", "keras", "lax", "ops", "tf"]
+# Keras imports these if they are installed, to accept their data, draw models and wrap them: half of its import's time.
+_COMPANIONS = ("matplotlib", "pandas", "sklearn")
+
+
+def import_keras_alone() -> None:
+    """Import Keras without scikit-learn, pandas and matplotlib, which code that runs later can still import.
+
+    None in `sys.modules` makes an import fail as if the library were not installed:
+    https://docs.python.org/3/reference/import.html#the-module-cache
+    """
+    absent = [name for name in _COMPANIONS if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
+    try:
+        importlib.import_module("keras")
+    finally:
+        for name in absent:
+            del sys.modules[name]
+
+
+__all__ = ["import_keras_alone", "jax", "jnp", "keras", "lax", "ops", "tf"]

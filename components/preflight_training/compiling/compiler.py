@@ -1,7 +1,7 @@
 """The TPU compiler in a process of its own: builds the training step on abstract shapes, lowers and compiles it.
 
 The process may die: an internal error of the compiler aborts it, and a compilation can take gigabytes. `sandbox` starts
-the process, sends it each `Compilation` and receives its `Outcome` through a pipe.
+the process, sends it one `Compilation` after another, and receives each `Outcome` through a pipe.
 """
 
 import ast
@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from typing import Any
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError, chain_of
 from tpu_components.core.base.fingerprint import code_of
-from tpu_components.core.base.frameworks import jax, keras, tf
+from tpu_components.core.base.frameworks import import_keras_alone, jax, keras, tf
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.examples.interface import Interface
 from tpu_components.core.machines.machine_spec import GPU, TPU, Slice
@@ -39,6 +39,7 @@ from tpu_components.core.models.trained import check_rebuilds
 from tpu_components.core.step.step_record import end_with
 from tpu_components.preflight_training.compiling import compile_cache, hlo
 from tpu_components.preflight_training.compiling.hlo import ProgramCost, layer_of, read_cost
+from tpu_components.preflight_training.compiling.kept_arrays import least_example_bytes
 
 FITS, DOES_NOT_FIT, DOES_NOT_COMPILE = "fits", "does_not_fit", "does_not_compile"
 MAY_FIT = "may_fit"  # On a GPU, for which nothing is compiled: the lower bound of the memory fits.
@@ -92,6 +93,9 @@ class Outcome:
             lower bound, if it may fit; 0 if unknown.
         held_bytes: Memory that training counts when it decides whether data fit beside the program; 0 unless the
             program fits.
+        fixed_bytes: Part of `peak_bytes` that certainly does not grow with the batch: the model's state, and a resident
+            training split; 0 unless the program fits.
+        example_bytes: Bytes that each example of a batch needs at least; 0 unless the program fits.
         cost: Cost of the program; None unless it fits.
         parameters: Number of trainable parameters.
         objection: Reason for which train_model would refuse a model that fits; empty if there is none.
@@ -108,6 +112,8 @@ class Outcome:
     compile_seconds: float = 0.0
     peak_bytes: int = 0
     held_bytes: int = 0
+    fixed_bytes: int = 0
+    example_bytes: int = 0
     cost: ProgramCost | None = None
     parameters: int = 0
     objection: str = ""
@@ -300,6 +306,9 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
         compile_seconds=time.monotonic() - start,
         peak_bytes=stats.peak_memory_in_bytes,
         held_bytes=held_bytes(stats),
+        # The state is updated in place. Other arguments are the resident split, or else batches.
+        fixed_bytes=stats.argument_size_in_bytes if compilation.is_resident else stats.alias_size_in_bytes,
+        example_bytes=least_example_bytes(model, compilation.interface),
         cost=read_cost(compiled_text, layers),
         parameters=_count_parameters(model),
         stage=stage,
@@ -461,9 +470,9 @@ def _first_sentence(error: BaseException) -> str:
     return re.sub(r"^[A-Z_]+: ", "", first)[:_MAX_REASON]  # Without a status code such as RESOURCE_EXHAUSTED.
 
 
-def compile_in_turn(compilations: Sequence[Compilation], cache_dir: Path) -> Iterator[Outcome]:
+def compile_in_turn(compilations: Iterable[Compilation], cache_dir: Path) -> Iterator[Outcome]:
     """Yield the outcome of each compilation of one training; see `compile_step`."""
-    objection = None  # It is the same on every machine.
+    objection = None  # It is the same for every machine and batch.
     for compilation in compilations:
         keras.utils.clear_session()  # Otherwise the second model has a layer dense_2. This resets the settings below.
         keras.config.set_dtype_policy(compilation.training.precision)
@@ -476,13 +485,21 @@ def compile_in_turn(compilations: Sequence[Compilation], cache_dir: Path) -> Ite
         yield outcome
 
 
+def _requests() -> Iterator[Compilation]:
+    """Yield the compilations that arrive on stdin, until it ends."""
+    with contextlib.suppress(EOFError):
+        while True:
+            yield pickle.load(sys.stdin.buffer)
+
+
 def main() -> None:
-    """Read a request from stdin, and send each outcome through the pipe given as argument."""
-    compilations, cache_dir, parent = pickle.load(sys.stdin.buffer)
+    """Compile what arrives on stdin, and send each outcome through the pipe given as argument."""
+    cache_dir, parent = pickle.load(sys.stdin.buffer)
     end_with(parent)
+    import_keras_alone()
     with Connection(int(sys.argv[1]), readable=False) as pipe, contextlib.suppress(BrokenPipeError):
         try:
-            for outcome in compile_in_turn(compilations, cache_dir):
+            for outcome in compile_in_turn(_requests(), cache_dir):
                 pipe.send(outcome)
         except InputError as error:
             pipe.send(InputError(str(error)))

@@ -10,8 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,81 +59,82 @@ def require_compiler(machines: Iterable[Slice]) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
 class Sandbox:
-    """Compiles programs in child processes with limits.
+    """Compiles programs of one training in a child process with limits.
 
-    Attributes:
+    The child imports JAX and Keras, which takes longer than many compilations. It lives until the end of the `with`
+    block, or of `compile_all` if there is no such block. The next compilation after its death starts another child.
+
+    Args:
         timeout_seconds: Time limit of one compilation; see `Clock`.
         memory_mib: Memory limit of a child, in MiB.
         cache_dir: Folder that keeps outcomes and compiled programs' figures.
     """
 
-    timeout_seconds: float
-    memory_mib: int
-    cache_dir: Path
+    def __init__(self, timeout_seconds: float, memory_mib: int, cache_dir: Path) -> None:
+        self.timeout_seconds, self.memory_mib, self.cache_dir = timeout_seconds, memory_mib, cache_dir
+        self._child: _Child | None = None
+        self._blocks = 0
+
+    def __enter__(self) -> "Sandbox":
+        self._blocks += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._blocks -= 1
+        if not self._blocks:
+            self._end_child()
 
     def compile_all(self, compilations: Sequence[Compilation]) -> list[Outcome]:
-        """Compile each program of one training in turn, or take its outcome from the cache without starting a process.
+        """Compile each program in turn, or take its outcome from the cache without starting a process.
 
         Only outcomes that say whether a program fits are cached. Other programs are compiled again by the next call.
 
         Raises:
             InputError: If the model cannot be built.
         """
-        paths = [self.cache_dir / f"request-{_key(compilation)}.json" for compilation in compilations]
-        outcomes: dict[int, Outcome] = {}
-        for i, path in enumerate(paths):
-            if (known := compile_cache.recall(path, Outcome)) is not None:
-                outcomes[i] = dataclasses.replace(known, is_cached=True)
-        while missing := [i for i in range(len(compilations)) if i not in outcomes]:
-            # A child that dies ends one compilation; the next child does the others.
-            children = self.run_child([compilations[i] for i in missing])
-            for outcome, i in zip(children, missing, strict=False):
-                outcomes[i] = outcome
-                if outcome.verdict in (compiler.FITS, compiler.MAY_FIT, compiler.DOES_NOT_FIT):
-                    compile_cache.keep(paths[i], dataclasses.asdict(outcome))
-        return [outcomes[i] for i in range(len(compilations))]
+        with self:
+            return [self._recall_or_compile(compilation) for compilation in compilations]
 
-    def run_child(self, compilations: Sequence[Compilation]) -> Iterator[Outcome]:
-        """Yield the outcome of each compilation in one child process; ends early with one that ended the process."""
-        request = pickle.dumps((compilations, self.cache_dir, os.getpid()))
-        environment = {"KERAS_BACKEND": compilations[0].training.backend, "PYTHONPATH": os.pathsep.join(sys.path)}
-        receiving, sending = multiprocessing.Pipe(duplex=False)
-        with tempfile.TemporaryFile() as log, receiving:
-            child = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"from {compiler.__name__} import main; main()", str(sending.fileno())],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                pass_fds=(sending.fileno(),),
-                env=os.environ | COMPILER_ENVIRONMENT | environment,
-                start_new_session=True,
-            )
-            sending.close()
-            try:
-                assert child.stdin is not None
-                child.stdin.write(request)
-                child.stdin.close()
-                for compilation in compilations:  # Afterwards, the child may take minutes to exit.
-                    outcome = self._receive(compilation.machine.name, child, receiving, log)
-                    yield outcome
-                    if outcome.verdict in _ENDS:
-                        return
-            finally:
-                _kill(child)
+    def _recall_or_compile(self, compilation: Compilation) -> Outcome:
+        path = self.cache_dir / f"request-{_key(compilation)}.json"
+        known: Outcome | None = compile_cache.recall(path, Outcome)
+        if known is not None:
+            return dataclasses.replace(known, is_cached=True)
+        outcome = self.run_child(compilation)
+        if outcome.verdict in (compiler.FITS, compiler.MAY_FIT, compiler.DOES_NOT_FIT):
+            compile_cache.keep(path, dataclasses.asdict(outcome))
+        return outcome
 
-    def _receive(self, machine: str, child: subprocess.Popen[bytes], pipe: "Connection[Any, Any]", log: Any) -> Outcome:
-        """Return the next outcome that a child sends; if it sends none, an outcome that says why."""
+    def run_child(self, compilation: Compilation) -> Outcome:
+        """Compile in the child process; an outcome that ended the process, or has to end it, ends it."""
+        child = self._child = self._child or _Child(compilation.training.backend, self.cache_dir)
+        try:
+            outcome = self._receive(child, compilation)
+        except InputError:  # The child has sent it as its last message.
+            self._end_child()
+            raise
+        if outcome.verdict in _ENDS:
+            self._end_child()
+        return outcome
+
+    def _end_child(self) -> None:
+        if self._child:
+            self._child.kill()
+        self._child = None
+
+    def _receive(self, child: "_Child", compilation: Compilation) -> Outcome:
+        """Send a compilation, and return the outcome; if the child sends none, an outcome that says why."""
         started = said = time.monotonic()
         clock = Clock(Path(f"/proc/{child.pid}/task"))
+        child.send(compilation)
         while True:
             seconds = time.monotonic() - started
             computed = clock.read()
             try:
-                message = pipe.recv() if pipe.poll(_LOOK_EVERY_SECONDS) else None
+                message = child.receive(_LOOK_EVERY_SECONDS)
             except (EOFError, OSError):  # The process has ended; even with exit code 0: the model may call sys.exit.
-                return Outcome(CRASHED, _describe_death(child.wait(), log), compile_seconds=seconds)
+                return Outcome(CRASHED, child.describe_death(), compile_seconds=seconds)
             if isinstance(message, InputError):
                 raise message
             if isinstance(message, Outcome):
@@ -143,8 +143,9 @@ class Sandbox:
                 said = time.monotonic()
                 progress.say(
                     "preflight_training",
-                    f"{machine}: still compiling after {seconds:,.0f} s, {computed:,.0f} s without waiting for a CPU. "
-                    f"Unusual shapes take minutes, but only once. The limit is {self.timeout_seconds:,.0f} s",
+                    f"{compilation.machine.name}: still compiling after {seconds:,.0f} s, {computed:,.0f} s without "
+                    f"waiting for a CPU. Unusual shapes take minutes, but only once. The limit is "
+                    f"{self.timeout_seconds:,.0f} s",
                 )
             if computed > self.timeout_seconds:
                 reason = f"not compiled after {self.timeout_seconds:,.0f} s; raise preflight.compile_timeout_seconds"
@@ -155,6 +156,67 @@ class Sandbox:
                     "preflight.compile_memory_mib, or compile on a larger machine"
                 )
                 return Outcome(OUT_OF_MEMORY, reason, compile_seconds=seconds)
+
+
+class _Child:
+    """A process that runs `compiler.main`, with what it writes in a temporary file.
+
+    Args:
+        backend: Keras backend of the programs.
+        cache_dir: Folder that keeps compiled programs' figures.
+    """
+
+    def __init__(self, backend: str, cache_dir: Path) -> None:
+        environment = {"KERAS_BACKEND": backend, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self._pipe, sending = multiprocessing.Pipe(duplex=False)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (`kill` closes it)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", f"from {compiler.__name__} import main; main()", str(sending.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=(sending.fileno(),),
+            env=os.environ | COMPILER_ENVIRONMENT | environment,
+            start_new_session=True,
+        )
+        sending.close()
+        self.pid = self._process.pid
+        self.send((cache_dir, os.getpid()))
+
+    def send(self, message: Any) -> None:
+        """Send a message; does nothing if the process has ended, which `receive` reports."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(pickle.dumps(message))
+            self._process.stdin.flush()
+
+    def receive(self, seconds: float) -> Any:
+        """Return the next message; None if there is none after some seconds.
+
+        Raises:
+            EOFError: If the process has ended.
+        """
+        return self._pipe.recv() if self._pipe.poll(seconds) else None
+
+    def describe_death(self) -> str:
+        """Return how a process that has ended has ended, with the most telling line that it wrote."""
+        code = self._process.wait()
+        self._log.seek(0)
+        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
+        telling = [line for line in lines if "Check failed" in line or "Error" in line] or lines[-1:]
+        cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return f"the TPU compiler's process ended with {cause}" + (f": {telling[-1][:400]}" if telling else "")
+
+    def kill(self) -> None:
+        """End the process without waiting for its own end, which can take minutes after a large program."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        self._pipe.close()
+        self._log.close()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
 
 
 class Clock:
@@ -205,23 +267,9 @@ def _key(compilation: Compilation) -> str:
     return digest_of([dataclasses.asdict(compilation), digests, compiler.versions()])
 
 
-def _describe_death(code: int, log: Any) -> str:
-    log.seek(0)
-    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    telling = [line for line in lines if "Check failed" in line or "Error" in line] or lines[-1:]
-    cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return f"the TPU compiler's process ended with {cause}" + (f": {telling[-1][:400]}" if telling else "")
-
-
 def _resident_mib(pid: int) -> int:
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (OSError, IndexError):  # It has just ended.
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE") >> 20
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()

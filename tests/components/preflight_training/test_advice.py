@@ -159,10 +159,12 @@ def test_much_communication_wants_a_larger_batch():
     assert _advise(step=dataclasses.replace(_STEP, communication_ms=None)) == ("", True)
 
 
-@pytest.mark.parametrize(("is_exact", "text"), [(True, "Up to 1,024 "), (False, "Up to about 1,024 ")])
-def test_room_for_more_is_told(is_exact, text):
-    assert text in _advise(largest_batch=LargestBatch(1024, is_exact))[0]
-    assert _advise(largest_batch=LargestBatch(255, is_exact))[0] == ""
+@pytest.mark.parametrize(
+    ("is_upper_bound", "text"), [(False, "Up to 1,024 examples"), (True, "At most 1,024 examples")]
+)
+def test_room_for_more_is_told(is_upper_bound, text):
+    assert text in _advise(largest_batch=LargestBatch(1024, not is_upper_bound, is_upper_bound))[0]
+    assert _advise(largest_batch=LargestBatch(255, not is_upper_bound, is_upper_bound))[0] == ""
 
 
 def test_what_the_figures_leave_out_is_told():
@@ -175,7 +177,7 @@ def test_what_the_figures_leave_out_is_told():
     ("largest", "text"),
     [
         (LargestBatch(640, True), "batch_size_per_replica to 640 or less (compiled)"),
-        (LargestBatch(640, False), "batch_size_per_replica to 640 or less (estimated)"),
+        (LargestBatch(640, False), "batch_size_per_replica to 640 or less (compiled; more may fit)"),
         (LargestBatch(0, True), "Not one example fits"),
         (None, "Not one example fits"),
     ],

@@ -16,22 +16,30 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TRAIN, Manifest
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.preflight_training import data
-from tpu_components.preflight_training.data import DataFacts, Measurement, measure_rate
+from tpu_components.preflight_training.data import DataFacts, HostRate, Measurement, measure_rate
+
+# In a process of its own: measures the records of the first argument, and keeps the rate in the second.
+_MEASURE = """
+import pathlib, sys
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.preflight_training import data
+records, cache_dir = map(pathlib.Path, sys.argv[1:])
+manifest = Manifest.load(records)
+facts = data.DataFacts.from_manifest(manifest, {"train": 1259})
+data.Measurement(4096, 1000, cache_dir).of_records(records, manifest, facts)
+"""
 
 
 def _load(records, cache_dir, in_memory_mib=4096):
-    return Measurement(in_memory_mib, 1000, cache_dir, lambda *_: None).of_records(records)
+    manifest = Manifest.load(records, verify=False)
+    facts = DataFacts.from_manifest(manifest, {name: split.num_examples for name, split in manifest.splits.items()})
+    return Measurement(in_memory_mib, 1000, cache_dir).of_records(records, manifest, facts)
 
 
 @pytest.mark.heavy  # Another process with TensorFlow: 5 s.
 def test_data_are_measured_without_the_log_messages_of_tensorflow(digits_records, tmp_path):
-    code = (
-        "import pathlib, sys; from tpu_components.preflight_training.data import Measurement; "
-        "records, cache_dir = map(pathlib.Path, sys.argv[1:]); "
-        "Measurement(4096, 1000, cache_dir, lambda *_: None).of_records(records)"
-    )
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    command = [sys.executable, "-c", code, str(digits_records), str(tmp_path)]
+    command = [sys.executable, "-c", _MEASURE, str(digits_records), str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert not re.search("cuInit|rendezvous|buffer_size|rebuild TensorFlow", done.stderr), done.stderr
 
@@ -50,33 +58,14 @@ def test_facts_are_the_data_sets_own(digits_records, tmp_path):
 def test_the_import_of_tensorflow_is_no_part_of_a_rate(digits_records, tmp_path):
     """In a process of its own, as on the command line: importing takes longer than what is measured."""
     code = (
-        "import pathlib, sys, time, types\n"
+        "import sys, time, types\n"
         "from tpu_components.preflight_training import data\n"
         "clock = lambda: print('tensorflow' in sys.modules) or time.perf_counter()\n"
         "data.time = types.SimpleNamespace(perf_counter=clock)\n"
-        "records, cache_dir = map(pathlib.Path, sys.argv[1:])\n"
-        "data.Measurement(4096, 1000, cache_dir, lambda *_: None).of_records(records)\n"
-    )
+    ) + _MEASURE
     command = [sys.executable, "-c", code, str(digits_records), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == {"True"}
-
-
-def test_a_compilation_is_over_before_anything_is_measured(digits_records, tmp_path, load):
-    """Before, there is nothing to read in the files."""
-    load(0.0)
-    done, records = [], tmp_path / "records"
-    shutil.copytree(digits_records, records)
-    for shard in records.glob("*.tfrecord"):
-        shard.write_bytes(bytes(shard.stat().st_size))
-
-    def compile_it(interface, num_examples, num_validation):
-        done.append((interface.input.shape, num_examples, num_validation))
-        shutil.copytree(digits_records, records, dirs_exist_ok=True)
-
-    for _ in range(2):
-        Measurement(4096, 1000, tmp_path / "cache", compile_it).of_records(records)
-    assert done == [((8, 8, 1), 1259, 179)], "nor is it done again"
 
 
 def test_what_does_not_fit_in_memory_is_fed_from_its_files(digits_records, tmp_path):
@@ -100,10 +89,10 @@ def test_rates_are_measured_once_per_data_set_and_reader(digits_records, tmp_pat
     load(0.0)
     first = _load(digits_records, tmp_path)
     assert _load(digits_records, tmp_path) == first  # To the last digit: read from the file.
-    (kept,) = tmp_path.glob("data-*.json")
-    assert typed_values.read(json.loads(kept.read_text())["content"], DataFacts) == first
+    (kept,) = tmp_path.glob("host-*.json")
+    assert typed_values.read(json.loads(kept.read_text())["content"], HostRate) == first.host
     _load(digits_records, tmp_path, in_memory_mib=0)
-    assert len(list(tmp_path.glob("data-*.json"))) == 2
+    assert len(list(tmp_path.glob("host-*.json"))) == 2
 
 
 @pytest.fixture(scope="module")

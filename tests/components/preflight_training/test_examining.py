@@ -39,7 +39,7 @@ def fitting(tmp_path, monkeypatch):
     product = MatrixProduct(32, 64, 10, 2.0 * 32 * 64 * 10, is_forward=True)
     layers = {"dense": LayerCost([OperationCost(Kind.PRODUCT, 150_000, product.flops)], [product])}
     cost = ProgramCost(layers)
-    outcome = Outcome(FITS, peak_bytes=1 << 20, held_bytes=1 << 20, cost=cost, parameters=650)
+    outcome = Outcome(FITS, peak_bytes=1 << 20, held_bytes=1 << 20, example_bytes=112, cost=cost, parameters=650)
     monkeypatch.setattr(sandbox.Sandbox, "compile_all", lambda _, compilations: [outcome] * len(compilations))
     return tmp_path
 
@@ -349,27 +349,77 @@ def test_a_machine_without_an_estimate_keeps_the_price_of_an_hour(verdict, tmp_p
     assert not report.passed
 
 
-@pytest.mark.parametrize("data", [_DATA, dataclasses.replace(_DATA, num_examples=10**9)], ids=["few", "many"])
-def test_the_memory_holds_the_examples_of_the_largest_batch(data, tmp_path, monkeypatch):
-    """An image of 64 bytes with its label and weight, and a compiler that hardly counts them."""
-
-    def compile_all(_, compilations):
-        sizes = [compilation.training.batch_size_per_replica for compilation in compilations]
-        return [Outcome(FITS, peak_bytes=1_000 + size // 4, held_bytes=1_000) for size in sizes]
-
-    monkeypatch.setattr(sandbox.Sandbox, "compile_all", compile_all)
-    report = _examine(tmp_path, data, batch_size_per_replica=8)
-    assert report.largest_batch.size == report.capacity_bytes // (64 + 4 + 4)
-
-
-def test_largest_batch_is_guessed_where_it_is_not_searched(cache_dir):
-    largest = _examine(cache_dir).largest_batch
-    assert not largest.is_exact
-    assert largest.size > 32
+def test_a_bound_of_the_largest_batch_costs_no_compilation(tmp_path, monkeypatch):
+    compiled, run = [], sandbox.Sandbox.run_child
+    monkeypatch.setattr(sandbox.Sandbox, "run_child", lambda box, one: compiled.append(one) or run(box, one))
+    report = _examine(tmp_path)
+    assert len(compiled) == 1
+    assert report.largest_batch.is_upper_bound
+    # An image of 64 bytes, its label, its weight, and ten outputs in float32.
+    assert report.largest_batch.size == pytest.approx(report.capacity_bytes // (64 + 4 + 4 + 40), rel=0.001)
     resident = {"residency": "auto", "in_memory_mib": 1 << 20}
     validated = dataclasses.replace(_DATA, num_validation=100_000_000)
-    without, beside = (_examine(cache_dir, data, **resident).largest_batch for data in (_DATA, validated))
+    without, beside = (_examine(tmp_path, data, **resident).largest_batch for data in (_DATA, validated))
     assert beside.size < without.size, "the validation split takes of the memory too"
+
+
+def _examine_unmeasured(cache_dir, is_timed=True, **changes):
+    """The report on data whose rate is not known yet, and how often it was measured."""
+    measured = []
+
+    def measure(data):
+        measured.append(data)
+        return dataclasses.replace(data, host=_DATA.host)
+
+    paid = PaidMachine(changes.pop("machine", "v5e-1"))
+    training = dataclasses.replace(_PARAMS.training, residency=changes.pop("residency", "host"))
+    params = dataclasses.replace(_PARAMS, training=training, paid=paid, **changes)
+    unmeasured = dataclasses.replace(_DATA, host=None)
+    return Examination(params, [paid], cache_dir, is_timed).report(unmeasured, measure), len(measured)
+
+
+def test_the_host_is_measured_only_where_a_time_depends_on_it(fitting):
+    report, count = _examine_unmeasured(fitting)
+    assert (report.data.host, count) == (_DATA.host, 1)
+    report, count = _examine_unmeasured(fitting, residency="auto")
+    assert (report.data.host, count) == (None, 0)
+    (resident,) = report.machines
+    assert resident.is_resident
+    assert resident.epoch.device_seconds > 0
+    assert "read from the files" not in as_text(report)
+
+
+def test_a_quick_preflight_answers_fits_and_memory_alone(fitting):
+    """Nor does it refuse a training for a budget, of which it knows nothing."""
+    report, count = _examine_unmeasured(fitting, is_timed=False, max_step_ms=1e-9, max_price_usd=1e-9)
+    (one,) = report.machines
+    assert count == 0
+    assert one.passed
+    assert (one.step, one.epoch, one.layers, one.timeout_seconds) == (None, None, (), 0)
+    assert (one.cost.usd_per_run, one.cost.most_usd_per_run) == (None, None)
+    assert one.summary == (
+        "fits v5e-1 (<1% of its memory); time left out, like prices of a run: run preflight without --quick; $1.38 an "
+        "hour, at Vertex AI's price"
+    )
+    text = as_text(report)
+    assert re.search(r"^memory +1.00 MiB of 15.8 GiB a device", text, re.MULTILINE)
+    assert "At most 150,994,944 examples per replica fit; the data set has 1,259 for each" in text
+    assert not re.search("^(step|epoch|timeout)", text, re.MULTILINE)
+    assert report.footprint(one) is None
+
+
+@pytest.mark.parametrize("layers", [{}, {"dense": LayerCost(0.0, 0.0, [])}])
+def test_a_program_of_which_nothing_can_be_priced_fits_and_has_no_time(layers, tmp_path, monkeypatch):
+    outcome = Outcome(FITS, peak_bytes=1 << 20, example_bytes=112, cost=ProgramCost(0, 0, layers, (), 0, ()))
+    monkeypatch.setattr(sandbox.Sandbox, "compile_all", lambda _, compilations: [outcome] * len(compilations))
+    report, count = _examine_unmeasured(tmp_path)
+    (one,) = report.machines
+    assert (one.passed, one.verdict, one.step, one.epoch, one.layers, count) == (True, "fits", None, None, (), 0)
+    assert one.summary.startswith("fits v5e-1 (<1% of its memory); time unknown: the compiler has no estimate for any")
+    assert one.timeout_seconds == 7 * 24 * 3600, "what takes an unknown time is not stopped early"
+    assert re.search(r"^time +unknown: the compiler has no estimate", as_text(report), re.MULTILINE)
+    refused, _ = _examine_unmeasured(tmp_path, max_step_ms=1.0)
+    assert "max_step_ms cannot be kept" in refused.machines[0].reasons[0]
 
 
 @pytest.mark.slow  # A dozen compilations: one or two minutes.

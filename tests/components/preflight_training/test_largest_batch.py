@@ -2,7 +2,7 @@ import pytest
 
 from tpu_components.preflight_training.compiling.compiler import DOES_NOT_FIT, FITS, Outcome
 from tpu_components.preflight_training.compiling.sandbox import CRASHED
-from tpu_components.preflight_training.largest_batch import LargestBatch, estimate_largest_batch, find_largest_batch
+from tpu_components.preflight_training.largest_batch import LargestBatch, bound_largest_batch, find_largest_batch
 
 _FEW = 16  # Each is a compilation.
 _MOST = 32  # Halving alone, from a hundred thousand down to one.
@@ -89,44 +89,31 @@ def test_nothing_is_known_if_the_first_trial_cannot_be_told():
     assert find_largest_batch(lambda size: Outcome(CRASHED), 128, 10_000) is None
 
 
-@pytest.mark.parametrize("step", [1, 128])
-@pytest.mark.parametrize("fixed_share", [0.001, 0.1, 0.9])
-def test_an_estimate_leaves_out_what_does_not_grow_with_the_batch(fixed_share, step):
-    """The weights and their optimizer stay as they are; through zero, the batch would be four times too small."""
-    device = _Device(10_000_000, fixed=int(fixed_share * 10_000_000), step=step)
-    estimated = estimate_largest_batch(device.attempt, 128, device.needed(128), device.capacity, 1)
-    assert estimated == LargestBatch((device.capacity - device.fixed) // 10, is_exact=False)
-    assert device.tried == [2048]
-
-
-def test_an_estimate_lies_beside_a_second_size_that_does_not_fit():
-    device = _Device(15_000)
-    assert estimate_largest_batch(device.attempt, 128, device.needed(128), 15_000, 1) == LargestBatch(
-        1495, is_exact=False
-    )
-    unknown = _Device(15_000, says_bytes=False)
-    assert estimate_largest_batch(unknown.attempt, 128, unknown.needed(128), 15_000, 1) is None
-
-
-def test_nothing_is_estimated_where_the_second_size_cannot_be_told():
-    assert estimate_largest_batch(lambda size: Outcome(CRASHED), 128, 1_280, 10_000, 1) is None
-
-
 @pytest.mark.parametrize("step", [1, 8, 128])
-@pytest.mark.parametrize("first", [1, 8, 32, 100, 128, 200])
-def test_an_estimate_from_a_small_batch_is_not_above_what_fits(first, step):
-    """Batches of 8 and of 128 take the same memory, so a line through both would never reach the limit."""
-    device = _Device(10_000_000, fixed=20_000, step=step)
-    most = (device.capacity - device.fixed) // 10
-    estimated = estimate_largest_batch(device.attempt, first, device.needed(first), device.capacity, 1)
-    assert 0.9 * most < estimated.size <= most
+@pytest.mark.parametrize("fixed_share", [0.001, 0.1, 0.9])
+@pytest.mark.parametrize("known_share", [0.0, 0.5, 1.0])  # How much of the fixed memory is known to be fixed,
+@pytest.mark.parametrize("least_bytes", [1, 6, 10])  # and how much of the 10 bytes of an example.
+def test_a_bound_is_not_below_what_fits(fixed_share, step, known_share, least_bytes):
+    device = _Device(10_000_000, fixed=int(fixed_share * 10_000_000), step=step)
+    bound = bound_largest_batch(8, int(known_share * device.fixed), least_bytes, device.capacity)
+    assert bound.is_upper_bound
+    assert not bound.is_exact
+    assert bound.size >= device.search(8).size
+    assert bound.size * least_bytes <= device.capacity
 
 
-@pytest.mark.parametrize("per_example", [0.001, 0.25, 10])
-def test_an_estimate_is_never_above_the_memory_divided_by_the_bytes_of_an_example(per_example):
-    """Two programs whose memory hardly grows with the batch, for example because the compiler stores it elsewhere."""
-    attempt = lambda size: Outcome(FITS, peak_bytes=1_000 + int(size * per_example))  # noqa: E731
-    capacity = 100_000_000
-    example_bytes = 128
-    estimated = estimate_largest_batch(attempt, 128, attempt(128).peak_bytes, capacity, example_bytes)
-    assert estimated.size <= capacity // example_bytes
+def test_a_bound_is_what_fits_where_all_is_known():
+    device = _Device(10_000_000, fixed=9_000_000)
+    assert bound_largest_batch(8, device.fixed, 10, device.capacity).size == device.search(8).size == 100_000
+
+
+@pytest.mark.parametrize(
+    ("largest", "text"),
+    [
+        (LargestBatch(1024, is_exact=True), "1,024"),
+        (LargestBatch(1024, is_exact=False, is_upper_bound=True), "≤1,024"),
+        (LargestBatch(1024, is_exact=False), "≥1,024"),
+    ],
+)
+def test_a_bound_is_marked(largest, text):
+    assert largest.text == text

@@ -47,7 +47,7 @@ _MACHINE = MachineReport(
     parameters=1_676_912,
     peak_bytes=3 << 30,
     capacity_bytes=12 << 30,
-    largest_batch=LargestBatch(34_225, is_exact=False),
+    largest_batch=LargestBatch(34_225, is_exact=False, is_upper_bound=True),
     step=StepTime(0.8, 0.2, 0.08, 0.113, 1.9e10, 0.75, 1.3),
     epoch=EpochTime(49, 0.049, 0.2788, 1_024_000.0, 0.824, low_seconds=0.2788, high_seconds=0.3),
     epochs=10,
@@ -60,7 +60,7 @@ _MACHINE = MachineReport(
     unknown_loops=0,
     broken=(),
     accuracy=Accuracy(1.1, 0.88, 1.32, 24, 4),
-    advice=("The device waits for data.", "Up to about 34,225 examples per replica fit."),
+    advice=("The device waits for data.", "At most 34,225 examples per replica fit."),
 )
 
 
@@ -174,7 +174,7 @@ def test_text_of_one_machine_gives_every_figure():
     text = as_text(_report())
     assert text.startswith("cifar10_cnn on v5e-8 (jax, mixed_bfloat16): fits\n")
     assert _line(text, "memory") == "3.00 GiB of 12.0 GiB a device (25%)"
-    assert _line(text, "batch") == "128 per replica, 1,024 in all; the most that fit: ≈34,225 per replica"
+    assert _line(text, "batch") == "128 per replica, 1,024 in all; at most 34,225 per replica fit"
     assert _line(text, "step") == "1.00 ms (0.750–1.30) = 800 µs compute + 200 µs communication"
     assert _line(text, "matrix units") == "11% used while the device computes"
     assert _line(text, "epoch") == "49 steps, 49.0 ms on the device, 279 ms (279–300) with waiting"
@@ -186,7 +186,7 @@ def test_text_of_one_machine_gives_every_figure():
     assert _line(text, "compilation") == "15.0 s"
     assert _line(text, "conv2d") == "0.500 62% 30% 0.250 3 input features fill 2% of 128-wide tiles"
     assert _line(text, "max_pooling2d") == "0.300 37% – –"
-    assert "\n- The device waits for data.\n- Up to about 34,225 examples per replica fit.\n" in text
+    assert "\n- The device waits for data.\n- At most 34,225 examples per replica fit.\n" in text
 
 
 def test_text_ends_with_what_the_figures_rest_on():
@@ -238,7 +238,7 @@ def test_text_of_a_broken_budget_gives_the_reason_and_the_figures():
 def test_text_compares_machines_row_by_row():
     text = as_text(_SEVERAL)
     assert text.startswith("cifar10_cnn (jax, mixed_bfloat16, 128 examples per replica): 2 of 5 machines pass\n")
-    assert _line(text, "v5e-8") == "fits 3.00/12.00 ≈34,225 1.00 0.200 11% 0.279 82% 11.04 0.0074 44.16"
+    assert _line(text, "v5e-8") == "fits 3.00/12.00 ≤34,225 1.00 0.200 11% 0.279 82% 11.04 0.0074 44.16"
     assert _line(text, "v6e-8").startswith("refused 3.00/12.00")
     assert "nine of ten meant to take 0.8 to 1.2 times as long" in _squeeze(text)
     assert _line(text, "v2-8") == "does not compile ?/12.00 ?" + 8 * " –"
@@ -290,7 +290,7 @@ _WIDEST = _other(
     capacity_bytes=int(94.75 * 2**30),
     step=StepTime(12_345.0, 0.00012, 0.0, 0.999, 1e12, 9_123.0, 15_678.0),
     cost=dataclasses.replace(_COST, usd_per_hour=844.8, usd_per_run=123_456.0, most_usd_per_run=654_321.0),
-    largest_batch=LargestBatch(131_072, is_exact=False),
+    largest_batch=LargestBatch(131_072, is_exact=False, is_upper_bound=True),
 )
 
 
@@ -382,7 +382,7 @@ def test_text_shows_what_is_unknown_as_such():
     assert _line(text, "step") == "800 µs (750–1,300) = 800 µs compute + ? communication"
     assert _line(text, "price") == "?"
     assert _line(text, "prices") == "? no trustworthy price is known"
-    assert "the most that fit: ? per replica" in text
+    assert "the most that fit is not known" in text
     assert "? communication is left out" in text
     assert _line(as_text(_report(_UNKNOWN, _failed())), "v5e-8") == "fits 3.00/12.00 ? 0.800 ? 11% 0.279 82% ? ? ?"
 
@@ -442,8 +442,8 @@ def test_page_warns_where_a_tpu_is_hardly_worth_it(words):
 def test_page_compares_machines_and_shows_every_verdict(words):
     text = words(_SEVERAL)
     assert "✓ 2 of 5 machines pass: take v5e-1 Cheapest: v5e-1." in text
-    assert "v5e-8 fits 3.00/12.00 ≈34,225 1.00 0.200 11% 0.279 82% 11.04 0.0074 44.16" in text
-    assert "v6e-8 refused 3.00/12.00 ≈34,225 1.00" in text
+    assert "v5e-8 fits 3.00/12.00 ≤34,225 1.00 0.200 11% 0.279 82% 11.04 0.0074 44.16" in text
+    assert "v6e-8 refused 3.00/12.00 ≤34,225 1.00" in text
     assert "v2-8 does not compile ?/12.00 ? – –" in text
     assert "v3-8 does not fit ?/12.00 96 – –" in text
     assert "max_price_usd=5" in text

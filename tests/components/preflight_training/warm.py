@@ -13,7 +13,7 @@ import select
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -44,14 +44,12 @@ class WarmCompiler:
     def _words(self) -> TextIO:
         return self._connection.makefile("rw")
 
-    def __call__(self, box: sandbox.Sandbox, compilations: Sequence[Compilation]) -> Iterator[Outcome]:
-        """What came of each compilation."""
-        some = [asdict(compilation) for compilation in compilations]
-        request = {"compilations": some, "cache_dir": str(box.cache_dir)}
-        for message in self._ask(request):
-            if "input_error" in message:
-                raise InputError(message["input_error"])
-            yield typed_values.read(message["outcome"], Outcome)
+    def __call__(self, box: sandbox.Sandbox, compilation: Compilation) -> Outcome:
+        """What came of a compilation."""
+        (message,) = self._ask({"compilation": asdict(compilation), "cache_dir": str(box.cache_dir)})
+        if "input_error" in message:
+            raise InputError(message["input_error"])
+        return typed_values.read(message["outcome"], Outcome)
 
     @contextlib.contextmanager
     def takes_over(self) -> Iterator[None]:
@@ -61,7 +59,7 @@ class WarmCompiler:
             patch.setattr(
                 sandbox.Sandbox,
                 "run_child",
-                lambda box, some: (self if some[0].training.backend == "jax" else cold)(box, some),
+                lambda box, one: (self if one.training.backend == "jax" else cold)(box, one),
             )
             yield
 
@@ -118,10 +116,10 @@ def _answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield _run(request["code"], request["arguments"])
         return
     cache_dir = Path(request["cache_dir"])
-    compilations = typed_values.read(request["compilations"], tuple[Compilation, ...])
+    compilation = typed_values.read(request["compilation"], Compilation)
     try:
-        for outcome in compiler.compile_in_turn(compilations, cache_dir):
-            yield {"outcome": asdict(outcome)}
+        (outcome,) = compiler.compile_in_turn([compilation], cache_dir)
+        yield {"outcome": asdict(outcome)}
     except InputError as error:
         yield {"input_error": str(error)}
 

@@ -137,6 +137,11 @@ def test_preflight_fails_where_the_training_is_slower_than_that_of_a_report(fini
     assert lines[2].startswith("- ✗ an epoch takes ")
 
 
+def test_a_quick_preflight_compares_no_times(tmp_path):
+    done = tpu_pipelines_here("preflight", "digits", "--quick", "--against", str(tmp_path / "preflight.json"))
+    assert_user_error(done, "--against compares times and prices, which --quick leaves out")
+
+
 def test_what_is_no_training_to_compare_with_is_refused_before_anything_is_compiled(tmp_path):
     done = tpu_pipelines_here("preflight", "digits", "--against", str(tmp_path / "nothing"))
     assert_user_error(done, "Cannot compare with", "REGISTRY/NAME@VERSION, or a preflight.json or its folder")

@@ -1,16 +1,18 @@
 """Claims about preflight of a configuration: where its prices come from, and which examples it measures."""
 
+import json
+
 import pytest
 
+from tests.cli import tpu_pipelines_here
 from tpu_components.core.base.cpus import CpuTimes
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import load_catalogue, parse_machine
 from tpu_components.core.sources.kinds import list_examples
 from tpu_components.create_tfrecords.planning import plan_dataset
-from tpu_components.preflight_training.data import DataFacts, HostRate, Measurement
+from tpu_components.preflight_training.data import Measurement
 from tpu_pipelines.checking import preflight
-from tpu_pipelines.checking.preflight import PlannedData, describe_data, with_settings_of
+from tpu_pipelines.checking.preflight import PlannedData, describe_data, measure_sample, with_settings_of
 from tpu_pipelines.config.configuration import load_config
 
 
@@ -33,14 +35,9 @@ def test_a_machine_that_is_no_spot_machine_has_the_other_price():
     assert not with_settings_of(pod, parse_machine({"name": "v5e-1", "spot": True})).spot
 
 
-def _measurement(cache_dir):
-    return Measurement(4096, 20_000, cache_dir, meanwhile=lambda *_: None)
-
-
-def test_data_that_were_measured_before_are_not_even_divided(image_folder, tmp_path, monkeypatch):
+def test_data_that_were_described_before_are_not_even_divided(image_folder, tmp_path, monkeypatch):
     folder = image_folder()
     config = load_config("digits", [f"data.source=images:{folder}"])
-    facts = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 2), 7, 448, HostRate(1.0, 2.0, True, 2))
     divided = []
 
     def divide(*arguments):
@@ -48,12 +45,12 @@ def test_data_that_were_measured_before_are_not_even_divided(image_folder, tmp_p
         return divided[-1]
 
     monkeypatch.setattr(preflight, "plan_dataset", divide)
-    monkeypatch.setattr(Measurement, "measure", lambda *_: facts)
-    for _ in range(2):
-        assert describe_data(config, list_examples(config.data), _measurement(tmp_path)) == facts
+    first, second = (describe_data(config, list_examples(config.data), tmp_path) for _ in range(2))
+    assert first == second
+    assert first.host is None
     assert len(divided) == 1
     (folder / "cat" / "new.png").write_bytes((folder / "cat" / "0000.png").read_bytes())
-    assert describe_data(config, list_examples(config.data), _measurement(tmp_path)) == facts
+    assert describe_data(config, list_examples(config.data), tmp_path).interface == first.interface
     assert len(divided) == 2
 
 
@@ -64,19 +61,40 @@ def test_data_to_come_are_streamed_and_say_what_is_assumed(image_folder, tmp_pat
     folder = image_folder()
     config = load_config("digits", [f"data.source=images:{folder}", "data.image_size=64", "data.encoding=encoded"])
     listing = list_examples(config.data)
-    here = describe_data(config, listing, _measurement(tmp_path))
+
+    def load(planned=None):
+        facts = describe_data(config, listing, tmp_path, planned)
+        measured = measure_sample(config, listing, facts, Measurement(4096, 20_000, tmp_path))
+        return planned.assumed_of(measured, listing) if planned else measured
+
+    assert load().host.in_memory
     planned = PlannedData(2_000_000)
-    facts = describe_data(config, listing, _measurement(tmp_path), planned=planned)
-    assert here.host.in_memory
+    facts = load(planned)
     assert not facts.host.in_memory
     assert 1_000_000 < facts.num_examples < 2_000_000
     assert facts.num_validation > 100_000
     assert 0 < facts.host.low_per_second <= facts.host.feed_per_second <= facts.host.high_per_second
     assert facts.assumed.startswith("2,000,000 examples are assumed, streamed from files; the host's rate is that of ")
     each = listing.num_bytes / len(listing.keys)
-    larger = describe_data(config, listing, _measurement(tmp_path), planned=PlannedData(2_000_000, round(10 * each)))
+    larger = load(PlannedData(2_000_000, round(10 * each)))
     assert larger.host.feed_per_second == pytest.approx(facts.host.feed_per_second / 10, rel=0.05)
     assert "divided by" in larger.assumed
+    assert describe_data(config, listing, tmp_path, planned).assumed == "2,000,000 examples are assumed"
+
+
+def test_a_quick_preflight_of_host_fed_data_measures_nothing(warm, tmp_path, monkeypatch):
+    """A whole command: fits and memory, the price of an hour, and neither step nor rate."""
+    monkeypatch.setattr(Measurement, "measure", lambda *_: pytest.fail("measured"))
+    residency = ("--set", "training.residency=host", "--set", "preflight.max_step_ms=0.000001")
+    with warm.takes_over():
+        done = tpu_pipelines_here("preflight", "digits", "--quick", *residency, "--workspace", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    (machine,) = found["machines"]
+    assert (machine["verdict"], machine["step"], machine["epoch"], found["data"]["host"]) == ("fits", None, None, None)
+    assert 0 < machine["peak_bytes"] < machine["capacity_bytes"]
+    assert (machine["cost"]["usd_per_hour"], machine["cost"]["usd_per_run"]) == (1.38, None)
+    assert machine["largest_batch"]["is_upper_bound"]
 
 
 @pytest.mark.parametrize("numbers", [(0,), (-5,), (10, -1)])

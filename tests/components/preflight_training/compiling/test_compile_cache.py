@@ -7,7 +7,6 @@ import stat
 
 import pytest
 
-from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.preflight_training import data
 from tpu_components.preflight_training.compiling import compile_cache, sandbox
 from tpu_components.preflight_training.compiling.compiler import FITS, Outcome
@@ -91,12 +90,12 @@ def test_where_nothing_may_be_written_nothing_is_kept(tmp_path, monkeypatch, num
 
 
 def test_a_damaged_measurement_is_measured_again(tmp_path):
-    facts = data.DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 3, 4, data.HostRate(1.0, 2.0, True, 2))
-    measurement, found = data.Measurement(4096, 1000, tmp_path, lambda *_: None), []
+    rate, found = data.HostRate(1.0, 2.0, True, 2), []
+    measurement = data.Measurement(4096, 1000, tmp_path)
     for _ in range(2):
-        assert measurement.recall(["key"], lambda: found.append(1) or facts) == facts
+        assert measurement.recall(["key"], lambda: found.append(1) or rate) == rate
     assert found == [1]
-    (kept,) = tmp_path.glob("data-*.json")
+    (kept,) = tmp_path.glob("host-*.json")
     kept.write_text("{")
-    assert measurement.recall(["key"], lambda: found.append(2) or facts) == facts
+    assert measurement.recall(["key"], lambda: found.append(2) or rate) == rate
     assert found == [1, 2]

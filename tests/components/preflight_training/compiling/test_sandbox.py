@@ -190,6 +190,37 @@ def test_a_child_that_has_answered_and_does_not_end_is_not_waited_for(monkeypatc
     assert compile_one(make_compilation(), tmp_path).reason == "too large"
 
 
+# A child that answers every request with its number.
+_NUMBERED = f"""
+import os, pickle, sys
+from multiprocessing.connection import Connection
+pipe, answer = Connection(int(sys.argv[-1]), readable=False), {pickle.dumps(Outcome(DOES_NOT_FIT))!r}
+pickle.load(sys.stdin.buffer)
+while pickle.load(sys.stdin.buffer):
+    outcome = pickle.loads(answer)
+    object.__setattr__(outcome, "reason", str(os.getpid()))
+    pipe.send(outcome)
+"""
+
+
+def test_one_child_compiles_all_programs_of_a_block_and_ends_with_it(monkeypatch, tmp_path):
+    """Its imports take longer than most compilations."""
+    run, box = subprocess.Popen, sandbox.Sandbox(60, 8192, tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **how: run([words[0], "-c", _NUMBERED, words[-1]], **how))
+    with box:
+        first, second, third = (
+            outcome.reason
+            for sizes in ([8, 16], [32])
+            for outcome in box.compile_all([make_compilation(batch_size=size) for size in sizes])
+        )
+        assert first == second == third
+        assert _is_running(first)
+    assert not _is_running(first)
+    (other,) = box.compile_all([make_compilation(batch_size=64)])
+    assert other.reason != first
+    assert not _is_running(other.reason)
+
+
 @pytest.mark.slow  # Two compilers in processes of their own: 10 s.
 def test_two_at_once_do_not_lock_each_other_out(tmp_path):
     """Without ALLOW_MULTIPLE_LIBTPU_LOAD the second ends with `ABORTED: … multi-process lockfile`.

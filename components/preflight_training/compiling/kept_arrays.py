@@ -1,0 +1,87 @@
+"""Computes how much memory an example of a batch needs at least, from the training step of an uncompiled model."""
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tpu_components.core.base.frameworks import jax, jnp
+from tpu_components.core.examples.interface import Interface
+from tpu_components.core.models.step.program import state_of
+
+_BATCH = 8191  # A prime, so that a dimension that it divides comes from the batch.
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+# What these compute is not kept: it is computed again, or stays inside a kernel.
+_UNKEPT = ("checkpoint", "pallas_call")
+
+
+def least_example_bytes(model: Any, interface: Interface) -> int:
+    """Return the bytes that each example of a batch needs at least in a training step on the JAX backend.
+
+    They are the bytes of its inputs, targets and weight, and those of what the backward pass needs of the forward pass.
+    The compiler recomputes what is cheap, but not products: for each product, it keeps the result or an array computed
+    from it. Of all arrays that JAX keeps for the backward pass, it keeps at least half, because an activation function
+    has its argument and its result among them. The smaller of both is counted.
+
+    Args:
+        model: Model after `compile_model`; its variables may be abstract.
+        interface: Input and output of the model.
+    """
+    batch = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in interface.batch_shapes(_BATCH)]
+    kept = 0
+    with contextlib.suppress(Exception):  # A model's own `train_step` may need other arguments.
+        kept = _kept_bytes(model, batch)
+    return (sum(map(_bytes, batch)) + kept) // _BATCH
+
+
+def _kept_bytes(model: Any, batch: Any) -> int:
+    """Return a lower bound of the bytes that a step keeps of the forward pass of a batch."""
+
+    def forward(state: Any, batch: Any) -> Any:
+        trainable, untrained, optimizer, metrics = state
+
+        def loss(trainable: Any) -> Any:
+            return model.compute_loss_and_updates(
+                trainable, untrained, metrics, *batch, training=True, optimizer_variables=optimizer
+            )[0]
+
+        return jax.vjp(loss, trainable)[1]  # A tree of the arrays that the backward pass needs.
+
+    state = [[jax.ShapeDtypeStruct(each.shape, each.dtype) for each in kind] for kind in state_of(model)]
+    traced = jax.make_jaxpr(forward)(state, batch).jaxpr
+    return min(_products_bytes(traced), _grown_bytes(variable.aval for variable in traced.outvars) // 2)
+
+
+def _products_bytes(jaxpr: Any) -> int:
+    total = 0
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name in _PRODUCTS:
+            total += _grown_bytes(variable.aval for variable in equation.outvars)
+        elif name not in _UNKEPT:
+            inner = [_products_bytes(each) for each in _inner_jaxprs(equation)]
+            # Of the branches of a condition, one runs.
+            total += (min(inner, default=0) if name == "cond" else sum(inner)) * equation.params.get("length", 1)
+    return total
+
+
+def _inner_jaxprs(equation: Any) -> Iterator[Any]:
+    for value in equation.params.values():
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            inner = getattr(each, "jaxpr", each)
+            if hasattr(inner, "eqns"):
+                yield inner
+
+
+def _grown_bytes(arrays: Iterable[Any]) -> int:
+    """Return the bytes of the floating-point arrays whose size depends on the batch; masks can be computed again."""
+    return sum(
+        _bytes(array)
+        for array in arrays
+        if jnp.issubdtype(array.dtype, jnp.floating) and any(size and size % _BATCH == 0 for size in array.shape)
+    )
+
+
+def _bytes(array: Any) -> int:
+    size: int = math.prod(array.shape) * array.dtype.itemsize
+    return size
