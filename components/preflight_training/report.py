@@ -24,8 +24,8 @@ _TOP_LAYERS = 8
 _NAME_WIDTH = 30
 _NOTHING = "–"
 _TIMES_ORIGIN = (
-    "the compiler's schedule at the chip's clock, communication as an upper bound, both corrected by published step "
-    f"times; nothing was run on a TPU. {INTERVALS}"
+    "the compiler's schedule at the chip's clock, corrected by published step times, and communication as an upper "
+    f"bound; nothing was run on a TPU. {INTERVALS}"
 )
 _TENSORFLOW_ORIGIN = (
     "TensorFlow jobs run an older compiler than this one: figures are estimates, and the sum over replicas is added by "
