@@ -225,11 +225,11 @@ def bert(
     def loss(
         weights: Weights, ids: jax.Array, segments: jax.Array, places: jax.Array, words: jax.Array, labels: jax.Array
     ) -> jax.Array:
-        norm = {"last/scale": weights["scale"], "last/scale/shift": weights["scale/shift"]}
+        scales = {"last/scale": weights["scale"], "last/scale/shift": weights["scale/shift"]}
         x = weights["embedding"][ids] + weights["positions"] + weights["segments"][segments]
-        x = run([block], norm(x, norm, "last", False), weights["layers"], None)
+        x = run([block], norm(x, scales, "last", False), weights["layers"], None)
         masked = jnp.take_along_axis(x, places[..., None], 1)
-        masked = norm(jax.nn.gelu(masked @ weights["transform"]), norm, "last", False)
+        masked = norm(jax.nn.gelu(masked @ weights["transform"]), scales, "last", False)
         logits = masked @ weights["embedding"].T + weights["words"]
         pooled = jnp.tanh(x[:, 0] @ weights["pooler"]) @ weights["next"]
         return cross_entropy(logits, words) + cross_entropy(pooled, labels)

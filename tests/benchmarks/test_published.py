@@ -4,10 +4,11 @@ import json
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.benchmarks import published_compile, published_programs
+from tests.benchmarks import published_compile, published_networks, published_programs
 
 _PUBLISHED = json.loads(published_compile.PUBLISHED.read_text(encoding="utf-8"))
 _ROWS, _PROGRAMS = _PUBLISHED["rows"], _PUBLISHED["programs"]
@@ -118,3 +119,25 @@ def test_chips_that_divide_products_see_a_part_of_each():
     part = published_programs.decoder(**_SMALL, shards=4, tensor=2).arguments[0]
     assert part["layers"][0]["ffn/up"].shape == (2, 16, 16)
     assert _count(part) < 0.6 * _count(whole)
+
+
+def test_the_gradient_of_an_lstm_is_that_of_its_steps():
+    """Judged by JAX's own differentiation of the steps written one after the other."""
+    draw = np.random.default_rng(0).normal
+    inside, recurrent = draw(size=(5, 2, 16)).astype("float32"), draw(size=(4, 16)).astype("float32")
+
+    def steps(inside, recurrent):
+        hidden, cell, given = jnp.zeros((2, 4)), jnp.zeros((2, 4)), []
+        for step in inside:
+            i, f, g, o = jnp.split(step + hidden @ recurrent, 4, -1)
+            cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+            hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+            given.append(hidden)
+        return jnp.stack(given)
+
+    found, expected = (
+        jax.grad(lambda *both, network=network: jnp.sum(jnp.sin(network(*both))), (0, 1))(inside, recurrent)
+        for network in (published_networks.lstm, steps)
+    )
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
