@@ -336,9 +336,17 @@ def _configuration(runs: Sequence[ComparedRun]) -> tuple[Row, ...]:
     rows = [
         _row(key, [config.get(key) for config in configs], _shorten)
         for key in dict.fromkeys(key for config in configs for key in config)
-        if key not in _NAMES
+        if key not in _NAMES and not _is_told_by_its_section(key, configs)
     ]
     return tuple(row for row in rows if any(value != row.values[0] for value in row.values))
+
+
+def _is_told_by_its_section(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a setting differs only because some runs have its section switched off, as `preflight: false`."""
+    section = key.rpartition(".")[0]
+    values = [config[key] for config in configs if key in config]
+    is_same = all(value == values[0] for value in values)
+    return is_same and all(section in config for config in configs if key not in config)
 
 
 def _shorten(value: Any) -> str:

@@ -144,6 +144,17 @@ def test_the_configuration_shows_what_differs_and_nothing_else(two_runs):
     assert [(row.name, row.texts) for row in rows] == [("training.learning_rate", ("0.002", "0.5"))]
 
 
+def test_a_section_that_is_switched_off_in_one_run_is_one_row(two_runs):
+    """What it would say if it were on is no setting of that run."""
+    for folder, value in zip(two_runs, [{"max_step_ms": 0.0, "max_price_usd": 0.0}, False], strict=True):
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["config"]["preflight"] = value
+        _edit(folder / "summary.json", **summary)
+    rows = {row.name: row.texts for row in compare(two_runs).sections["configuration"]}
+    assert rows.pop("training.learning_rate") == ("0.002", "0.5")
+    assert rows == {"preflight": ("–", "false")}
+
+
 def test_results_on_other_data_are_not_ranked(two_runs):
     _edit(two_runs[1] / "model" / "model.json", dataset_fingerprint="other")
     found = compare(two_runs)
