@@ -408,9 +408,9 @@ def test_a_quick_preflight_answers_fits_and_memory_alone(fitting):
     assert report.footprint(one) is None
 
 
-@pytest.mark.parametrize("layers", [{}, {"dense": LayerCost(0.0, 0.0, [])}])
+@pytest.mark.parametrize("layers", [{}, {"dense": LayerCost()}])
 def test_a_program_of_which_nothing_can_be_priced_fits_and_has_no_time(layers, tmp_path, monkeypatch):
-    outcome = Outcome(FITS, peak_bytes=1 << 20, example_bytes=112, cost=ProgramCost(0, 0, layers, (), 0, ()))
+    outcome = Outcome(FITS, peak_bytes=1 << 20, example_bytes=112, cost=ProgramCost(layers))
     monkeypatch.setattr(sandbox.Sandbox, "compile_all", lambda _, compilations: [outcome] * len(compilations))
     report, count = _examine_unmeasured(tmp_path)
     (one,) = report.machines
