@@ -112,6 +112,8 @@ def _compare(challenger: ModelMetrics, comparison: Comparison, metric: str, allo
     passed, limit = (_is_better if allowed == 0 else _is_no_worse)(difference, allowed, confidence, sure)
     if not passed and difference.detectable is not None:
         limit += f". These examples show a difference of {show(difference.detectable)} in 80 cases of 100"
+    if not passed and allowed == 0 and _tie(ours, theirs):
+        limit += f". With gate.max_regression.{metric} above 0, an equal model may pass"
     return Rule(passed, metric, f"{text}{limit}")
 
 

@@ -28,6 +28,7 @@ from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import Settings, load_settings
 from tpu_pipelines.doctor.findings import Finding, answer, as_script, ask_all, errors_in
 from tpu_pipelines.pipeline import compile as compiling
+from tpu_pipelines.starting.data_copy import copy_words
 from tpu_pipelines.submission.schedule import change_state, check_cron, upsert
 from tpu_pipelines.submission.smoke import plan_smoke, run_smoke
 from tpu_pipelines.submission.submit import RunPlan, describe, plan_submission, put_carried, wait
@@ -47,7 +48,7 @@ def compile(arguments: argparse.Namespace) -> int:
         digest, name = place.split("/")[-2:]
         path = output.parent / f"{Path(name).stem}-{digest[:12]}{Path(name).suffix}"
         storage.write_bytes(path, content)
-        tell_hint(f"the model travels beside the pipeline: {shlex.join(['gcloud', 'storage', 'cp', str(path), place])}")
+        tell_hint(f"the model travels beside the pipeline: {shlex.join(copy_words(str(path), place))}")
     show_text(f"{output}: {config.name} for {arguments.target}, to train on {compiled.machine.slice}")
     show_text(compiled.timeout.reason)
     return DONE

@@ -56,7 +56,9 @@ def registry(arguments: argparse.Namespace) -> int:
         model.require()
     if action == "list":
         if not models:
-            raise InputError(f"There is no registry in {root}: expected models, received none. Check --workspace.")
+            raise InputError(
+                f"Nothing is registered in {root}. A run registers a model that the gate promotes. Check --workspace."
+            )
         # Every file of every version is read and checked.
         rows = [_row(model, each) for model in models for each in model.numbers()]
         show(rows, _as_table(rows), arguments.json)

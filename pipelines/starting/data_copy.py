@@ -40,9 +40,19 @@ def plan_copy(source: str, bucket: str = "") -> DataCopy:
     kind, location = split_source(source)
     root = bucket or PLACEHOLDER
     uri = f"{root.rstrip('/')}/data/{Path(location).name}"
-    is_folder = not Path(location).is_file()
-    if root.startswith("s3://"):
+    return DataCopy(copy_words(location, uri), f"{kind}:{uri}")
+
+
+def copy_words(local: str, uri: str) -> tuple[str, ...]:
+    """Return the words of the command that copies a file or folder to `gs://…` or `s3://…`.
+
+    Example:
+        >>> copy_words("/data/flowers", "s3://my-bucket/data/flowers")
+        ('aws', 's3', 'sync', '/data/flowers', 's3://my-bucket/data/flowers')
+    """
+    is_folder = not Path(local).is_file()
+    if uri.startswith("s3://"):
         words = ["aws", "s3", "sync" if is_folder else "cp"]
     else:
         words = ["gcloud", "storage", *(("rsync", "--recursive") if is_folder else ("cp",))]
-    return DataCopy((*words, location, uri), f"{kind}:{uri}")
+    return (*words, local, uri)

@@ -321,6 +321,7 @@ def test_a_tie_is_no_better():
     assert said(decision)[0].startswith(
         "failed: accuracy 0.9800 ties with the champion's 0.9800; it has to be better, with 95% confidence"
     )
+    assert said(decision)[0].endswith("With gate.max_regression.accuracy above 0, an equal model may pass")
 
 
 def test_a_bound_offers_only_metrics_that_can_have_it():

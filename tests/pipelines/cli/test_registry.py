@@ -108,7 +108,7 @@ def test_a_user_without_a_name_promotes_by_number(call, workspace, monkeypatch):
         (("promote", "digits", "0003"), "expected one of 0001, 0002"),
         (("promote", "digits", "0002"), "is the champion already"),
         (("promote", "digits", "2"), "Version 0002 of 'digits' is the champion already"),
-        (("list", "--registry", "/nowhere"), "There is no registry in /nowhere"),
+        (("list", "--registry", "/nowhere"), "Nothing is registered in /nowhere"),
     ],
 )
 def test_mistakes_give_exit_code_2_and_say_what_is_right(call, words, message):

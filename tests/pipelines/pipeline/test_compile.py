@@ -28,6 +28,7 @@ from tpu_components.evaluate_model.component import evaluate_model
 from tpu_components.train_model.component import train_model
 from tpu_pipelines import cli
 from tpu_pipelines.checking.check_list import model_findings
+from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.config.steps import StepResources
@@ -700,6 +701,17 @@ def test_a_model_of_the_users_travels_through_the_bucket_by_its_digest(tmp_path)
     assert compile_digits("vertex", f"model={file}", settings=SETTINGS).carried.keys() != {place}
     module = "tpu_components.core.models.ready.digits_cnn:build_model"
     assert compile_digits("vertex", f"model={module}").carried == {}
+
+
+@pytest.mark.parametrize(("scheme", "command"), [("gs", "gcloud storage cp"), ("s3", "aws s3 cp")])
+def test_compiling_names_the_copy_of_a_model_into_its_bucket(tmp_path, monkeypatch, capfd, scheme, command):
+    (tmp_path / "my_model.py").write_text("def build_model(image_shape, num_classes): ...\n")
+    monkeypatch.setenv("TPU_PIPELINES_BUCKET", f"{scheme}://my-bucket/pipelines")
+    output = tmp_path / "pipeline.yaml"
+    words = ["compile", "digits", "--target", "kubeflow", "--output", str(output)]
+    assert main([*words, "--set", "machine=v5e-4", "--set", f"model={tmp_path / 'my_model.py'}"]) == 0
+    (copied,) = tmp_path.glob("my_model-*.zip")
+    assert f"{command} {copied} {scheme}://my-bucket/pipelines/models/" in capfd.readouterr().err
 
 
 def test_a_module_that_does_not_travel_is_told(tmp_path, monkeypatch):
