@@ -229,10 +229,10 @@ def write_lite(trained: TrainedModel, path: Path, is_int8: bool) -> str:
 
 
 def with_plain_pixels(content: bytes) -> bytes:
-    """Return an int8 LiteRT file whose uint8 input is pixels, whatever the brightest pixel of the calibration was.
+    """Return an int8 LiteRT file whose uint8 input takes raw pixel values, 0 to 255.
 
-    The converter gives the input the scale of the calibration: with pixels up to 220, a 255 would stand for 220. The
-    first operation converts from any scale, so a scale of 1 changes no answer but makes the input what it says.
+    The converter derives the scale of the input from the calibration: if its brightest pixel is 220, an input of 255
+    means 220. The first operation converts the input from any scale, so with a scale of 1, an input of 255 means 255.
     """
     from tensorflow.lite.python import schema_py_generated as schema
     from tensorflow.lite.tools import flatbuffer_utils

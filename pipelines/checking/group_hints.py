@@ -63,8 +63,8 @@ def _advise_on_column(params: WriteParams, name: str, values: Sequence[str]) -> 
     if num_empty := values.count(""):
         # An empty cell sets its row aside, which can remove a whole class.
         return (
-            f"fill the {num_empty:,} empty cells of this column, with a value of its own for each row that depends on "
-            f"no other; then set {setting}"
+            f"fill the {num_empty:,} empty cells of this column, with a unique value for each row that belongs to no "
+            f"group; then set {setting}"
         )
     try:
         plan_dataset(dataclasses.replace(params, group_column=name))

@@ -80,8 +80,8 @@ def as_tpu_pod(
         )
     if asked.disk and (mount := _like_the_disk(settings)):
         raise InputError(
-            f"Cannot mount {mount} for {step}, whose disk is the volume {SCRATCH_VOLUME!r} at {SCRATCH_FOLDER}. Leave "
-            f"out resources.{step}.disk, or use another name and path."
+            f"Cannot mount {mount} for {step}: its disk already uses the volume {SCRATCH_VOLUME!r} at "
+            f"{SCRATCH_FOLDER}. Remove resources.{step}.disk, or use another name and path."
         )
     if is_slice:
         image = component.component_spec.implementation.container.image

@@ -97,7 +97,7 @@ def say(step: str, message: str) -> None:
 
 
 def show_line(text: str) -> None:
-    """Print a line on stderr; on a terminal, in the place of a bar, which is drawn again below."""
+    """Print a line on stderr. On a terminal, it replaces the progress bar, which is drawn again below it."""
     _shown_at[0] = time.monotonic()
     is_terminal = sys.stderr.isatty() and _has_width(sys.stderr) and os.environ.get("TERM") != "dumb"
     if is_terminal:

@@ -224,7 +224,7 @@ class S3:
         except ClientError as error:
             if (status := _status_of(error)) == 404:
                 raise InputError(
-                    f"Cannot use {uri!r}: there is no such file or bucket ({_reason(error)}). Check it."
+                    f"Cannot use {uri!r}: there is no such file or bucket ({_reason(error)}). Check bucket and path."
                 ) from error
             if status >= 500 or status == 429:
                 raise PlatformError(
@@ -287,8 +287,8 @@ def _require_room(uri: str, num_bytes: int, room_bytes: int, what: str) -> None:
     """Check the size that a store names for an object before reading it."""
     if num_bytes > room_bytes:
         raise InputError(
-            f"Cannot read {uri!r}: its store says that it has {byte_size(num_bytes)}, more than {what} "
-            f"({byte_size(room_bytes)}). Check the file and the store, or split the file."
+            f"Cannot read {uri!r}: by its store, it is {byte_size(num_bytes)}, more than {what} "
+            f"({byte_size(room_bytes)}). Use a smaller file, or split it."
         )
 
 
@@ -335,7 +335,7 @@ class HuggingFaceHub:
         except (FileNotFoundError, ValueError, NotImplementedError) as error:
             raise InputError(
                 f"Cannot use {uri!r}: the Hugging Face hub has no such data set, revision or file ({_reason(error)}). "
-                "Check the name, hf://datasets/OWNER/NAME/PATH; one that is private or gated needs HF_TOKEN."
+                "Check the name, hf://datasets/OWNER/NAME/PATH. For a private or gated data set, set HF_TOKEN."
             ) from error
         except (_http_error(), OfflineModeIsEnabled) as error:
             if _hub_is_out(error):

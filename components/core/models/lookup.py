@@ -339,8 +339,8 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
         model, module = _run_builder(name, interface, parameters)
     if not isinstance(model, keras.Model):
         raise InputError(
-            f"The model {name!r} is none of Keras: expected a keras.Model, received {type(model).__name__}. Return one "
-            f"from {_BUILDER}." + (_TORCH if _is_torch(model) else "")
+            f"The model {name!r} is not a Keras model: expected a keras.Model, received {type(model).__name__}. Return "
+            f"one from {_BUILDER}." + (_TORCH if _is_torch(model) else "")
         )
     brought = _brought(name, model, module)
     if not getattr(model, "inputs", None):

@@ -60,10 +60,10 @@ def require_compiler(machines: Iterable[Slice]) -> None:
 
 
 class Sandbox:
-    """Compiles programs of one training in a child process with limits.
+    """Compiles the programs of one training in a child process with limits.
 
     The child imports JAX and Keras, which takes longer than many compilations. It lives until the end of the `with`
-    block, or of `compile_all` if there is no such block. The next compilation after its death starts another child.
+    block, or of `compile_all` if there is no such block. If the child dies, the next compilation starts a new one.
 
     Args:
         timeout_seconds: Time limit of one compilation; see `Clock`.
@@ -199,7 +199,7 @@ class _Child:
         return self._pipe.recv() if self._pipe.poll(seconds) else None
 
     def describe_death(self) -> str:
-        """Return how a process that has ended has ended, with the most telling line that it wrote."""
+        """Return how the process ended, with the most informative line of its output."""
         code = self._process.wait()
         self._log.seek(0)
         lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
@@ -208,7 +208,7 @@ class _Child:
         return f"the TPU compiler's process ended with {cause}" + (f": {telling[-1][:400]}" if telling else "")
 
     def kill(self) -> None:
-        """End the process without waiting for its own end, which can take minutes after a large program."""
+        """Kill the process. A normal exit can take minutes after a large program."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()

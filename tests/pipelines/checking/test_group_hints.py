@@ -67,7 +67,7 @@ def test_a_column_with_empty_cells_is_proposed_once_it_is_filled(scans, tmp_path
 
     write("")
     hint = next(hint for hint in _hints(WriteParams(scans)) if "'patient'" in hint)
-    assert f"fill the {len(rows)} empty cells of this column, with a value of its own for each row" in hint
+    assert f"fill the {len(rows)} empty cells of this column, with a unique value for each row" in hint
     write("alone-{}")
     assert hint.endswith("then set data.group_column=patient")
     assert plan_dataset(WriteParams(scans, group_column="patient")).num_examples == 120

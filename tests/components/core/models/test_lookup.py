@@ -254,7 +254,10 @@ def test_model_that_is_not_there_is_named(name, message):
             "def build_model(image_shape, num_classes):\n    return 1 / 0\n",
             r"with \{\} \(mine.py, line 2\): ZeroDivisionError: division by zero",
         ),
-        ("def build_model(image_shape, num_classes):\n    pass", r"none of Keras: .*received NoneType. Return one"),
+        (
+            "def build_model(image_shape, num_classes):\n    pass",
+            r"is not a Keras model: .*received NoneType. Return one",
+        ),
         (
             "import keras\n"
             "def build_model(image_shape, num_classes):\n"

@@ -229,7 +229,7 @@ def test_a_file_that_the_hub_says_is_larger_than_the_memory_is_refused_before_it
     place = f"hf://datasets/{REPOSITORY}@{urllib.parse.quote(BRANCH, safe='')}/d"
     said = error_of(list_examples, WriteParams(source.format(place)))
     assert said.startswith("Cannot read 'hf://datasets/someone/reviews")
-    assert "its store says that it has 909,495 TiB, more than this machine's memory (" in said, said
+    assert "by its store, it is 909,495 TiB, more than this machine's memory (" in said, said
 
 
 def test_a_file_that_the_hub_says_is_larger_than_the_disk_is_not_downloaded(hub, monkeypatch, tmp_path):
