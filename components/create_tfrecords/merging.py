@@ -252,7 +252,7 @@ class Merger:
 
 
 def _check_scheme(place: str, retired: np.ndarray, num_known: int) -> None:
-    """Warn if a retired test set matches no example of the data, or only some and its IDs are of scheme 1.
+    """Warn about a retired test set of which the data have no example, or too few because its IDs are of scheme 1.
 
     Args:
         place: File of the retired test set.

@@ -115,11 +115,9 @@ class Adviser:
 
     def _advise_batch(self) -> Iterator[str]:
         """Yield the advice about the batch of a training that fits."""
-        batch_size, largest, most = (
-            self.report.batch_size_per_replica,
-            self.report.largest_batch,
-            self._most_of_the_data,
-        )
+        batch_size = self.report.batch_size_per_replica
+        largest = self.report.largest_batch
+        most = self._most_of_the_data
         if batch_size % SUBLANES:
             yield (
                 f"A batch of {batch_size} per replica leaves rows of the vector units empty: use a multiple of "

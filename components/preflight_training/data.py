@@ -138,7 +138,7 @@ class Measurement:
     cache_dir: Path
 
     def of_records(self, records_dir: Path, manifest: Manifest, facts: DataFacts) -> DataFacts:
-        """Return the facts about a folder of records with the host's rate."""
+        """Return the facts about a data set, with the rate at which this machine reads its records from a folder."""
         measure = functools.partial(self.measure, records_dir, manifest, facts.decoded_bytes)
         return dataclasses.replace(facts, host=self.recall([manifest.fingerprint, facts.decoded_bytes], measure))
 

@@ -10,6 +10,7 @@ overlapped with computation, and no factor corrects it.
 
 import dataclasses
 import re
+from collections.abc import Sequence
 
 from tpu_components.core.base.formatting import time_within
 from tpu_components.core.examples.feeding import steps_per_epoch
@@ -23,6 +24,7 @@ from tpu_components.preflight_training.compiling.hlo import (
     ProgramCost,
 )
 
+_ALL_REDUCE = "all-reduce"
 # A hop from chip to chip takes about a microsecond (https://jax-ml.github.io/scaling-book/tpus/).
 _HOP_SECONDS = 1e-6
 
@@ -259,7 +261,8 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
             one replica.
     """
     generation = machine.generation
-    accuracy, rates = accuracy_of(generation), rates_of(generation)
+    accuracy = accuracy_of(generation)
+    rates = rates_of(generation)
     seconds = [(operation, seconds_of(operation, generation, rates)) for operation in cost.operations]
     compute = sum(time for _, time in seconds)
     flops = sum(operation.flops * operation.times for operation in cost.operations)
@@ -278,13 +281,11 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
     )
 
 
-_ALL_REDUCE = "all-reduce"
-
-
 def collective_seconds(collective: Collective, machine: Slice) -> float | None:
     """Estimate the time of a collective whose groups are rings of chips that are linked in both directions.
 
-    All chips of a slice use the links of all its axes. The devices of a chip exchange their data through its memory.
+    A collective over all chips of a slice uses the links along each of its axes. Devices of one chip exchange their
+    data through the chip's memory.
 
     Returns:
         Seconds; None if several chips take part and the speed of the links is unknown.
@@ -321,18 +322,25 @@ def _links(machine: Slice) -> int:
 
 def time_layers(cost: ProgramCost, machine: Slice) -> tuple[LayerTime, ...]:
     """Return the time of each layer, the longest first."""
-    generation, rates = machine.generation, rates_of(machine.generation)
-    whole = sum(seconds_of(operation, generation, rates) for operation in cost.operations)
-    layers = (_time_layer(name, layer, generation, whole) for name, layer in cost.layers.items())
+    generation = machine.generation
+    rates = rates_of(generation)
+    times = {
+        name: [(operation, 1e3 * seconds_of(operation, generation, rates)) for operation in layer.operations]
+        for name, layer in cost.layers.items()
+    }
+    whole_ms = sum(ms for of_layer in times.values() for _, ms in of_layer)
+    layers = (_time_layer(name, layer, generation, times[name], whole_ms) for name, layer in cost.layers.items())
     return tuple(sorted(layers, key=lambda layer: -layer.ms))
 
 
-def _time_layer(name: str, layer: LayerCost, generation: Generation, whole_seconds: float) -> LayerTime:
-    rates = rates_of(generation)
-    times = [(operation.kind, 1e3 * seconds_of(operation, generation, rates)) for operation in layer.operations]
+def _time_layer(
+    name: str, layer: LayerCost, generation: Generation, times: Sequence[tuple[OperationCost, float]], whole_ms: float
+) -> LayerTime:
     peak_per_ms = generation.device_peak_flops / 1e3
     ms = sum(time for _, time in times)
-    matrix_ms = sum(time for kind, time in times if kind in (Kind.PRODUCT, Kind.CONVOLUTION))
+    matrix = [(operation, time) for operation, time in times if operation.kind in (Kind.PRODUCT, Kind.CONVOLUTION)]
+    matrix_ms = sum(time for _, time in matrix)
+    matrix_flops = sum(operation.flops * operation.times for operation, _ in matrix)
     flops = sum(product.flops * product.times for product in layer.products)
     padded = sum(product.padded_flops(generation.mxu_size) * product.times for product in layer.products)
     # The compiler may lay a dimension out better than tile by tile; never claim more than the time it takes.
@@ -340,8 +348,8 @@ def _time_layer(name: str, layer: LayerCost, generation: Generation, whole_secon
     return LayerTime(
         name=name,
         ms=ms,
-        share=ms / (1e3 * whole_seconds) if whole_seconds else 0.0,
-        mxu_utilization=flops / (matrix_ms * peak_per_ms) if matrix_ms else None,
+        share=ms / whole_ms if whole_ms else 0.0,
+        mxu_utilization=matrix_flops / (matrix_ms * peak_per_ms) if matrix_ms else None,
         padding_ms=padding_ms,
         notes=_unfilled(layer, generation.mxu_size),
     )

@@ -126,7 +126,9 @@ class Examination:
         is_timed: bool = True,
     ) -> None:
         sandbox.require_compiler(paid.slice for paid in machines)
-        self.params, self.machines, self.is_timed = params, machines, is_timed
+        self.params = params
+        self.machines = machines
+        self.is_timed = is_timed
         limits = params.compile_timeout_seconds, params.compile_memory_mib
         self.cache_dir = cache_dir or sandbox.default_cache_dir()
         self._sandbox = sandbox.Sandbox(*limits, self.cache_dir)
@@ -233,8 +235,8 @@ def _needs_host(compiled: tuple[PaidMachine, Compilation, Outcome]) -> bool:
 
 
 def _is_priced(outcome: Outcome) -> bool:
-    """Return whether the compiler has an estimate for a part of the program at least."""
-    return outcome.cost is not None and outcome.cost.cycles > 0
+    """Return whether the cycles or the arithmetic of at least one operation are known."""
+    return outcome.cost is not None and any(not operation.is_guessed for operation in outcome.cost.operations)
 
 
 @dataclasses.dataclass(frozen=True)

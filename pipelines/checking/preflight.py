@@ -65,7 +65,9 @@ class PlannedData:
 
     def assumed_of(self, facts: DataFacts, listing: Listing) -> DataFacts:
         """Return the facts about the data at hand, with the host's rate adjusted to the expected data."""
-        inputs, host, here = facts.interface.input, facts.host, len(listing.keys)
+        inputs = facts.interface.input
+        host = facts.host
+        here = len(listing.keys)
         words = f"{self.num_examples:,} examples are assumed"
         if host:
             held = "in memory" if host.in_memory else "streamed from files"
@@ -126,11 +128,8 @@ def preflight(
             num_validation=like.num_validation,
             decoded_bytes=facts.decoded_bytes * like.num_examples // facts.num_examples,
         )
-
-    def measure_host(facts: DataFacts) -> DataFacts:
-        measured = measure_sample(config, listing, facts, examination.measurement)
-        return planned.assumed_of(measured, listing) if planned else measured
-
+    measurement = examination.measurement
+    measure_host = functools.partial(measure_sample, config, listing, measurement=measurement, planned=planned)
     report = examination.report(facts, measure_host)
     report = dataclasses.replace(report, run=config.name)
     with storage.staged_directory(directory) as staged:
@@ -163,7 +162,7 @@ def with_settings_of(machine: MachineSpec, configured: MachineSpec | None) -> Ma
 
 
 def describe_data(config: Config, listing: Listing, cache_dir: Path, planned: PlannedData | None = None) -> DataFacts:
-    """Return the facts about the data that preflight needs, without the host's rate.
+    """Return what preflight needs to know about the data, except how fast this machine reads them.
 
     A few examples are written like the whole data set, for their shape. The result is cached until the size or time of
     a source file changes.
@@ -191,8 +190,17 @@ def describe_data(config: Config, listing: Listing, cache_dir: Path, planned: Pl
     return planned.assumed_of(facts, listing) if planned else facts
 
 
-def measure_sample(config: Config, listing: Listing, facts: DataFacts, measurement: Measurement) -> DataFacts:
+def measure_sample(
+    config: Config, listing: Listing, facts: DataFacts, measurement: Measurement, planned: PlannedData | None = None
+) -> DataFacts:
     """Return the facts about the data with the host's rate, measured on a sample that is written like the data set.
+
+    Args:
+        config: Configuration of the training.
+        listing: Examples of the data set.
+        facts: Facts about the data, without the host's rate.
+        measurement: Measures the rate, and keeps it.
+        planned: Expected size of the training data, of which the available data are a sample.
 
     Raises:
         InputError: If the source cannot be used.
@@ -205,7 +213,8 @@ def measure_sample(config: Config, listing: Listing, facts: DataFacts, measureme
             return measurement.measure(records_dir, manifest, facts.decoded_bytes)
 
     key = [*_key_of(config, listing), facts.decoded_bytes]
-    return dataclasses.replace(facts, host=measurement.recall(key, measure))
+    measured = dataclasses.replace(facts, host=measurement.recall(key, measure))
+    return planned.assumed_of(measured, listing) if planned else measured
 
 
 def _key_of(config: Config, listing: Listing) -> list[Any]:

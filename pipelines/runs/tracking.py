@@ -67,7 +67,7 @@ def record(run_dir: Path, tool: str, limit_seconds: float = _LIMIT_SECONDS) -> N
 
 
 def _record(run_dir: Path, tool: str) -> str:
-    """Record a run in this process; returns the address of the record, without credentials."""
+    """Record a run, and return the address of the record without credentials."""
     end_with(os.getppid())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # A tool that asks for a key gets no answer.
     try:

@@ -36,6 +36,7 @@ from tpu_components.core.examples.text import Tokenization, Tokenizer, build_voc
 from tpu_components.core.files import storage
 from tpu_components.core.files.csv_files import has_decimal_comma
 from tpu_components.core.pages.display import Displayed
+from tpu_components.core.sources.csv_file import JOIN_TABLES
 from tpu_components.core.sources.kinds import SOURCES, find_source, list_examples
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams, split_source
@@ -214,8 +215,7 @@ def source_of(place: str, kind: str = "") -> str:
     if tables:
         raise InputError(
             f"Cannot tell which file of {place!r} lists the examples; it holds {quoted(tables)}. Name one, as "
-            f"csv:{os.path.join(place, tables[0])}. If the examples and their labels are in two files, join them into "
-            "one first, for example with pandas.merge(examples, labels, on='id')."
+            f"csv:{os.path.join(place, tables[0])}. If the examples and their labels are in two files, {JOIN_TABLES}."
         )
     raise InputError(
         f"Cannot tell what {place!r} holds: expected a folder of images, texts, .tar, .parquet or .tfrecord files, "
@@ -323,10 +323,10 @@ def look_at(params: WriteParams, overrides: Sequence[str] = ()) -> DataOverview:
     # Bad examples are reported, not refused.
     overview = overview_of(plan_dataset(dataclasses.replace(params, max_bad_fraction=0.99), listing))
     if overview.damaged and len(overview.damaged) == overview.num_looked_at:
-        name, reason = next(iter(overview.damaged.items()))
+        key, problem = next(iter(overview.damaged.items()))
         raise InputError(
             f"None of the {overview.num_looked_at:,} examples of {params.source} that were read can be used, such as "
-            f"{name!r}: {reason}. Expected images or texts. Audio and video are not supported; convert them to images "
+            f"{key!r}: {problem}. Expected images or texts. Audio and video are not supported; convert them to images "
             "first, as spectrograms or frames."
         )
     notes = (reason, *overview.notes) if reason else overview.notes

@@ -86,7 +86,8 @@ def compile_all(patterns: Sequence[str], folder: Path, timeout_seconds: float, m
         if is_kept(key, programs[key.rsplit("/", 2)[0]], folder):
             continue
         command = ["nice", "-n", "10", sys.executable, "-m", __spec__.name if __spec__ else __name__, key, str(folder)]
-        started, reason = time.monotonic(), ""
+        started = time.monotonic()
+        reason = ""
         with subprocess.Popen(command, env=os.environ | _ENVIRONMENT, stderr=subprocess.PIPE, text=True) as child:
             while child.poll() is None:
                 time.sleep(0.5)

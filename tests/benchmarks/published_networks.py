@@ -241,7 +241,8 @@ def resnet(
 
 def ssd(batch: int, side: int = 300) -> Step:
     """SSD with the first three stages of ResNet-34: boxes and classes at six scales, and its hardest negatives."""
-    anchors, classes = (4, 6, 6, 6, 4, 4), 81
+    anchors = (4, 6, 6, 6, 4, 4)
+    classes = 81
     boxes = sum(places**2 * each for places, each in zip((38, 19, 10, 5, 3, 1), anchors, strict=True))
 
     def block(network: _Convolutions, x: jax.Array, features: int, stride: int) -> jax.Array:
@@ -269,7 +270,8 @@ def ssd(batch: int, side: int = 300) -> Step:
             x = jax.nn.relu(network.convolve(x, inner, 1))
             x = jax.nn.relu(network.convolve(x, outer, 3, stride, padding))
             scales.append(x)
-        found, scores = [], []
+        found = []
+        scores = []
         for scale, each in zip(scales, anchors, strict=True):
             found.append(network.convolve(scale, 4 * each).reshape(batch, -1, 4))
             scores.append(network.convolve(scale, classes * each).reshape(batch, -1, classes))
@@ -290,7 +292,9 @@ def ssd(batch: int, side: int = 300) -> Step:
 
 def stable_diffusion(batch: int, side: int = 64, words: int = 77) -> Step:
     """The U-Net of Stable Diffusion 2: noise found in latents of `side`² places, told by a text of `words` vectors."""
-    widths, head_dim, text_width = (320, 640, 1280, 1280), 64, 1024
+    widths = (320, 640, 1280, 1280)
+    head_dim = 64
+    text_width = 1024
 
     def mend(network: _Convolutions, x: jax.Array, time: jax.Array, features: int) -> jax.Array:
         shortcut = x if x.shape[-1] == features else network.convolve(x, features, 1)

@@ -79,7 +79,8 @@ def decoder(
     )
     group = [block] * (period - 1) + [dataclasses.replace(block, window=0) if period > 1 else block]
     compiled, real = (depth or layers) // period, layers // period
-    width, words = block.width, vocabulary // tensor
+    width = block.width
+    words = vocabulary // tensor
     weights = {"embedding": shape_of((words, width)), "scale": shape_of((width,)), "layers": stacked(group, compiled)}
     if not tied:
         weights["unembedding"] = shape_of((width, words))
@@ -151,7 +152,8 @@ def vit(
     block = Block(
         attention=Attention.NAIVE, causal=False, gated=False, rms=False, bias=True, rotary=False, **dimensions
     )
-    places, width = (side // patch) ** 2, block.width
+    places = (side // patch) ** 2
+    width = block.width
     weights = {
         "patches": shape_of((patch, patch, 3, width)),
         "positions": shape_of((places, width)),

@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import scipy.optimize
 
-from tpu_components.core.machines.machine_spec import Generation
-from tpu_components.preflight_training.compiling.hlo import Kind, OperationCost
-from tpu_components.preflight_training.estimate import Rates, seconds_of
+from tpu_components.core.machines.machine_spec import Generation, load_catalogue
+from tpu_components.preflight_training.compiling.hlo import Collective, Kind, OperationCost
+from tpu_components.preflight_training.estimate import Rates, collective_seconds, gradient_bytes, seconds_of
 
 _KINDS = tuple(Kind)
 # Standard deviations of logarithms: of a kind's ratio from 1, of a generation's from its kind's, and of a step's time.
@@ -170,6 +170,16 @@ def _others(observations: Sequence[Observation], one: Observation) -> list[Obser
 def _utilization(observation: Observation) -> float:
     flops = sum(one.flops * one.times for one in observation.operations)
     return flops / observation.generation.device_peak_flops / observation.measured
+
+
+def summing_seconds(parameters: int, chips: int, generation: Generation) -> float:
+    """Seconds in which the chips of a slice sum the gradients of a replica's weights."""
+    slices = [one for one in load_catalogue().slices if one.generation.name == generation.name]
+    alike = next((one for one in slices if one.chips == chips), slices[0])
+    machine = dataclasses.replace(
+        alike, generation=generation, chips=chips, devices=chips * generation.devices_per_chip
+    )
+    return collective_seconds(Collective("all-reduce", gradient_bytes(parameters)), machine) or 0.0
 
 
 def errors(ratios: Sequence[float]) -> tuple[float, float, float]:

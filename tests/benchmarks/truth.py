@@ -25,10 +25,10 @@ from typing import Any
 
 import scipy.stats
 
-from tpu_components.core.machines.machine_spec import GPU, Generation, Slice, load_catalogue
+from tests.benchmarks import rates
+from tpu_components.core.machines.machine_spec import GPU, Generation, load_catalogue
 from tpu_components.core.pages.blocks import Table
-from tpu_components.preflight_training.compiling.hlo import Collective
-from tpu_components.preflight_training.estimate import Accuracy, collective_seconds, gradient_bytes
+from tpu_components.preflight_training.estimate import Accuracy
 
 PUBLISHED = Path(__file__).parent / "published_blocks.json"
 PROGRAMS = Path(__file__).parent / "compiled_blocks.json"
@@ -100,22 +100,13 @@ def load_generations() -> dict[str, Generation]:
     return known | others
 
 
-def _machine_of(generation: Generation) -> Slice:
-    """A slice of a generation."""
-    named = next(one for one in load_catalogue().slices if one.generation.name == generation.name)
-    return dataclasses.replace(named, generation=generation)
-
-
 def _key(program: str, generation: str, batch_size: int) -> str:
     return "/".join([program, generation, *([str(batch_size)] if batch_size else [])])
 
 
 def _row_of_step(raw: Mapping[str, Any], compiled: Mapping[str, Any], generation: Generation, source: str) -> Row:
-    summed = Collective("all-reduce", gradient_bytes(round(compiled["parameters"])))
-    machine = dataclasses.replace(
-        _machine_of(generation), chips=raw["chips"], devices=raw["chips"] * generation.devices_per_chip
-    )
-    estimated = compiled["ms"] + 1e3 * (collective_seconds(summed, machine) or 0.0)
+    summing = rates.summing_seconds(round(compiled["parameters"]), raw["chips"], generation)
+    estimated = compiled["ms"] + 1e3 * summing
     measured = raw["step_ms"]
     return Row(
         raw["model"],
@@ -268,8 +259,8 @@ def place(row: Row) -> tuple[str, str]:
 
 def errors(ratios: Iterable[float]) -> tuple[float, float]:
     """Median and 95th percentile of how far an estimate is from what was measured, as a share of what was measured."""
-    off = sorted(abs(1 / ratio - 1) for ratio in ratios)
-    return statistics.median(off), off[math.ceil(0.95 * len(off)) - 1]
+    median, most, _ = rates.errors(list(ratios))
+    return median, most
 
 
 def compile_programs(wanted: Sequence[str]) -> None:
@@ -298,7 +289,7 @@ def _compile(raw: Mapping[str, Any], program: Mapping[str, Any], topology: str) 
     asked = program["input"]
     one = ImageInput((asked["side"],) * 2 + (3,), "encoded") if "side" in asked else TextInput(**asked)
     batch_size = raw.get("batch_per_device") or program["batch_per_device"]
-    machine = _machine_of(generation)
+    machine = next(entry for entry in load_catalogue().slices if entry.generation.name == raw["generation"])
     plain = dataclasses.replace(generation, chip_config="")
     machine = dataclasses.replace(
         machine, generation=plain, libtpu_topology=topology, chips_per_host_bounds=None, devices=1

@@ -27,12 +27,11 @@ from tests.benchmarks import published_compile, rates
 from tests.benchmarks.rates import Observation, errors
 from tpu_components.core.machines.machine_spec import TPU, Generation, load_catalogue
 from tpu_components.core.pages.blocks import Table
-from tpu_components.preflight_training.compiling.hlo import Collective, Kind, OperationCost, read_cost
-from tpu_components.preflight_training.estimate import Accuracy, Rates, collective_seconds, gradient_bytes
+from tpu_components.preflight_training.compiling.hlo import Kind, OperationCost, read_cost
+from tpu_components.preflight_training.estimate import Accuracy, Rates
 
 PUBLISHED = published_compile.PUBLISHED
 COMPILED = Path(__file__).parent / "compiled_steps.json"
-_NINE_OF_TEN = 0.9
 _SMALL = 2e-4  # Operations with a smaller share of a step are kept as one of their kind.
 # Dimensions of the torus of a large slice: each has two links of a chip.
 _AXES = {"v2": 2, "v3": 2, "v4": 3, "v5e": 2, "v5p": 3, "v6e": 2, "7x": 3}
@@ -85,14 +84,17 @@ def load_costs() -> dict[str, tuple[list[OperationCost], int]]:
 
 def load_rows() -> list[Row]:
     """Every published step time that no rule leaves out and whose program has been compiled."""
-    published, costs, generations = _published(), load_costs(), load_generations()
+    published = _published()
+    costs = load_costs()
+    generations = load_generations()
     rows = []
     for raw in published["rows"]:
         if raw["excluded"] or (key := published_compile.key_of(raw)) not in costs:
             continue
-        generation, parameters = generations[raw["generation"]], costs[key][1]
+        generation = generations[raw["generation"]]
+        parameters = costs[key][1]
         is_divided = raw["weights"] != "replicated"
-        communication = _gathering if is_divided else _summing
+        communication = _gathering if is_divided else rates.summing_seconds
         seconds = communication(parameters, raw["chips"], generation) if raw["whole"] else 0.0
         rows.append(
             Row(
@@ -123,13 +125,6 @@ def _publisher(address: str) -> str:
     return "/".join(parts[1:3])
 
 
-def _summing(parameters: int, chips: int, generation: Generation) -> float:
-    """Seconds of the ring that sums the gradients of a replica."""
-    machine = next(one for one in load_catalogue().slices if one.generation.name == generation.name)
-    machine = dataclasses.replace(machine, chips=chips, devices=chips * generation.devices_per_chip)
-    return collective_seconds(Collective("all-reduce", gradient_bytes(parameters)), machine) or 0.0
-
-
 def _gathering(parameters: int, chips: int, generation: Generation) -> float:
     """Seconds in which all links of a chip gather bfloat16 weights twice and scatter gradients once."""
     if chips == 1 or generation.ici_bytes_per_second is None:
@@ -140,7 +135,8 @@ def _gathering(parameters: int, chips: int, generation: Generation) -> float:
 
 def load_observations(rows: Iterable[Row]) -> list[Observation]:
     """The distinct estimates: rows whose program, communication and chip are the same are one."""
-    costs, generations = load_costs(), load_generations()
+    costs = load_costs()
+    generations = load_generations()
     groups = defaultdict(list)
     for row in rows:
         groups[row.key].append(row)

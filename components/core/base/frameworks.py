@@ -40,7 +40,7 @@ _COMPANIONS = ("matplotlib", "pandas", "sklearn")
 
 
 def import_keras_alone() -> None:
-    """Import Keras without scikit-learn, pandas and matplotlib, which code that runs later can still import.
+    """Import Keras as if scikit-learn, pandas and matplotlib were not installed; importing them later works.
 
     None in `sys.modules` makes an import fail as if the library were not installed:
     https://docs.python.org/3/reference/import.html#the-module-cache

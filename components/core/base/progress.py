@@ -139,7 +139,7 @@ def repeated(action: Callable[[], Any], seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def never_silent(step: str) -> Iterator[None]:
-    """Say that a step starts, and let a `Heartbeat` beat while the block runs."""
+    """Log that a step starts and, while the block runs, that it still runs if nothing else was shown for 20 s."""
     say(step, "started")
     with repeated(Heartbeat(step).beat, 1.0):
         yield

@@ -33,6 +33,8 @@ from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import WEIGHTS, Targets, index_labels, parse_numbers, split_labels
 from tpu_components.core.sources.written_paths import find_files
 
+# What to do with examples in one table and their labels in another.
+JOIN_TABLES = "join the two into one first, for example with pandas.merge(examples, labels, on='id')"
 _EMPTY = frozenset(("",))
 
 
@@ -490,18 +492,11 @@ def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
     named = ", ".join(f"{name}: …" for name in missing if name in ("path", "text", "label"))
     if not named:
         return did_you_mean(missing[0], columns)
-    if missing == ["path"]:
-        return (
-            " A table of numbers, without images or texts, is not supported. If a column holds paths of images or "
-            f"texts, name it: data.columns={{{named}}} or {{text: …}}."
-        )
     numbers = " A table of numbers, without images or texts, is not supported." if "path" in missing else ""
-    join = (
-        " If the labels are in another file, join the two into one first, for example with "
-        "pandas.merge(examples, labels, on='id')."
-        if "label" in missing
-        else ""
-    )
+    if missing == ["path"]:
+        named_so = f"data.columns={{{named}}} or {{text: …}}"
+        return f"{numbers} If a column holds paths of images or texts, name it: {named_so}."
+    join = f" If the labels are in another file, {JOIN_TABLES}." if "label" in missing else ""
     return f" Or say which they are: data.columns={{{named}}}.{numbers}{join}"
 
 

@@ -91,7 +91,7 @@ class Instruction:
         return re.findall(r"%([\w.\-]+)", self.arguments)
 
     @functools.cached_property
-    def arrays(self) -> tuple["Array", ...]:
+    def arrays(self) -> tuple[Array, ...]:
         """Arrays of the shape; a tuple has several."""
         arrays = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^}]*)\})?", self.shape)
         return tuple(
@@ -193,7 +193,7 @@ class LayerCost:
 
     Attributes:
         operations: Cost of the operations; equal ones are counted together.
-        products: The matrix products, except those of kernels.
+        products: The matrix products, except those of Pallas kernels.
     """
 
     operations: list[OperationCost] = dataclasses.field(default_factory=list)
@@ -386,14 +386,14 @@ class _Program:
     def _branch_weight(self, computation: str) -> tuple[float, float]:
         """Return the cycles of a branch, and the bytes that it moves, to tell which branch is longer."""
         costs = [
-            (times, self.cost(instruction, scope))
+            (times, self.cost(instruction, scope)[0])
             for instruction, scope, times in self.operations(computation)
             if _takes_time(instruction)
         ]
         return sum(times * cost.cycles for times, cost in costs), sum(times * cost.num_bytes for times, cost in costs)
 
-    def cost(self, instruction: Instruction, scope: Scope) -> OperationCost:
-        """Return the cost of one run of an operation."""
+    def cost(self, instruction: Instruction, scope: Scope) -> tuple[OperationCost, list[tuple[str, MatrixProduct]]]:
+        """Return the cost of one run of an operation, and the name and value of each matrix product in it."""
         named = list(self.products(instruction, scope))
         flops = sum(product.flops for _, product in named)
         inside = {step.opcode for step in self._inside(instruction)}
@@ -407,7 +407,7 @@ class _Program:
             kind = Kind.CONVOLUTION if re.search("(?i)conv", named[0][0].rpartition("/")[2]) else Kind.PRODUCT
         else:
             kind = Kind.INDEXING if inside & _INDEXING else Kind.OTHER
-        return OperationCost(kind, known, flops, self._traffic(instruction, scope))
+        return OperationCost(kind, known, flops, self._traffic(instruction, scope)), named
 
     def _inside(self, instruction: Instruction) -> Iterator[Instruction]:
         """Yield an operation and, for a fusion, the operations in it."""
@@ -417,7 +417,7 @@ class _Program:
                 yield from self._inside(step)
 
     def _traffic(self, instruction: Instruction, scope: Scope) -> int:
-        """Return the bytes that an operation moves from and to main memory.
+        """Return how many bytes an operation reads from main memory and writes to it.
 
         Of an array of which it reads or writes a slice, only the slice counts.
         """
@@ -451,14 +451,14 @@ class _Program:
             for at, name in enumerate(step.operands):
                 if name not in names:
                     continue
-                num_bytes, is_unchanged = 0, step.opcode == "bitcast"
-                if step.opcode == "fusion":
-                    num_bytes, is_unchanged = self._read_inside(step, at, whole)
-                elif not is_unchanged:
-                    num_bytes = self._read(step, at, whole)
-                total += num_bytes
-                if is_unchanged:
+                if step.opcode == "bitcast":
                     names.add(step.name)
+                elif step.opcode == "fusion":
+                    num_bytes, is_unchanged = self._read_inside(step, at, whole)
+                    total += num_bytes
+                    names |= {step.name} if is_unchanged else set()
+                else:
+                    total += self._read(step, at, whole)
         return min(total, whole), next(reversed(inner), "") in names
 
     def _written(self, instruction: Instruction, scope: Scope) -> int:
@@ -581,7 +581,8 @@ def read_cost(text: str, layers: Sequence[str]) -> ProgramCost:
     operations: defaultdict[str, Counter[OperationCost]] = defaultdict(Counter)
     products: defaultdict[str, list[MatrixProduct]] = defaultdict(list)
     collectives: Counter[Collective] = Counter()
-    host_calls, unknown_loops = [], 0
+    host_calls = []
+    unknown_loops = 0
     for instruction, scope, times in program.operations(next(blocks, program.entry)):
         if instruction.opcode == "while":
             unknown_loops += 1
@@ -591,10 +592,11 @@ def read_cost(text: str, layers: Sequence[str]) -> ProgramCost:
             sent = list(program.collectives(instruction, scope, 1))
             for collective in sent:
                 collectives[collective] += times
-            cost = program.cost(instruction, scope)
-            if _is_transfer(instruction) or (sent and not cost.cycles):
+            if _is_transfer(instruction):
                 continue
-            named = list(program.products(instruction, scope))
+            cost, named = program.cost(instruction, scope)
+            if sent and not cost.cycles:
+                continue
             layer = layer_of(named[0][0] if named else instruction.op_name, layers)
             operations[layer][cost] += times
             products[layer] += [dataclasses.replace(product, times=times) for _, product in named]

@@ -18,10 +18,10 @@ _UNKEPT = ("checkpoint", "pallas_call")
 def least_example_bytes(model: Any, interface: Interface) -> int:
     """Return the bytes that each example of a batch needs at least in a training step on the JAX backend.
 
-    They are the bytes of its inputs, targets and weight, and those of what the backward pass needs of the forward pass.
-    The compiler recomputes what is cheap, but not products: for each product, it keeps the result or an array computed
-    from it. Of all arrays that JAX keeps for the backward pass, it keeps at least half, because an activation function
-    has its argument and its result among them. The smaller of both is counted.
+    This counts the example's inputs, targets and weight, and the results of the forward pass that the backward pass
+    needs. The compiler recomputes what is cheap, but not products: for each product, it keeps the result or an array
+    computed from it. Of all arrays that JAX keeps for the backward pass, it keeps at least half, because an activation
+    function has its argument and its result among them. The smaller of both is counted.
 
     Args:
         model: Model after `compile_model`; its variables may be abstract.

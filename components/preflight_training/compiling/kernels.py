@@ -53,9 +53,9 @@ def _flops(operation: Any) -> float:
                 total += _product_flops(inner) if inner.operation.name in _PRODUCTS else _flops(inner.operation)
     if operation.name == "scf.for":
         return total * _trips(operation)
-    return (
-        total * _SHARE_OF_MASKED if operation.name == "scf.if" and _depends_on_memory(operation.operands[0]) else total
-    )
+    if operation.name == "scf.if" and _depends_on_memory(operation.operands[0]):
+        return total * _SHARE_OF_MASKED
+    return total
 
 
 def _product_flops(product: Any) -> float:
@@ -76,7 +76,7 @@ def _trips(loop: Any) -> int:
 
 
 def _constant(value: Any) -> int | None:
-    """Return the number that a value always is: a constant, or the sum of two."""
+    """Return a value that is known before the kernel runs, a constant or a sum of constants; None for any other."""
     owner = value.owner
     name = getattr(owner, "name", "")
     if name == "arith.constant":

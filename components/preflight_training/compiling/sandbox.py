@@ -72,7 +72,9 @@ class Sandbox:
     """
 
     def __init__(self, timeout_seconds: float, memory_mib: int, cache_dir: Path) -> None:
-        self.timeout_seconds, self.memory_mib, self.cache_dir = timeout_seconds, memory_mib, cache_dir
+        self.timeout_seconds = timeout_seconds
+        self.memory_mib = memory_mib
+        self.cache_dir = cache_dir
         self._child: _Child | None = None
         self._blocks = 0
 

@@ -23,7 +23,8 @@ class _Scores(tf.Module):
 
 def _converted(brightest):
     """The converter's own file, calibrated with pixels up to a value."""
-    module, random = _Scores(), np.random.default_rng(0)
+    module = _Scores()
+    random = np.random.default_rng(0)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([module.__call__.get_concrete_function()], module)
     converter.experimental_lower_to_saved_model = False
     converter.optimizations = [tf.lite.Optimize.DEFAULT]

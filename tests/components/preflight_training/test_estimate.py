@@ -178,7 +178,8 @@ def test_the_cores_of_a_chip_talk_through_its_memory():
 def test_a_whole_slice_uses_the_links_of_all_its_axes(name, links):
     """An axis of v4 is a ring from 4 chips on, one of v5e from 16 on."""
     machine = _machine(name)
-    speed, chips = machine.generation.ici_bytes_per_second, machine.chips
+    speed = machine.generation.ici_bytes_per_second
+    chips = machine.chips
     expected = 2 * (chips - 1) / chips * 1e9 / (links * speed) + chips / 2 * 1e-6
     assert collective_seconds(Collective("all-reduce", 10**9), machine) == pytest.approx(expected)
 
@@ -234,6 +235,18 @@ def test_padding_never_takes_longer_than_the_products(contraction, columns, slow
     cycles = slowness * product.flops * 10_000 / 197e12 * 1.5e9
     layer = _time_layer(product, cycles)
     assert 0 <= layer.padding_ms <= layer.ms
+
+
+def test_the_use_of_the_matrix_units_leaves_out_products_of_kernels():
+    """Their time is not that of the layer's products; a layer would be above the peak."""
+    product = _product(1024, 256, 512, times=1000)
+    layer = _layer(3e6, product)
+    kernel = dataclasses.replace(layer.operations[0], kind=Kind.KERNEL, cycles=0.0)
+    alone, beside = (
+        time_layers(_cost(layers={"dense": each}), _machine("v5e-1"))[0]
+        for each in (layer, LayerCost([*layer.operations, kernel], [product, product]))
+    )
+    assert 0 < beside.mxu_utilization == alone.mxu_utilization <= 1
 
 
 def test_full_tiles_leave_nothing_to_fill():

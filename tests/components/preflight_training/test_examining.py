@@ -350,7 +350,8 @@ def test_a_machine_without_an_estimate_keeps_the_price_of_an_hour(verdict, tmp_p
 
 
 def test_a_bound_of_the_largest_batch_costs_no_compilation(tmp_path, monkeypatch):
-    compiled, run = [], sandbox.Sandbox.run_child
+    compiled = []
+    run = sandbox.Sandbox.run_child
     monkeypatch.setattr(sandbox.Sandbox, "run_child", lambda box, one: compiled.append(one) or run(box, one))
     report = _examine(tmp_path)
     assert len(compiled) == 1
@@ -420,6 +421,15 @@ def test_a_program_of_which_nothing_can_be_priced_fits_and_has_no_time(layers, t
     assert re.search(r"^time +unknown: the compiler has no estimate", as_text(report), re.MULTILINE)
     refused, _ = _examine_unmeasured(tmp_path, max_step_ms=1.0)
     assert "max_step_ms cannot be kept" in refused.machines[0].reasons[0]
+
+
+def test_a_program_of_kernels_alone_has_a_time(tmp_path, monkeypatch):
+    """The compiler gives it no cycles, but its products are known."""
+    layers = {"attention": LayerCost([OperationCost(Kind.KERNEL, flops=1e9)])}
+    outcome = Outcome(FITS, peak_bytes=1 << 20, example_bytes=112, cost=ProgramCost(layers))
+    monkeypatch.setattr(sandbox.Sandbox, "compile_all", lambda _, compilations: [outcome] * len(compilations))
+    report, _ = _examine_unmeasured(tmp_path)
+    assert report.machines[0].step.compute_ms > 1e9 / 197e12 * 1e3
 
 
 @pytest.mark.slow  # A dozen compilations: one or two minutes.

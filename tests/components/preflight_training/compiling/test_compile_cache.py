@@ -90,7 +90,8 @@ def test_where_nothing_may_be_written_nothing_is_kept(tmp_path, monkeypatch, num
 
 
 def test_a_damaged_measurement_is_measured_again(tmp_path):
-    rate, found = data.HostRate(1.0, 2.0, True, 2), []
+    rate = data.HostRate(1.0, 2.0, True, 2)
+    found = []
     measurement = data.Measurement(4096, 1000, tmp_path)
     for _ in range(2):
         assert measurement.recall(["key"], lambda: found.append(1) or rate) == rate

@@ -335,6 +335,16 @@ def _product(out, left, right, attributes, op_name="jit(train_step)/jvp(dense)/d
     return product
 
 
+def test_a_product_without_cycles_is_a_kernel_of_the_compiler():
+    line = "  %c = bf16[8,256]{1,0} convolution(%p, %r), dim_labels=bf_io->bf, "
+    cost = _cost(
+        "  %r = bf16[128,256]{1,0} parameter(1)",
+        line + _metadata("jit(train_step)/jvp(dense)/online-softmax"),
+    )
+    (operation,) = cost.layers["dense"].operations
+    assert (operation.kind, operation.flops) == (Kind.KERNEL, 2.0 * 8 * 128 * 256)
+
+
 def test_matrix_product_of_a_dense_layer():
     product = _product("128,512", "128,3136", "3136,512", "dim_labels=bf_io->bf")
     assert product == MatrixProduct(128, 3136, 512, 2.0 * 128 * 3136 * 512, is_forward=True)

@@ -205,7 +205,8 @@ while pickle.load(sys.stdin.buffer):
 
 def test_one_child_compiles_all_programs_of_a_block_and_ends_with_it(monkeypatch, tmp_path):
     """Its imports take longer than most compilations."""
-    run, box = subprocess.Popen, sandbox.Sandbox(60, 8192, tmp_path)
+    run = subprocess.Popen
+    box = sandbox.Sandbox(60, 8192, tmp_path)
     monkeypatch.setattr(subprocess, "Popen", lambda words, **how: run([words[0], "-c", _NUMBERED, words[-1]], **how))
     with box:
         first, second, third = (
