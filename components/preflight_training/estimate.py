@@ -1,11 +1,9 @@
 """Estimates the time of a step and of an epoch from the cost of a compiled program.
 
-Time on the device is the compiler's estimate of cycles, divided by the chip's clock rate and multiplied by the
-generation's factor, but never less than the chip needs for the arithmetic and the memory traffic. The compiler assumes
-that every operation runs alone and at full speed. The factor follows from published step times:
-`python -m tests.benchmarks.truth` derives it and names every step time with its source. A test compares the table below
-with the derived factors. Communication is a ring over links of the slice. It is an upper bound, because it is not
-overlapped with computation, and no factor corrects it.
+An operation takes as long as the compiler's estimate of its cycles says, but never less than the chip needs for its
+arithmetic and its memory traffic. Nothing is fitted: `python -m tests.benchmarks.whole_steps` compares the estimates
+with published step times, each with its source, and a test compares the intervals below with what it derives.
+Communication is a ring over links of the slice. It is an upper bound, because it is not overlapped with computation.
 """
 
 import dataclasses
@@ -14,7 +12,7 @@ from collections.abc import Sequence
 
 from tpu_components.core.base.formatting import time_within
 from tpu_components.core.examples.feeding import steps_per_epoch
-from tpu_components.core.machines.machine_spec import Generation, Slice
+from tpu_components.core.machines.machine_spec import TPU, Generation, Slice
 from tpu_components.preflight_training.compiling.hlo import (
     SUBLANES,
     Collective,
@@ -28,43 +26,32 @@ _ALL_REDUCE = "all-reduce"
 # A hop from chip to chip takes about a microsecond (https://jax-ml.github.io/scaling-book/tpus/).
 _HOP_SECONDS = 1e-6
 
-_FEW_PROGRAMS = 3  # With fewer programs, the interval depends much on the step times of other generations.
-# Cross-validation: number of published figures inside the interval that is computed without their own program, and
-# number of all; and how many of all are times of whole training steps. The others are rates of large language models,
-# which are compared with the feed-forward part of one decoder block.
-HELD_OUT = (76, 81)
-WHOLE_STEPS = 8
-# Published step times that are not in the table: number inside the interval, and number of all; the median and the
-# largest error. Of these, the whole training steps: number and median error; all were slower than estimated.
-UNSEEN = (10, 13)
-UNSEEN_ERRORS = (0.17, 0.38)
-UNSEEN_WHOLE_STEPS = 7
-UNSEEN_WHOLE_ERROR = 0.17
-INTERVALS = (
-    f"In brackets: an interval meant to hold nine of ten steps. Of {UNSEEN[1]} other published step times it held "
-    f"{UNSEEN[0]} ({UNSEEN[0] / UNSEEN[1]:.0%}); the median error was {UNSEEN_ERRORS[0]:.0%}, the largest "
-    f"{UNSEEN_ERRORS[1]:.0%}, and all {UNSEEN_WHOLE_STEPS} whole training steps among them were slower than estimated, "
-    f"by {UNSEEN_WHOLE_ERROR:.0%} in the median. Of the {HELD_OUT[1]} figures that it is made of, {WHOLE_STEPS} are "
-    "whole training steps, on v2 and v3; the others are of one feed-forward block, without attention, communication "
-    "and optimizer"
-)
+# The compiler gives no time for a hand-written kernel: it is taken to reach this share of the matrix units' peak. With
+# it, two decoders with fused attention were estimated at 299 and 880 ms; 302 (v6e) and 881 ms (v5e) are published.
+_KERNEL_SHARE = 0.45
+# Nor for the rows that a scatter adds, each of which waits for the one before. On v6e, 32,500 took 0.02 s and 65,000
+# took 0.06 s (https://github.com/pytorch/xla/issues/8720).
+_ROW_SECONDS = 1e-6
+# From here on, a program is said to use its matrix units well: its time differs less from the estimate.
+WELL_USED = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """Ratio of published step times of a TPU generation to the compiler's estimates.
+    """Ratio of published step times to their estimates, of programs that use the matrix units as much.
 
     Attributes:
-        factor: Expected ratio.
+        factor: What the ends of the interval are relative to: 1, except in reports of earlier versions.
         low: Lower end of the 90% interval.
         high: Upper end of the 90% interval.
-        steps: Number of published figures of this generation.
+        steps: Number of published figures.
         programs: Number of compiled programs whose estimates these figures were compared with.
-        held_out: Leave-one-program-out cross-validation: how many of the `steps` figures lie in the interval that the
-            other programs give; None without cross-validation.
+        held_out: How many of the distinct estimates lie in the interval that other programs and publishers give; None
+            if that was not tried.
         estimates: Number of distinct estimates among the `steps` comparisons; None in older files.
-        whole_steps: How many of the `steps` figures are times of whole training steps; the others are rates that are
-            compared with one feed-forward block. None in older files.
+        whole_steps: How many of the `steps` figures are times of whole training steps: all. None in older files.
+        median_error: Median error of the distinct estimates, as a share of the measured time. None in older files.
+        most_error: The error that 19 of 20 do not exceed. None in older files.
     """
 
     factor: float
@@ -75,87 +62,53 @@ class Accuracy:
     held_out: int | None = None
     estimates: int | None = None
     whole_steps: int | None = None
+    median_error: float | None = None
+    most_error: float | None = None
 
-    def words(self, generation: str) -> str:
-        """Describe the factor and interval of a TPU generation's step times, and the published times behind them."""
-        few = (
-            ", so few that other generations count too and the interval is wide"
-            if self.programs < _FEW_PROGRAMS
-            else ""
-        )
-        tried = "" if self.held_out is None else f"; held out, the interval held {self.held_out} of these {self.steps}"
-        kinds = ""
-        if self.whole_steps is not None:
-            whole = f"{self.whole_steps or 'none'} of them of {'a ' * (self.whole_steps < 2)}whole training step"
-            kinds = f" ({whole}{'s' * (self.whole_steps > 1)}; {self.estimates} distinct estimates)"
+    @property
+    def text(self) -> str:
+        """The interval of step times, and the published times behind it."""
+        low, high = self.low / self.factor, self.high / self.factor
+        tried = "" if self.held_out is None else f"; it held {self.held_out} of {self.estimates} that it had not seen"
         return (
-            f"{generation}: the compiler's estimate times {self.factor:g}, nine of ten meant to take "
-            f"{self.low / self.factor:.2g} to {self.high / self.factor:.2g} times as long, by published figures: "
-            f"{self.steps}{kinds}, through {self.programs} compiled program{'s' * (self.programs != 1)}{few}{tried}"
+            f"nine of ten steps are meant to take {low:.2g} to {high:.2g} times as long as estimated, by {self.steps} "
+            f"published figures of {self.programs} programs that use the matrix units as much{tried}"
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Rates:
-    """What turns the work of operations into time on a TPU generation.
-
-    The compiler gives no time for a kernel. With 45% of the peak, two decoders with fused attention were estimated at
-    299 and 880 ms; 302 (v6e) and 881 ms (v5e) are published.
-
-    Attributes:
-        products: Ratio of the time of matrix products to the compiler's estimate.
-        convolutions: The same of convolutions.
-        others: The same of all other operations.
-        kernels: Share of the matrix units' peak that a hand-written kernel reaches.
-        bandwidth: Share of the memory's published bandwidth that an operation reaches.
-    """
-
-    products: float = 1.0
-    convolutions: float = 1.0
-    others: float = 1.0
-    kernels: float = 0.45
-    bandwidth: float = 1.0
-
-    def schedule(self, kind: Kind) -> float:
-        """Return the ratio of the time of a kind of operation to the compiler's estimate."""
-        return {Kind.PRODUCT: self.products, Kind.CONVOLUTION: self.convolutions}.get(kind, self.others)
 
 
 _UNKNOWN = Accuracy(1.0, 1.0, 1.0, 0, 0)  # For GPUs, whose time is not estimated.
-_ACCURACIES = {
-    "v2": Accuracy(0.9, 0.7, 1.17, 1, 1, 1, 1, 1),
-    "v3": Accuracy(0.92, 0.72, 1.18, 7, 3, 7, 3, 7),
-    "v4": Accuracy(0.85, 0.66, 1.11, 6, 1, 6, 1, 0),
-    "v5e": Accuracy(0.84, 0.65, 1.1, 24, 1, 24, 2, 0),
-    "v5p": Accuracy(0.9, 0.7, 1.17, 18, 1, 17, 3, 0),
-    "v6e": Accuracy(0.79, 0.61, 1.03, 18, 1, 14, 3, 0),
-    "7x": Accuracy(0.82, 0.63, 1.06, 7, 1, 7, 2, 0),
-}
+_WELL = Accuracy(1.0, 0.87, 1.25, 23, 16, 15, 17, 23, 0.09, 0.2)
+_LITTLE = Accuracy(1.0, 0.55, 2.88, 25, 14, 11, 14, 25, 0.28, 0.82)
+_GROUPS = (_WELL, _LITTLE)
+INTERVALS = (
+    "In brackets: an interval meant to hold nine of ten steps. It held "
+    f"{sum(group.held_out or 0 for group in _GROUPS)} of {sum(group.estimates or 0 for group in _GROUPS)} published "
+    "training steps, each judged by those of other programs and publishers. The median error was "
+    f"{_WELL.median_error:.0%} where at least {WELL_USED:.0%} of the matrix units' peak is used, and "
+    f"{_LITTLE.median_error:.0%} elsewhere, where most steps were slower than estimated"
+)
 
 
-def accuracy_of(generation: Generation) -> Accuracy:
-    """Return the accuracy of time estimates for a TPU generation; a factor of 1 for a GPU."""
-    return _ACCURACIES.get(generation.name, _UNKNOWN)
+def accuracy_of(generation: Generation, mxu_utilization: float) -> Accuracy:
+    """Return the accuracy of the estimate of a program that uses a share of the matrix units' peak on a TPU."""
+    if generation.accelerator != TPU:
+        return _UNKNOWN
+    return _WELL if mxu_utilization >= WELL_USED else _LITTLE
 
 
-def rates_of(generation: Generation) -> Rates:
-    """Return the rates of a TPU generation: its factor is that of every schedule."""
-    factor = accuracy_of(generation).factor
-    return Rates(products=factor, convolutions=factor, others=factor)
-
-
-def seconds_of(operation: OperationCost, generation: Generation, rates: Rates) -> float:
+def seconds_of(operation: OperationCost, generation: Generation) -> float:
     """Return the time of an operation's runs in a step: never less than the chip needs for its work.
 
-    It is the longest of three times: that of the compiler's schedule, corrected by published step times; that of the
-    matrix products at the peak, or at a kernel's share of it; and that of the bytes at the memory's bandwidth.
+    It is the longest of four times: that of the compiler's schedule; that of the matrix products at the peak, or at a
+    kernel's share of it; that of the bytes at the memory's bandwidth; and that of the rows that a scatter adds, one
+    after the other.
     """
-    peak = generation.device_peak_flops * (rates.kernels if operation.kind is Kind.KERNEL else 1.0)
-    bandwidth = rates.bandwidth * generation.device_bytes_per_second
+    share = _KERNEL_SHARE * operation.filled if operation.kind is Kind.KERNEL else 1.0
     return operation.times * max(
-        rates.schedule(operation.kind) * operation.cycles / generation.clock_hz,
-        operation.flops / peak,
-        operation.num_bytes / bandwidth,
+        operation.cycles / generation.clock_hz,
+        operation.flops / (share * generation.device_peak_flops),
+        operation.num_bytes / generation.device_bytes_per_second,
+        operation.rows * _ROW_SECONDS,
     )
 
 
@@ -261,23 +214,23 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
             one replica.
     """
     generation = machine.generation
-    accuracy = accuracy_of(generation)
-    rates = rates_of(generation)
-    seconds = [(operation, seconds_of(operation, generation, rates)) for operation in cost.operations]
+    seconds = [(operation, seconds_of(operation, generation)) for operation in cost.operations]
     compute = sum(time for _, time in seconds)
     flops = sum(operation.flops * operation.times for operation in cost.operations)
     apart = [Collective(_ALL_REDUCE, extra_bytes)] if extra_bytes else []
     times = [collective_seconds(sent, machine) for sent in (*cost.collectives, *apart)]
     communication = None if None in times else sum(time for time in times if time is not None)
     total_ms = 1e3 * (compute + (communication or 0.0))
+    utilization = flops / (compute * generation.device_peak_flops) if compute else 0.0
+    accuracy = accuracy_of(generation, utilization)
     return StepTime(
         compute_ms=compute * 1e3,
         communication_ms=None if communication is None else communication * 1e3,
         guessed_share=sum(time for operation, time in seconds if operation.is_guessed) / compute if compute else 0.0,
-        mxu_utilization=flops / (compute * generation.device_peak_flops) if compute else 0.0,
+        mxu_utilization=utilization,
         flops=flops,
-        low_ms=total_ms * accuracy.low / accuracy.factor,
-        high_ms=total_ms * accuracy.high / accuracy.factor,
+        low_ms=total_ms * accuracy.low,
+        high_ms=total_ms * accuracy.high,
     )
 
 
@@ -323,9 +276,8 @@ def _links(machine: Slice) -> int:
 def time_layers(cost: ProgramCost, machine: Slice) -> tuple[LayerTime, ...]:
     """Return the time of each layer, the longest first."""
     generation = machine.generation
-    rates = rates_of(generation)
     times = {
-        name: [(operation, 1e3 * seconds_of(operation, generation, rates)) for operation in layer.operations]
+        name: [(operation, 1e3 * seconds_of(operation, generation)) for operation in layer.operations]
         for name, layer in cost.layers.items()
     }
     whole_ms = sum(ms for of_layer in times.values() for _, ms in of_layer)

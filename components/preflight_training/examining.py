@@ -283,7 +283,7 @@ class MachineExamination:
             capacity_bytes=machine.generation.hbm_usable_bytes,
             largest_batch=self._largest_batch(),
             epochs=training.epochs,
-            accuracy=accuracy_of(machine.generation),
+            accuracy=accuracy_of(machine.generation, self._step.mxu_utilization if self._step else 0.0),
             has_namesakes=places.count((paid.machine, paid.target)) > 1,
             target=paid.target if len({target for _, target in places}) > 1 else "",
             host_cpus=machine.host_cpus,

@@ -121,7 +121,7 @@ class MachineReport:
         capacity_bytes: Memory of a device that a program may use.
         largest_batch: Largest batch per replica; None if unknown.
         epochs: Number of epochs of the run.
-        accuracy: Accuracy of the estimates for the generation.
+        accuracy: Accuracy of the estimates for programs of this kind.
         step: Time of a step; None unless the training fits and its time is estimated. The same holds for `epoch`.
         epoch: Time of an epoch.
         cost: Prices, only that of an hour if the training does not fit; None if no trustworthy price is known.

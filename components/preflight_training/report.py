@@ -8,7 +8,7 @@ from tpu_components.core.base.formatting import byte_size, decimals, dollars, nu
 from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE
 from tpu_components.core.examples.interface import REGRESSION
 from tpu_components.core.files import storage
-from tpu_components.core.machines.machine_spec import billed_by, load_catalogue
+from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.pages import blocks as page_blocks
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Block, Cell, Fields, Figure, Section, Sentences, Table, cut
@@ -24,8 +24,8 @@ _TOP_LAYERS = 8
 _NAME_WIDTH = 30
 _NOTHING = "–"
 _TIMES_ORIGIN = (
-    "the compiler's schedule at the chip's clock, corrected by published step times, and communication as an upper "
-    f"bound; nothing was run on a TPU. {INTERVALS}"
+    "the compiler's schedule at the chip's clock, never faster than the chip's arithmetic and memory allow, and "
+    f"communication as an upper bound; nothing was run on a TPU. {INTERVALS}"
 )
 _TENSORFLOW_ORIGIN = (
     "TensorFlow jobs run an older compiler than this one: figures are estimates, and the sum over replicas is added by "
@@ -345,8 +345,7 @@ def _advice(report: PreflightReport) -> Sentences:
 def _origins(report: PreflightReport) -> list[tuple[str, str]]:
     """Describe how the numbers of the report were computed, and what they leave out."""
     estimated = [machine for machine in report.machines if machine.step]
-    catalogue = load_catalogue()
-    accuracies = [machine.accuracy.words(catalogue.find(machine.machine).generation.name) for machine in estimated]
+    accuracies = [machine.accuracy.text for machine in estimated]
     prices = [
         f"{machine.cost.kind} ({machine.cost.date}); {machine.cost.source}"
         if machine.cost

@@ -2,11 +2,12 @@
 
 Nothing is computed and no weights exist: all is plain JAX on abstract shapes.
 
-Layers that repeat are a `lax.scan` over stacked weights, as MaxText, Levanter and Flax train them, so the time of a
-compilation does not depend on the depth. Where the publisher divides weights among the chips (`shards` above 1), the
-step holds the bfloat16 weights of `depth` layers, gathered, and the optimizer updates the device's shard of all of
-them. Where weights are replicated, the step holds all of them in float32. The sum of gradients over devices, and the
-gathering of weights, are not in a program of one device.
+Layers that repeat are a `lax.scan` over stacked weights, as MaxText and Levanter train them, so the time of a
+compilation does not depend on the depth. With `saved=None` they are written one after the other, as by TensorFlow,
+Keras and Flax, and the compiler decides what to compute anew. Where the publisher divides weights among the chips
+(`shards` above 1), the step holds the bfloat16 weights of `depth` layers, gathered, and the optimizer updates the
+device's shard of all of them. Where weights are replicated, the step holds all of them in float32. The sum of gradients
+over devices, and the gathering of weights, are not in a program of one device.
 """
 
 import dataclasses
@@ -22,7 +23,6 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 Weights = Any  # A tree of arrays, or of their shapes.
-_MASK = "mask"  # What dropout keeps.
 _CHUNK = 1024  # The last axis of a shard, whose values have no shape of their own.
 
 
@@ -196,12 +196,11 @@ def multiply(pattern: str, x: jax.Array, weights: Mapping[str, jax.Array], name:
     return checkpoint_name(y, name.partition("/")[2])
 
 
-def drop(x: jax.Array, key: jax.Array, share: float) -> jax.Array:
-    """Dropout."""
+def drop(x: jax.Array, share: float) -> jax.Array:
+    """Dropout, with the chip's own random numbers, as TensorFlow's and Flax's trainings on TPUs had it."""
     if not share:
         return x
-    kept = checkpoint_name(jax.random.bernoulli(key, 1 - share, x.shape), _MASK)
-    return jnp.where(kept, x / (1 - share), jnp.zeros((), x.dtype))
+    return jnp.where(lax.rng_uniform(0.0, 1.0, x.shape) < 1 - share, x / (1 - share), jnp.zeros((), x.dtype))
 
 
 def _rotate(x: jax.Array) -> jax.Array:
@@ -215,7 +214,7 @@ def _rotate(x: jax.Array) -> jax.Array:
     return jnp.concatenate(turned, -1).astype(x.dtype)
 
 
-def naive(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, key: jax.Array, causal: bool) -> jax.Array:
+def naive(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
     """Attention that writes the scores of all pairs of tokens."""
     groups = block.heads // block.keys
     q = q.reshape(*q.shape[:2], block.keys, groups, q.shape[-1])
@@ -224,7 +223,7 @@ def naive(block: Block, q: jax.Array, k: jax.Array, v: jax.Array, key: jax.Array
         seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
         scores = jnp.where(seen, scores, jnp.asarray(-1e9, scores.dtype))
     shares = jax.nn.softmax(scores.astype(jnp.float32), -1).astype(v.dtype)
-    shares = drop(shares, key, block.dropout)
+    shares = drop(shares, block.dropout)
     attended = jnp.einsum("bkgqs,bskd->bqkgd", shares, v)
     return attended.reshape(*attended.shape[:2], block.heads, v.shape[-1])
 
@@ -266,7 +265,7 @@ def _flash(block: Block, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def _attend(
-    block: Block, x: jax.Array, other: jax.Array | None, weights: Mapping[str, jax.Array], key: jax.Array, saved: bool
+    block: Block, x: jax.Array, other: jax.Array | None, weights: Mapping[str, jax.Array], saved: bool
 ) -> jax.Array:
     part, source = ("attention", x) if other is None else ("cross", other)
     q = multiply("bsw,whd->bshd", x, weights, f"{part}/query")
@@ -282,13 +281,13 @@ def _attend(
     elif block.attention is Attention.FLASH:
         y = _flash(block, q, k, v)
     else:
-        y = naive(block, q, k, v, key, block.causal and other is None)
+        y = naive(block, q, k, v, block.causal and other is None)
     if block.gate:
         y = y * jax.nn.sigmoid(multiply("bsw,whd->bshd", x, weights, f"{part}/gate"))
     return multiply("bshd,hdw->bsw", y, weights, f"{part}/out")
 
 
-def _feed_forward(block: Block, x: jax.Array, weights: Mapping[str, jax.Array], key: jax.Array) -> jax.Array:
+def _feed_forward(block: Block, x: jax.Array, weights: Mapping[str, jax.Array]) -> jax.Array:
     if block.experts:
         y = _capped_experts(block, x, weights) if block.capacity else _all_experts(block, x, weights)
         if block.shared:
@@ -301,7 +300,7 @@ def _feed_forward(block: Block, x: jax.Array, weights: Mapping[str, jax.Array], 
         hidden = hidden * jax.nn.silu(multiply("bsw,wf->bsf", x, weights, "ffn/gate"))
     else:
         hidden = jax.nn.gelu(hidden)
-    return multiply("bsf,fw->bsw", drop(hidden, key, block.dropout), weights, "ffn/down")
+    return multiply("bsf,fw->bsw", drop(hidden, block.dropout), weights, "ffn/down")
 
 
 def _route(block: Block, x: jax.Array, weights: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -350,63 +349,52 @@ def _apply(
     x: jax.Array,
     other: jax.Array | None,
     weights: Mapping[str, jax.Array],
-    key: jax.Array,
     saved: Sequence[str],
 ) -> jax.Array:
     """One block."""
-    keys = jax.random.split(key, 6)
 
-    def add(x: jax.Array, name: str, part: Callable[[jax.Array], jax.Array], key: jax.Array) -> jax.Array:
+    def add(x: jax.Array, name: str, part: Callable[[jax.Array], jax.Array]) -> jax.Array:
         y = part(x if block.norm_last else norm(x, weights, name, block.rms))
-        y = drop(plain_norm(y) if block.post_norm else y, key, block.dropout)
+        y = drop(plain_norm(y) if block.post_norm else y, block.dropout)
         return norm(x + y, weights, name, block.rms) if block.norm_last else x + y
 
     is_saved = "context" in saved
-    x = add(x, "attention", lambda y: _attend(block, y, None, weights, keys[0], is_saved), keys[1])
+    x = add(x, "attention", lambda y: _attend(block, y, None, weights, is_saved))
     if block.cross:
-        x = add(x, "cross", lambda y: _attend(block, y, other, weights, keys[2], is_saved), keys[3])
-    return add(x, "ffn", lambda y: _feed_forward(block, y, weights, keys[4]), keys[5])
-
-
-def keep(saved: Sequence[str] | None) -> Any:
-    """What a layer keeps for the backward pass: what is named, or with None what products and dropout give.
-
-    The compiler computes the rest anew where layers are written one after the other; in a scan it would be written to
-    memory.
-    """
-    policies = jax.checkpoint_policies
-    if saved is None:
-        return policies.save_from_both_policies(policies.dots_saveable, policies.save_only_these_names(_MASK))
-    return policies.save_only_these_names(*saved)
+        x = add(x, "cross", lambda y: _attend(block, y, other, weights, is_saved))
+    return add(x, "ffn", lambda y: _feed_forward(block, y, weights))
 
 
 def run(
     blocks: Sequence[Block],
     x: jax.Array,
-    weights: Weights,
+    layers: Weights,
     saved: Sequence[str] | None,
     other: jax.Array | None = None,
 ) -> jax.Array:
-    """Scan over groups of blocks; `saved` is as in `decoder`."""
+    """Apply groups of blocks, one after the other; `saved` is as in `decoder`."""
 
-    def apply(block: Block, x: jax.Array, member: Mapping[str, jax.Array], key: jax.Array) -> jax.Array:
-        return _apply(block, x, other, member, key, saved or ())
-
-    apply = jax.checkpoint(apply, policy=keep(saved), prevent_cse=False, static_argnums=0)
+    def apply(block: Block, x: jax.Array, member: Mapping[str, jax.Array]) -> jax.Array:
+        return _apply(block, x, other, member, saved or ())
 
     def body(carry: jax.Array, layer: Any) -> tuple[jax.Array, None]:
-        number, group = layer
-        key = jax.random.fold_in(jax.random.key(0, impl="unsafe_rbg"), number)
-        for block, member in zip(blocks, group, strict=True):
-            carry = apply(block, carry, member, key)
+        for block, member in zip(blocks, layer, strict=True):
+            carry = apply(block, carry, member)
         return carry, None
 
-    depth = jax.tree.leaves(weights)[0].shape[0]
-    return lax.scan(body, x, (jnp.arange(depth), weights))[0]
+    if saved is None:
+        for layer in layers:
+            x, _ = body(x, layer)
+        return x
+    policy = jax.checkpoint_policies.save_only_these_names(*saved)
+    apply = jax.checkpoint(apply, policy=policy, prevent_cse=False, static_argnums=0)
+    return lax.scan(body, x, layers)[0]
 
 
-def stacked(blocks: Sequence[Block], depth: int) -> Weights:
-    """The shapes of the weights of `depth` groups of blocks, each stacked."""
+def layers_of(blocks: Sequence[Block], depth: int, saved: Sequence[str] | None) -> Weights:
+    """The shapes of the weights of `depth` groups of blocks: stacked, or with `saved=None` those of each layer."""
+    if saved is None:
+        return [tuple({name: shape_of(shape) for name, shape in block.shapes().items()} for block in blocks)] * depth
     return tuple({name: shape_of((depth, *shape)) for name, shape in block.shapes().items()} for block in blocks)
 
 
@@ -468,6 +456,11 @@ def train(
     shard = [rows, shape_of(rows.shape, jnp.bfloat16), *[rows] * optimizer.slots]
     narrow = jax.tree.map(lambda leaf: shape_of(leaf.shape, jnp.bfloat16), weights)
     return Step(divided, (narrow, shard, *batch), (0, 1), *depths)
+
+
+def look_up(table: jax.Array, ids: jax.Array, one_hot: bool) -> jax.Array:
+    """Rows of a table: by a product, as TensorFlow's models and MaxText do on TPUs, or by an index."""
+    return jax.nn.one_hot(ids, table.shape[0], dtype=table.dtype) @ table if one_hot else table[ids]
 
 
 def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: Any = "SAME") -> jax.Array:

@@ -81,9 +81,9 @@ def gnmt(batch: int, tokens: int, width: int, layers: int, vocabulary: int, drop
 
     start = (jnp.zeros((batch, width), jnp.bfloat16), jnp.zeros((batch, width)))
 
-    def recur(weights: Weights, name: str, x: jax.Array, number: int, reverse: bool = False) -> jax.Array:
+    def recur(weights: Weights, name: str, x: jax.Array, reverse: bool = False) -> jax.Array:
         into, recurrent = weights[name][:-width], weights[name][-width:]
-        x = drop(x, jax.random.fold_in(jax.random.key(0, impl="unsafe_rbg"), number), dropout)
+        x = drop(x, dropout)
 
         inside = x @ into + weights[f"{name}/bias"]
         return lstm(inside[::-1], recurrent)[::-1] if reverse else lstm(inside, recurrent)
@@ -106,13 +106,13 @@ def gnmt(batch: int, tokens: int, width: int, layers: int, vocabulary: int, drop
 
     def loss(weights: Weights, source: jax.Array, target: jax.Array) -> jax.Array:
         x = weights["source"][source.T]
-        both = [recur(weights, "forward", x, 0), recur(weights, "backward", x, 1, reverse=True)]
-        x = recur(weights, "reader/1", jnp.concatenate(both, -1), 2)
+        both = [recur(weights, "forward", x), recur(weights, "backward", x, reverse=True)]
+        x = recur(weights, "reader/1", jnp.concatenate(both, -1))
         for number in range(2, layers):
-            x = x + recur(weights, f"reader/{number}", x, number + 1)
+            x = x + recur(weights, f"reader/{number}", x)
         y, context = attend(weights, weights["target"][target.T], x, x @ weights["memory"])
         for number in range(1, layers):
-            new = recur(weights, f"writer/{number}", jnp.concatenate([y, context], -1), 10 + number)
+            new = recur(weights, f"writer/{number}", jnp.concatenate([y, context], -1))
             y = new if number == 1 else y + new
         return cross_entropy(y @ weights["unembedding"], jnp.roll(target.T, -1, 0))
 
@@ -311,10 +311,7 @@ def stable_diffusion(batch: int, side: int = 64, words: int = 77) -> Step:
             for each in (x, other, other)
         )
         q = q * head_dim**-0.5
-        if way is Attention.SPLASH:
-            y = splash(block, q, k, v, False)
-        else:
-            y = naive(block, q, k, v, jax.random.key(0), False)
+        y = splash(block, q, k, v, False) if way is Attention.SPLASH else naive(block, q, k, v, False)
         return y.reshape(x.shape) @ network.weight(width, width)
 
     def transform(network: _Convolutions, x: jax.Array, text: jax.Array) -> jax.Array:

@@ -6,7 +6,6 @@ and those of convolutions are in published_networks.py.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,13 +23,13 @@ from tests.benchmarks.published_layers import (
     convolve,
     count,
     cross_entropy,
-    keep,
+    layers_of,
+    look_up,
     multiply,
     norm,
     plain_norm,
     run,
     shape_of,
-    stacked,
     train,
 )
 
@@ -60,7 +59,8 @@ def decoder(
         tokens: Of a sequence.
         layers: Of the network.
         vocabulary: Number of different tokens.
-        saved: What of a layer is kept for the backward pass, by name; None for what all its products give.
+        saved: What of a layer is kept for the backward pass, by name; None where layers are written one after the other
+            and the compiler decides.
         depth: Layers to compile; 0 for all.
         shards: Among how many devices weights and optimizer are divided.
         tensor: Among how many devices each product is divided.
@@ -81,7 +81,8 @@ def decoder(
     compiled, real = (depth or layers) // period, layers // period
     width = block.width
     words = vocabulary // tensor
-    weights = {"embedding": shape_of((words, width)), "scale": shape_of((width,)), "layers": stacked(group, compiled)}
+    weights = {"embedding": shape_of((words, width)), "scale": shape_of((width,))}
+    weights["layers"] = layers_of(group, compiled, saved)
     if not tied:
         weights["unembedding"] = shape_of((width, words))
     if learned_positions:
@@ -90,10 +91,7 @@ def decoder(
         weights["scale/shift"] = shape_of((width,))
 
     def loss(weights: Weights, ids: jax.Array) -> jax.Array:
-        if one_hot:
-            x = jnp.einsum("bsv,vw->bsw", jax.nn.one_hot(ids, words, dtype=jnp.bfloat16), weights["embedding"])
-        else:
-            x = weights["embedding"][ids]
+        x = look_up(weights["embedding"], ids, one_hot)
         if learned_positions:
             x = x + weights["positions"]
         x = run(group, x, weights["layers"], saved)
@@ -157,7 +155,7 @@ def vit(
     weights = {
         "patches": shape_of((patch, patch, 3, width)),
         "positions": shape_of((places, width)),
-        "layers": stacked([block], depth or layers),
+        "layers": layers_of([block], depth or layers, saved),
         "scale": shape_of((width,)),
         "scale/shift": shape_of((width,)),
         "classes": shape_of((width, classes)),
@@ -170,7 +168,7 @@ def vit(
         x = norm(x, {"last/scale": weights["scale"], "last/scale/shift": weights["scale/shift"]}, "last", False)
         return cross_entropy(jnp.mean(x, 1) @ weights["classes"], labels)
 
-    whole = count(weights) + count(stacked([block], 1)) * (layers - (depth or layers))
+    whole = count(weights) + count(layers_of([block], 1, saved)) * (layers - (depth or layers))
     images = [shape_of((batch, side, side, 3)), shape_of((batch,), jnp.int32)]
     return train(loss, weights, images, Optimizer.ADAM, shards, whole, (depth or layers, layers))
 
@@ -184,21 +182,22 @@ def mixer(batch: int, side: int, patch: int, layers: int, width: int, tokens_ffn
     shapes |= {f"{name}/shift": shape for name, shape in shapes.items() if name.endswith("scale")}
     weights = {
         "patches": shape_of((patch, patch, 3, width)),
-        "layers": {name: shape_of((layers, *shape)) for name, shape in shapes.items()},
+        "layers": [{name: shape_of(shape) for name, shape in shapes.items()}] * layers,
         "classes": shape_of((width, 1000)),
     }
 
-    @functools.partial(jax.checkpoint, policy=keep(None), prevent_cse=False)
-    def body(x: jax.Array, layer: Mapping[str, jax.Array]) -> tuple[jax.Array, None]:
+    def apply(x: jax.Array, layer: Mapping[str, jax.Array]) -> jax.Array:
         y = jnp.swapaxes(norm(x, layer, "tokens", False), 1, 2)
         y = multiply("bwf,fs->bws", jax.nn.gelu(multiply("bws,sf->bwf", y, layer, "tokens/up")), layer, "tokens/down")
         x = x + jnp.swapaxes(y, 1, 2)
         y = jax.nn.gelu(multiply("bsw,wf->bsf", norm(x, layer, "ffn", False), layer, "ffn/up"))
-        return x + multiply("bsf,fw->bsw", y, layer, "ffn/down"), None
+        return x + multiply("bsf,fw->bsw", y, layer, "ffn/down")
 
     def loss(weights: Weights, images: jax.Array, labels: jax.Array) -> jax.Array:
         x = convolve(images.astype(jnp.bfloat16), weights["patches"], patch, "VALID").reshape(batch, places, width)
-        return cross_entropy(jnp.mean(lax.scan(body, x, weights["layers"])[0], 1) @ weights["classes"], labels)
+        for layer in weights["layers"]:
+            x = apply(x, layer)
+        return cross_entropy(jnp.mean(x, 1) @ weights["classes"], labels)
 
     images = [shape_of((batch, side, side, 3)), shape_of((batch,), jnp.int32)]
     return train(loss, weights, images, Optimizer.ADAM, depths=(layers, layers))
@@ -215,7 +214,7 @@ def bert(
         "embedding": shape_of((vocabulary, width)),
         "positions": shape_of((tokens, width)),
         "segments": shape_of((2, width)),
-        "layers": stacked([block], layers),
+        "layers": layers_of([block], layers, None),
         "transform": shape_of((width, width)),
         "pooler": shape_of((width, width)),
         "next": shape_of((width, 2)),
@@ -228,7 +227,8 @@ def bert(
         weights: Weights, ids: jax.Array, segments: jax.Array, places: jax.Array, words: jax.Array, labels: jax.Array
     ) -> jax.Array:
         scales = {"last/scale": weights["scale"], "last/scale/shift": weights["scale/shift"]}
-        x = weights["embedding"][ids] + weights["positions"] + weights["segments"][segments]
+        x = look_up(weights["embedding"], ids, True) + look_up(weights["segments"], segments, True)
+        x = x + weights["positions"]
         x = run([block], norm(x, scales, "last", False), weights["layers"], None)
         masked = jnp.take_along_axis(x, places[..., None], 1)
         masked = norm(jax.nn.gelu(masked @ weights["transform"]), scales, "last", False)
@@ -241,20 +241,24 @@ def bert(
     return train(loss, weights, integers, Optimizer(optimizer), depths=(layers, layers))
 
 
-def translation(batch: int, tokens: int, layers: int, vocabulary: int, dropout: float, **dimensions: Any) -> Step:
+def translation(
+    batch: int, tokens: int, layers: int, vocabulary: int, dropout: float, one_hot: bool = False, **dimensions: Any
+) -> Step:
     """The transformer that reads one sentence and writes another, each `tokens` long, several packed in one."""
     naive: dict[str, Any] = {"attention": Attention.NAIVE, "gated": False, "rms": False, "rotary": False}
     reader = Block(**naive, causal=False, dropout=dropout, **dimensions)
     writer = dataclasses.replace(reader, causal=True, cross=True)
     weights = {
         "embedding": shape_of((vocabulary, reader.width)),
-        "reader": stacked([reader], layers),
-        "writer": stacked([writer], layers),
+        "reader": layers_of([reader], layers, None),
+        "writer": layers_of([writer], layers, None),
     }
 
     def loss(weights: Weights, source: jax.Array, target: jax.Array) -> jax.Array:
-        read = run([reader], weights["embedding"][source], weights["reader"], None)
-        written = run([writer], weights["embedding"][target], weights["writer"], None, plain_norm(read))
+        read = run([reader], look_up(weights["embedding"], source, one_hot), weights["reader"], None)
+        written = run(
+            [writer], look_up(weights["embedding"], target, one_hot), weights["writer"], None, plain_norm(read)
+        )
         return cross_entropy(plain_norm(written) @ weights["embedding"].T, jnp.roll(target, -1, 1))
 
     texts = [shape_of((batch, tokens), jnp.int32)] * 2

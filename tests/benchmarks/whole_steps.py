@@ -4,11 +4,10 @@
 programs down, and `published_compile` compiles them and keeps the scheduled HLO outside the repository.
 `compiled_steps.json` holds what `--read` takes from these texts: the costs of each program's operations.
 
-What is compared is one device's computation by `estimate.seconds_of`, with rates that follow from steps of other
-programs and other sources alone, and communication. Where weights are replicated, the sum of gradients is added, as
-preflight does; where they are divided among chips, publishers hide their gathering behind the computation, so the
-longer of the two counts. Beside it stand two simple estimators: the compiler's cycles as they are, and a constant share
-of the chip's peak.
+What is compared is one device's computation by `estimate.seconds_of`, and communication. Where weights are replicated,
+the sum of gradients is added, as preflight does; where they are divided among chips, publishers hide their gathering
+behind the computation, so the longer of the two counts. Beside it stand two simple estimators: the compiler's cycles as
+they are, and a constant share of the chip's peak.
 """
 
 import argparse
@@ -23,12 +22,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import published_compile, rates
-from tests.benchmarks.rates import Observation, errors
+from tests.benchmarks import published_compile
+from tests.benchmarks.step_errors import (
+    Observation,
+    errors,
+    hold_out_constant,
+    hold_out_intervals,
+    interval,
+    summing_seconds,
+)
 from tpu_components.core.machines.machine_spec import TPU, Generation, load_catalogue
 from tpu_components.core.pages.blocks import Table
 from tpu_components.preflight_training.compiling.hlo import Kind, OperationCost, read_cost
-from tpu_components.preflight_training.estimate import Accuracy, Rates
+from tpu_components.preflight_training.estimate import WELL_USED, Accuracy, seconds_of
 
 PUBLISHED = published_compile.PUBLISHED
 COMPILED = Path(__file__).parent / "compiled_steps.json"
@@ -94,7 +100,7 @@ def load_rows() -> list[Row]:
         generation = generations[raw["generation"]]
         parameters = costs[key][1]
         is_divided = raw["weights"] != "replicated"
-        communication = _gathering if is_divided else rates.summing_seconds
+        communication = _gathering if is_divided else summing_seconds
         seconds = communication(parameters, raw["chips"], generation) if raw["whole"] else 0.0
         rows.append(
             Row(
@@ -207,130 +213,135 @@ def _parameters(program: Mapping[str, Any], batch: float) -> int:
 
 def _merge(operations: Sequence[OperationCost], generation: Generation) -> list[list[Any]]:
     """Operations as JSON; the shortest are one of their kind."""
-    whole = sum(rates.plain_seconds(one, generation) for one in operations)
+    whole = sum(seconds_of(one, generation) for one in operations)
     small: defaultdict[Kind, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     found = []
     for one in operations:
-        if rates.plain_seconds(one, generation) > _SMALL * whole:
-            found.append([one.kind.value, one.cycles, one.flops, one.num_bytes, one.times])
+        if seconds_of(one, generation) > _SMALL * whole:
+            found.append([one.kind.value, one.cycles, one.flops, one.num_bytes, one.times, one.filled, one.rows])
         else:
             for at, value in enumerate((one.cycles, one.flops, one.num_bytes)):
                 small[one.kind][at] += value * one.times
-    return [*found, *([kind.value, *values, 1] for kind, values in small.items())]
+    return [*found, *([kind.value, *values, 1, 1.0, 0] for kind, values in small.items())]
 
 
 def _json(kept: Mapping[str, Any]) -> str:
     """A line for each operation."""
     text = json.dumps(kept, indent=1)
     return (
-        re.sub(r"\[\s+(\"\w+\"),\s+([\d.e+]+),\s+([\d.e+]+),\s+([\d.e+]+),\s+(\d+)\s+\]", r"[\1, \2, \3, \4, \5]", text)
+        re.sub(
+            r"\[\s+(\"\w+\"),\s+([\d.e+]+),\s+([\d.e+]+),\s+([\d.e+]+),\s+(\d+),\s+([\d.]+),\s+(\d+)\s+\]",
+            r"[\1, \2, \3, \4, \5, \6, \7]",
+            text,
+        )
         + "\n"
     )
 
 
-def accuracies(rows: Sequence[Row]) -> dict[str, tuple[Accuracy, Rates]]:
-    """What preflight is to say of each generation, to two decimals, and the rates that it uses."""
-    observations = load_observations(rows)
-    generations = load_generations()
-    known = rates.fit(observations, generations)
-    held_out = rates.hold_out(observations, generations)
+def is_busy(one: Observation) -> bool:
+    """Whether a step is estimated to use the matrix units well."""
+    return one.utilization >= WELL_USED
+
+
+def accuracies(rows: Sequence[Row]) -> dict[bool, Accuracy]:
+    """What preflight is to say of training steps that use the matrix units well, and of the others; to two decimals."""
+    observations = [one for one in load_observations(rows) if one.is_whole]
+    held = hold_out_intervals(observations, is_busy)
     found = {}
-    for name in generations:
-        own = [one for one in observations if one.generation.name == name]
-        reach = rates.reach(held_out, [one.key for one in own])
-        low, high = (round(math.exp(side * reach), 2) for side in (-1, 1))
-        members = [row for row in rows if row.generation == name]
-        held = sum(low <= held_out[one.key] <= high for one in own)
-        whole = sum(one.is_whole for one in own)
-        accuracy = Accuracy(1.0, low, high, len(members), len({one.program for one in own}), held, len(own), whole)
-        found[name] = accuracy, known[name]
+    for busy in (True, False):
+        own = {one.key: one for one in observations if is_busy(one) == busy}
+        ratios = [one.ratio for one in own.values()]
+        low, high = (round(end, 2) for end in interval(ratios))
+        median, most, _ = errors(ratios)
+        found[busy] = Accuracy(
+            factor=1.0,
+            low=low,
+            high=high,
+            steps=sum(row.key in own for row in rows),
+            programs=len({one.program for one in own.values()}),
+            held_out=sum(held[key] for key in own),
+            estimates=len(own),
+            whole_steps=sum(row.key in own for row in rows),
+            median_error=round(median, 2),
+            most_error=round(most, 2),
+        )
     return found
 
 
 def table() -> list[str]:
-    """Every distinct estimate, then the errors by generation and by kind of program, then the rates."""
+    """Every distinct estimate, then the errors by generation and by kind of program."""
     rows = load_rows()
     observations = load_observations(rows)
-    generations = load_generations()
-    held_out = rates.hold_out(observations, generations)
-    plain = {one.key: rates.uncorrected(one) for one in observations}
-    constant = rates.hold_out_constant(observations)
-    stated = accuracies(rows)
+    whole = [one for one in observations if one.is_whole]
+    held = hold_out_intervals(whole, is_busy)
+    constant = hold_out_constant(observations)
     lines = Table(
-        dict(zip(("program", "machine", "rows", "measured", "estimated", "measured/estimated"), "<<>>>>", strict=True)),
+        dict(
+            zip(
+                ("program", "machine", "rows", "measured", "estimated", "matrix units", "measured/estimated"),
+                "<<>>>>>",
+                strict=True,
+            )
+        ),
         [
             (
                 one.program,
                 ", ".join(sorted({row.machine for row in rows if row.key == one.key})[:2]),
                 str(sum(row.key == one.key for row in rows)),
                 f"{one.measured * 1e3:,.4g}",
-                f"{one.measured * 1e3 / held_out[one.key]:,.4g}",
-                f"{held_out[one.key]:.2f}{'' if _is_held(one, held_out, stated) else '*'}",
+                f"{one.measured * 1e3 / one.ratio:,.4g}",
+                f"{one.utilization:.0%}",
+                f"{one.ratio:.2f}{'' if held.get(one.key, True) else '*'}",
             )
             for one in observations
         ],
     ).lines()
-    lines += ["", "milliseconds; * outside the interval for nine of ten", ""]
-    groups = {"all": observations, "whole steps": [one for one in observations if one.is_whole]}
-    groups |= {name: [one for one in observations if one.generation.name == name] for name in generations}
-    groups |= {
-        kind: [one for one in observations if one.kind == kind]
-        for kind in dict.fromkeys(one.kind for one in observations)
-    }
+    lines += ["", "milliseconds; * outside the interval that other programs and publishers give", ""]
+    groups = {"whole steps": whole}
+    groups |= {f"{_GROUPS[busy]} of the peak": [one for one in whole if is_busy(one) == busy] for busy in (True, False)}
+    groups |= {name: [one for one in whole if one.generation.name == name] for name in load_generations()}
+    groups |= {kind: [one for one in whole if one.kind == kind] for kind in sorted({one.kind for one in whole})}
+    groups |= {"single products": [one for one in observations if not one.is_whole]}
     summary = []
     for name, members in groups.items():
         if not members:
             continue
-        own = errors([held_out[one.key] for one in members])
-        held = sum(_is_held(one, held_out, stated) for one in members)
+        median, most, bias = errors([one.ratio for one in members])
+        simple = [[one.ratio_by_cycles for one in members], [constant[one.key] for one in members]]
         summary.append(
             (
                 name,
                 str(sum(row.key in {one.key for one in members} for row in rows)),
                 str(len(members)),
-                str(sum(one.is_whole for one in members)),
-                *(f"{value:.0%}" for value in own[:2]),
-                f"{own[2]:+.0%}",
-                f"{held} of {len(members)}",
-                *(
-                    f"{value:.0%}"
-                    for other in (plain, constant)
-                    for value in errors([other[one.key] for one in members])[:2]
-                ),
+                f"{median:.0%}",
+                f"{most:.0%}",
+                f"{bias:+.0%}",
+                f"{sum(held[one.key] for one in members)} of {len(members)}" if members[0].is_whole else "",
+                *(f"{value:.0%}" for ratios in simple for value in errors(ratios)[:2]),
             )
         )
-    columns = ("group", "rows", "distinct", "whole", "median", "95%", "bias", "held")
-    columns += ("cycles: median", "95%", "constant: median", "95%")
+    columns = (
+        "",
+        "rows",
+        "distinct",
+        "median",
+        "95%",
+        "bias",
+        "held",
+        "cycles: median",
+        "95%",
+        "constant: median",
+        "95%",
+    )
     lines += Table(
         {f"{column}{' ' * at}": "<" if not at else ">" for at, column in enumerate(columns)}, summary
     ).lines()
-    return [*lines, "", *_rates_table(stated)]
+    for busy, accuracy in accuracies(rows).items():
+        lines += ["", f"{_GROUPS[busy]} of the peak: {accuracy.text}"]
+    return lines
 
 
-def _is_held(one: Observation, held_out: Mapping[str, float], stated: Mapping[str, tuple[Accuracy, Rates]]) -> bool:
-    accuracy = stated[one.generation.name][0]
-    return accuracy.low <= held_out[one.key] <= accuracy.high
-
-
-def _rates_table(stated: Mapping[str, tuple[Accuracy, Rates]]) -> list[str]:
-    rows = [
-        (
-            name,
-            f"{accuracy.low:.2f} to {accuracy.high:.2f}",
-            *(f"{value:.2f}" for value in dataclasses.astuple(known)),
-            *map(str, (accuracy.steps, accuracy.estimates, accuracy.whole_steps)),
-        )
-        for name, (accuracy, known) in stated.items()
-    ]
-    columns = (
-        "generation",
-        "nine of ten",
-        *(field.name for field in dataclasses.fields(Rates)),
-        "figures",
-        "distinct",
-        "whole",
-    )
-    return Table(dict(zip(columns, "<" + ">" * 9, strict=True)), rows).lines()
+_GROUPS = {True: f"at least {WELL_USED:.0%}", False: f"less than {WELL_USED:.0%}"}
 
 
 def main() -> None:

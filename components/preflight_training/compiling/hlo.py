@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 
 from tpu_components.core.models.step.program import LOOP_NAME
-from tpu_components.preflight_training.compiling.kernels import kernel_flops
+from tpu_components.preflight_training.compiling.kernels import kernel_work
 
 SUBLANES = 8  # Rows of a vector register; it has 128 columns, like the matrix unit of most chips.
 _BYTES = {
@@ -53,6 +53,8 @@ class Kind(enum.StrEnum):
 
 
 _INDEXING = {"gather", "scatter", "sort"}
+# Operations that a fusion performs only for those values that are used of the result.
+_SAME_VALUES = {"bitcast", "copy", "reshape", "transpose"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +175,8 @@ class OperationCost:
         flops: Operations of the matrix products in one run.
         num_bytes: Bytes that one run moves from and to the device's main memory.
         times: Number of runs in a step.
+        filled: Share of the matrix units' tiles that a kernel's products fill; the cycles of others know it.
+        rows: Rows that one run adds to an array, each before the next, as the gradient of an embedding does.
     """
 
     kind: Kind
@@ -180,10 +184,12 @@ class OperationCost:
     flops: float = 0.0
     num_bytes: float = 0.0
     times: int = 1
+    filled: float = 1.0
+    rows: float = 0
 
     @property
     def is_guessed(self) -> bool:
-        """Whether its time follows from the bytes that it moves alone."""
+        """Whether its time follows from its bytes and rows alone."""
         return not self.cycles and not self.flops
 
 
@@ -399,15 +405,29 @@ class _Program:
         inside = {step.opcode for step in self._inside(instruction)}
         cycles = int(instruction.attribute(_CYCLES) or 0)
         known = float(cycles) if cycles < _UNKNOWN_CYCLES else 0.0
+        filled = 1.0
         if body := instruction.attribute(r'"body":"([^"]*)"'):
-            kind, flops = Kind.KERNEL, kernel_flops(body)
+            kind = Kind.KERNEL
+            flops, padded = kernel_work(body)
+            filled = flops / padded if padded else 1.0
         elif named and not known:
             kind = Kind.KERNEL  # One of the compiler's own.
         elif named:
             kind = Kind.CONVOLUTION if re.search("(?i)conv", named[0][0].rpartition("/")[2]) else Kind.PRODUCT
         else:
             kind = Kind.INDEXING if inside & _INDEXING else Kind.OTHER
-        return OperationCost(kind, known, flops, self._traffic(instruction, scope)), named
+        rows = 0 if known else self._added_rows(instruction, scope)
+        return OperationCost(kind, known, flops, self._traffic(instruction, scope), filled=filled, rows=rows), named
+
+    def _added_rows(self, instruction: Instruction, scope: Scope) -> int:
+        """Return how many rows the scatters of an operation add."""
+        if instruction.opcode == "scatter":
+            indices = scope.get(instruction.operands[len(instruction.operands) // 2])
+            dims = indices.arrays[0].dims if indices is not None else ()
+            vector = int(instruction.attribute(r"index_vector_dim=(\d+)") or len(dims))
+            return math.prod(dims[:vector] + dims[vector + 1 :])
+        inner = (self.computations.get(name, {}) for name in instruction.called("calls"))
+        return sum(self._added_rows(step, body) for body in inner for step in body.values())
 
     def _inside(self, instruction: Instruction) -> Iterator[Instruction]:
         """Yield an operation and, for a fusion, the operations in it."""
@@ -440,10 +460,11 @@ class _Program:
             return 0  # The slice is written in place.
         if user.opcode != "fusion":
             return whole
-        return self._read_inside(user, position, whole)[0]
+        num_bytes, is_unchanged = self._read_inside(user, position, whole)
+        return whole if is_unchanged else num_bytes
 
     def _read_inside(self, fusion: Instruction, position: int, whole: int) -> tuple[int, bool]:
-        """Return how many bytes of an operand a fusion reads, and whether its result is that operand unchanged."""
+        """Return how many bytes of an operand a fusion reads, and whether its result has the same values."""
         inner = self.computations.get(fusion.called("calls")[0], {})
         names = {step.name for step in inner.values() if step.opcode == "parameter" and step.arguments == str(position)}
         total = 0
@@ -451,7 +472,7 @@ class _Program:
             for at, name in enumerate(step.operands):
                 if name not in names:
                     continue
-                if step.opcode == "bitcast":
+                if step.opcode in _SAME_VALUES:
                     names.add(step.name)
                 elif step.opcode == "fusion":
                     num_bytes, is_unchanged = self._read_inside(step, at, whole)
@@ -459,7 +480,8 @@ class _Program:
                     names |= {step.name} if is_unchanged else set()
                 else:
                     total += self._read(step, at, whole)
-        return min(total, whole), next(reversed(inner), "") in names
+        is_unchanged = next(reversed(inner), "") in names
+        return min(total, whole), is_unchanged
 
     def _written(self, instruction: Instruction, scope: Scope) -> int:
         """Return the bytes that an operation writes to main memory."""

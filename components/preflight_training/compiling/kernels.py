@@ -7,16 +7,34 @@ https://github.com/jax-ml/jax/blob/main/jaxlib/mosaic/dialect/tpu/tpu_ops.td.
 import base64
 import functools
 import math
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 _PRODUCTS = ("tpu.matmul", "vector.contract")
+LANES = 128  # Columns of a vector register: a head of 64 features takes the matrix unit as long as one of 128.
 # A mask lets a kernel skip blocks, and only the values of the mask say how many: half of them, as for a causal mask.
 _SHARE_OF_MASKED = 0.5
 
 
+class KernelWork(NamedTuple):
+    """Operations of a kernel's matrix products.
+
+    Attributes:
+        flops: Multiplications and additions.
+        padded: The same with both sides of each weight rounded up to whole vector registers.
+    """
+
+    flops: float = 0.0
+    padded: float = 0.0
+
+    def times(self, factor: float) -> "KernelWork":
+        """The same work, done several times."""
+        return KernelWork(factor * self.flops, factor * self.padded)
+
+
 @functools.lru_cache(maxsize=256)
-def kernel_flops(body: str) -> float:
-    """Return the operations of a kernel's matrix products; 0 if it has none or its program cannot be read.
+def kernel_work(body: str) -> KernelWork:
+    """Return the work of a kernel's matrix products; none if it has no product or its program cannot be read.
 
     Args:
         body: The kernel's program: MLIR bytecode, encoded in base64.
@@ -32,9 +50,13 @@ def kernel_flops(body: str) -> float:
             module = ir.Module.parse(base64.b64decode(body))
             # The bytecode has a version; this turns it into that of the installed jaxlib.
             passmanager.PassManager.parse("builtin.module(mosaic-serde{serialize=false})").run(module.operation)
-            return sum(_grid(function) * _flops(function.operation) for function in module.body.operations)
+            return _sum(_work(function.operation).times(_grid(function)) for function in module.body.operations)
     except (ir.MLIRError, RuntimeError, ValueError):
-        return 0.0
+        return KernelWork()
+
+
+def _sum(works: Iterable[KernelWork]) -> KernelWork:
+    return KernelWork(*map(sum, zip(KernelWork(), *works, strict=True)))
 
 
 def _grid(function: Any) -> int:
@@ -44,27 +66,30 @@ def _grid(function: Any) -> int:
     return math.prod(max(int(bound), 1) for bound in function.attributes["iteration_bounds"])
 
 
-def _flops(operation: Any) -> float:
-    """Return the operations of the products inside an operation, with every iteration of its loops."""
-    total = 0.0
-    for region in operation.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                total += _product_flops(inner) if inner.operation.name in _PRODUCTS else _flops(inner.operation)
+def _work(operation: Any) -> KernelWork:
+    """Return the work of the products inside an operation, with every iteration of its loops."""
+    total = _sum(
+        _product_work(inner) if inner.operation.name in _PRODUCTS else _work(inner.operation)
+        for region in operation.regions
+        for block in region.blocks
+        for inner in block.operations
+    )
     if operation.name == "scf.for":
-        return total * _trips(operation)
+        return total.times(_trips(operation))
     if operation.name == "scf.if" and _depends_on_memory(operation.operands[0]):
-        return total * _SHARE_OF_MASKED
+        return total.times(_SHARE_OF_MASKED)
     return total
 
 
-def _product_flops(product: Any) -> float:
+def _product_work(product: Any) -> KernelWork:
     from jaxlib.mlir import ir
 
     left, right, result = (ir.ShapedType(operand.type).shape for operand in list(product.operands)[:3])
     batch = result[0] if len(result) > 2 else 1
     contraction = math.sqrt(math.prod(left) * math.prod(right) / (math.prod(result) * batch))
-    return 2.0 * math.prod(result) * contraction
+    flops = 2.0 * math.prod(result) * contraction
+    padding = math.prod(math.ceil(side / LANES) * LANES / side for side in (contraction, result[-1]))
+    return KernelWork(flops, flops * padding)
 
 
 def _trips(loop: Any) -> int:

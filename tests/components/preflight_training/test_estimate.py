@@ -16,9 +16,10 @@ from tpu_components.preflight_training.compiling.hlo import (
     ProgramCost,
 )
 from tpu_components.preflight_training.estimate import (
+    WELL_USED,
     Accuracy,
-    Rates,
     StepTime,
+    accuracy_of,
     collective_seconds,
     gradient_bytes,
     time_epoch,
@@ -28,10 +29,9 @@ from tpu_components.preflight_training.estimate import (
 
 
 @pytest.fixture(autouse=True)
-def as_the_compiler_says(monkeypatch):
-    """Without correction, and an interval that is easy to calculate with."""
-    monkeypatch.setattr(estimate, "accuracy_of", lambda generation: Accuracy(1.0, 0.5, 2.0, 0, 0))
-    monkeypatch.setattr(estimate, "rates_of", lambda generation: Rates())
+def a_simple_interval(monkeypatch):
+    """With an interval that is easy to calculate with."""
+    monkeypatch.setattr(estimate, "accuracy_of", lambda generation, utilization: Accuracy(1.0, 0.5, 2.0, 0, 0))
 
 
 def _machine(name):
@@ -74,43 +74,51 @@ def test_utilization_is_the_share_of_a_devices_peak():
     assert time_step(halved, _machine("v3-8")).mxu_utilization == pytest.approx(0.5)
 
 
-def test_rates_correct_what_they_are_rates_of(monkeypatch):
-    """Products, convolutions and the rest by their own factors; links by none. The interval is that of the whole."""
+def test_every_kind_of_operation_takes_its_cycles_and_links_are_apart():
     kinds = (Kind.PRODUCT, Kind.CONVOLUTION, Kind.INDEXING, Kind.OTHER)
     layers = {kind: _layer(1_500_000, kind=kind) for kind in kinds}
     cost, machine = _cost(layers=layers, summed=[(90_000_000, 3)]), _machine("v5e-8")
-    plain = time_step(cost, machine)
-    assert plain.compute_ms == pytest.approx(4.0)
-    monkeypatch.setattr(estimate, "rates_of", lambda generation: Rates(2.0, 3.0, 5.0))
     step = time_step(cost, machine)
-    assert {layer.name: layer.ms for layer in time_layers(cost, machine)} == pytest.approx(
-        {Kind.PRODUCT: 2.0, Kind.CONVOLUTION: 3.0, Kind.INDEXING: 5.0, Kind.OTHER: 5.0}
-    )
-    assert step.compute_ms == pytest.approx(15.0)
-    assert step.communication_ms == plain.communication_ms
+    assert {layer.name: layer.ms for layer in time_layers(cost, machine)} == pytest.approx(dict.fromkeys(kinds, 1.0))
+    assert step.compute_ms == pytest.approx(4.0)
+    assert step.communication_ms > 0
     assert (step.low_ms, step.high_ms) == pytest.approx((0.5 * step.total_ms, 2.0 * step.total_ms))
 
 
-@pytest.mark.parametrize("rate", [0.01, 1.0])
-def test_nothing_is_faster_than_the_chip(monkeypatch, rate):
-    """197 TFLOP/s and 819 GB/s of v5e, whatever the compiler says and whatever the correction is."""
-    monkeypatch.setattr(estimate, "rates_of", lambda generation: Rates(rate, rate, rate))
-    machine = _machine("v5e-1")
-
-    def milliseconds(operation):
-        return time_step(_cost(layers={"layer": LayerCost([operation])}), machine).compute_ms
-
-    assert milliseconds(OperationCost(Kind.PRODUCT, 10, 197e9)) == pytest.approx(1.0)
-    assert milliseconds(OperationCost(Kind.OTHER, 10, num_bytes=819e6, times=3)) == pytest.approx(3.0)
-    assert milliseconds(OperationCost(Kind.PRODUCT, 10, 197e9, 2 * 819e6)) == pytest.approx(2.0)
+def test_the_interval_is_wide_where_the_matrix_units_are_used_little():
+    """`accuracy_of` itself, which the other tests replace."""
+    tpu, gpu = _machine("v5e-1").generation, _machine("l4-1").generation
+    well, little, unknown = accuracy_of(tpu, WELL_USED), accuracy_of(tpu, WELL_USED - 0.01), accuracy_of(gpu, 1.0)
+    assert little.low < 1 < well.high < little.high
+    assert (unknown.low, unknown.high, unknown.steps) == (1.0, 1.0, 0)
 
 
-def test_a_kernel_reaches_its_share_of_the_peak_or_of_the_memory(monkeypatch):
-    monkeypatch.setattr(estimate, "rates_of", lambda generation: Rates(kernels=0.25, bandwidth=0.5))
-    kernels = [OperationCost(Kind.KERNEL, 0, 197e9), OperationCost(Kind.KERNEL, 0, 1, 819e6)]
-    step = time_step(_cost(layers={"kernels": LayerCost(kernels)}), _machine("v5e-1"))
-    assert step.compute_ms == pytest.approx(4.0 + 2.0)
-    assert step.guessed_share == 0, "their arithmetic is known"
+def _milliseconds(*operations):
+    return time_step(_cost(layers={"layer": LayerCost(list(operations))}), _machine("v5e-1")).compute_ms
+
+
+def test_nothing_is_faster_than_the_chip():
+    """197 TFLOP/s and 819 GB/s of v5e, whatever the compiler says."""
+    assert _milliseconds(OperationCost(Kind.PRODUCT, 10, 197e9)) == pytest.approx(1.0)
+    assert _milliseconds(OperationCost(Kind.OTHER, 10, num_bytes=819e6, times=3)) == pytest.approx(3.0)
+    assert _milliseconds(OperationCost(Kind.PRODUCT, 10, 197e9, 2 * 819e6)) == pytest.approx(2.0)
+
+
+def test_a_kernel_reaches_its_share_of_the_peak_or_the_bandwidth():
+    assert _milliseconds(OperationCost(Kind.KERNEL, 0, 0.45 * 197e9)) == pytest.approx(1.0)
+    assert _milliseconds(OperationCost(Kind.KERNEL, 0, 1, 819e6)) == pytest.approx(1.0)
+    half = OperationCost(Kind.KERNEL, 0, 0.45 * 197e9, filled=0.5)
+    assert _milliseconds(half) == pytest.approx(2.0)
+    step = time_step(_cost(layers={"kernel": LayerCost([half])}), _machine("v5e-1"))
+    assert step.guessed_share == 0, "its arithmetic is known"
+    assert step.flops == 0.45 * 197e9, "padding is no work"
+
+
+def test_rows_are_added_one_after_the_other():
+    added = OperationCost(Kind.INDEXING, num_bytes=819e3, rows=500, times=3)
+    assert _milliseconds(added) == pytest.approx(1.5)
+    step = time_step(_cost(layers={"embedding": LayerCost([added])}), _machine("v5e-1"))
+    assert step.guessed_share == 1
 
 
 def test_an_epochs_interval_ends_where_the_host_is_slower():

@@ -106,19 +106,57 @@ _SLICES = {
 
 
 @pytest.mark.parametrize(("line", "num_bytes"), _SLICES.values(), ids=_SLICES)
-@pytest.mark.parametrize("is_fused", [False, True])
-def test_of_an_array_that_is_read_or_written_in_part_only_the_part_counts(line, num_bytes, is_fused):
-    """Inside a fusion as well; a KV cache is not copied for each token."""
+@pytest.mark.parametrize("before", ["", "bitcast", "copy", "fusion"])
+def test_of_an_array_that_is_read_or_written_in_part_only_the_part_counts(line, num_bytes, before):
+    """Inside a fusion as well, where another layout is written for the part alone; a KV cache is not copied."""
     array = "  %a = f32[50000,128]{1,0} parameter(1)"
-    if not is_fused:
+    if not before:
         assert _moved(array, f"  %r = {line}") == [num_bytes]
         return
-    inner = _computation("sliced", array, "  %b = f32[50000,128]{1,0} bitcast(%a)", f"  ROOT %r = {line}")
-    inner = inner.replace("(%a", "(%b").replace("bitcast(%b", "bitcast(%a")
+    laid_out = f"  %b = f32[50000,128]{{1,0:T(8,128)}} {before}(%a)" + ", calls=%copied" * (before == "fusion")
+    inner = _computation("sliced", array, laid_out, f"  ROOT %r = {line}".replace("(%a", "(%b"))
+    copied = _computation("copied", "  ROOT %c = f32[50000,128]{1,0:T(8,128)} copy(%p)")
     shape = line.partition(" ")[0]
     operands = "%p, %a" if "%p" in line else "%i, %a"
     fusion = f"  %f = {shape} fusion({operands}), kind=kLoop, calls=%sliced"
-    assert _moved(array, fusion, computations=[inner]) == [num_bytes]
+    assert _moved(array, fusion, computations=[copied, inner]) == [num_bytes]
+
+
+def test_a_fusion_that_copies_a_whole_array_reads_all_of_it():
+    copied = _computation("copied", "  ROOT %c = f32[8,128]{1,0:T(4,128)} copy(%p)")
+    line = "  %f = f32[8,128]{1,0:T(4,128)} fusion(%p), kind=kLoop, calls=%copied"
+    assert _moved(line, computations=[copied]) == [2 * 4096]
+
+
+_SCATTER = "f32[9,128]{1,0} scatter(%a, %i, %u), update_window_dims={1}, inserted_window_dims={0}, index_vector_dim="
+
+
+@pytest.mark.parametrize(
+    ("indices", "vector", "rows"), [("s32[40]", 1, 40), ("s32[5,8]", 2, 40), ("s32[40,1]", 1, 40), ("s32[40,2]", 1, 40)]
+)
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_scatter_counts_the_rows_that_it_adds(indices, vector, rows, is_fused):
+    lines = [
+        "  %a = f32[9,128]{1,0} parameter(1)",
+        f"  %i = {indices} parameter(2)",
+        "  %u = f32[40,128]{1,0} parameter(3)",
+    ]
+    scatter = f"{_SCATTER}{vector}, to_apply=%fused"
+    if is_fused:
+        inner = [_computation("added", *lines, f"  ROOT %s = {scatter}")]
+        cost = _cost(*lines, "  %f = f32[9,128]{1,0} fusion(%p, %a, %i, %u), calls=%added", computations=inner)
+    else:
+        cost = _cost(*lines, f"  %s = {scatter}")
+    (operation,) = cost.operations
+    assert (operation.kind, operation.rows, operation.is_guessed) == (Kind.INDEXING, rows, True)
+
+
+def test_a_scatter_with_an_estimate_has_no_rows_of_its_own():
+    lines = [
+        "  %i = s32[40] parameter(2)",
+        f"  %s = {_SCATTER.replace('%a', '%p').replace('%u', '%p')}1, {_CYCLES % 9}",
+    ]
+    assert [operation.rows for operation in _cost(*lines).operations] == [0]
 
 
 def test_a_custom_call_of_several_lines_is_one_operation():

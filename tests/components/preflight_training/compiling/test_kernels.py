@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tpu_components.preflight_training.compiling.kernels import kernel_flops
+from tpu_components.preflight_training.compiling.kernels import kernel_work
 
 _KERNELS = """
 import functools, json, re
@@ -35,7 +35,7 @@ def looping(x, y, o):
 def doubled(x, o):
     o[...] = x[...] * 2
 
-def masked(x):
+def attend(x):
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
     mask = masks.MultiHeadMask([masks.CausalMask((256, 256))] * 2)
@@ -45,7 +45,8 @@ print(json.dumps({
     "product": bodies(product, (512, 256), (256, 384)),
     "looping": bodies(functools.partial(product, kernel=looping), (512, 256), (256, 384)),
     "doubled": bodies(pl.pallas_call(doubled, out_shape=jax.ShapeDtypeStruct((8, 128), jnp.bfloat16)), (8, 128)),
-    "masked": bodies(masked, (2, 256, 128)),
+    "attend": bodies(attend, (2, 256, 128)),
+    "narrow": bodies(attend, (2, 256, 64)),
 }))
 """
 
@@ -53,15 +54,18 @@ print(json.dumps({
 @pytest.mark.heavy  # A process that imports JAX: 5 s.
 def test_kernels_count_their_products_in_every_tile_of_the_grid(run_with_jax):
     bodies = json.loads(run_with_jax(_KERNELS))
-    found = {name: [kernel_flops(body) for body in several] for name, several in bodies.items()}
+    found = {name: [kernel_work(body) for body in several] for name, several in bodies.items()}
+    product = 2.0 * 512 * 256 * 384
+    attention = 0.5 * 2 * 2.0 * 2 * 256 * 256 * 128  # Queries by keys, and by values; half is masked.
     assert found == {
-        "product": [2.0 * 512 * 256 * 384],
-        "looping": [5 * 2.0 * 512 * 256 * 384],
-        "doubled": [0.0],
-        "masked": [0.5 * 2 * 2.0 * 2 * 256 * 256 * 128],  # Queries by keys, and by values; half is masked.
+        "product": [(product, product)],
+        "looping": [(5 * product, 5 * product)],
+        "doubled": [(0, 0)],
+        "attend": [(attention, attention)],
+        "narrow": [(attention / 2, attention)],  # Half of each register is empty.
     }
 
 
 @pytest.mark.parametrize("body", ["", "bm90aGluZw==", "no base64"])
 def test_a_kernel_that_cannot_be_read_has_no_known_arithmetic(body):
-    assert kernel_flops(body) == 0
+    assert kernel_work(body) == (0, 0)

@@ -1,0 +1,142 @@
+"""How far estimated step times are from published ones, and the interval that follows.
+
+A step counts once, however many publications time it. It is judged by steps of other programs and other publishers.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from tpu_components.core.machines.machine_spec import Generation, load_catalogue
+from tpu_components.preflight_training.compiling.hlo import Collective, OperationCost
+from tpu_components.preflight_training.estimate import collective_seconds, gradient_bytes, seconds_of
+
+_TAIL = 0.05  # Share of steps that may lie on each side of the interval.
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """A compiled step of a generation, and how long it was measured to take.
+
+    Attributes:
+        key: Program, generation and examples per device.
+        program: Name of the program.
+        kind: Kind of program, such as `decoder`.
+        generation: The chip.
+        sources: Who measured it.
+        operations: Costs of its operations.
+        beside: Seconds of communication that is added to the computation.
+        hidden: Seconds of communication that passes beside the computation.
+        measured: Seconds; the geometric mean of all publications.
+        is_whole: Whether it is a whole training step.
+    """
+
+    key: str
+    program: str
+    kind: str
+    generation: Generation
+    sources: frozenset[str]
+    operations: Sequence[OperationCost]
+    beside: float
+    hidden: float
+    measured: float
+    is_whole: bool
+
+    @property
+    def computation(self) -> float:
+        """Seconds that the operations are estimated to take."""
+        return sum(seconds_of(one, self.generation) for one in self.operations)
+
+    @property
+    def utilization(self) -> float:
+        """Share of the matrix units' peak that the estimated computation reaches."""
+        return self.flops / self.generation.device_peak_flops / self.computation
+
+    @property
+    def flops(self) -> float:
+        """Operations of all matrix products."""
+        return sum(one.flops * one.times for one in self.operations)
+
+    @property
+    def ratio(self) -> float:
+        """Measured time over estimated time."""
+        return self._over(self.computation)
+
+    @property
+    def ratio_by_cycles(self) -> float:
+        """Measured time over the compiler's cycles alone; what has none is estimated by its bytes."""
+        return self._over(
+            sum(
+                one.times
+                * max(
+                    one.cycles / self.generation.clock_hz,
+                    0.0 if one.cycles else one.num_bytes / self.generation.device_bytes_per_second,
+                )
+                for one in self.operations
+            )
+        )
+
+    def _over(self, computation: float) -> float:
+        return self.measured / (max(computation, self.hidden) + self.beside)
+
+
+def others_of(observations: Sequence[Observation], one: Observation) -> list[Observation]:
+    """Steps of other programs and other publishers."""
+    return [other for other in observations if other.program != one.program and not other.sources & one.sources]
+
+
+def hold_out_constant(observations: Sequence[Observation]) -> dict[str, float]:
+    """By key, measured over estimated time by a constant share of the peak.
+
+    It is the median share that the other steps of the generation reach, or those of all generations.
+    """
+
+    def reached(one: Observation) -> float:
+        return one.flops / one.generation.device_peak_flops / one.measured
+
+    found = {}
+    for one in observations:
+        others = others_of(observations, one)
+        alike = [other for other in others if other.generation == one.generation]
+        found[one.key] = statistics.median(map(reached, alike or others)) / reached(one)
+    return found
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """Both ends of the interval that holds the next ratio with a probability of 90%, if it comes from where these do.
+
+    With fewer than 19 ratios the ends are the lowest and the highest.
+    """
+    inwards = max(math.floor(_TAIL * (len(ratios) + 1)) - 1, 0)
+    ordered = sorted(ratios)
+    return ordered[inwards], ordered[-1 - inwards]
+
+
+def hold_out_intervals(
+    observations: Sequence[Observation], group_of: Callable[[Observation], bool]
+) -> Mapping[str, bool]:
+    """By key, whether a ratio lies in the interval of the others in its group."""
+    found = {}
+    for one in observations:
+        alike = [other for other in others_of(observations, one) if group_of(other) == group_of(one)]
+        low, high = interval([other.ratio for other in alike])
+        found[one.key] = low <= one.ratio <= high
+    return found
+
+
+def summing_seconds(parameters: int, chips: int, generation: Generation) -> float:
+    """Seconds in which the chips of a slice sum the gradients of a replica's weights."""
+    slices = [one for one in load_catalogue().slices if one.generation.name == generation.name]
+    alike = next((one for one in slices if one.chips == chips), slices[0])
+    machine = dataclasses.replace(
+        alike, generation=generation, chips=chips, devices=chips * generation.devices_per_chip
+    )
+    return collective_seconds(Collective("all-reduce", gradient_bytes(parameters)), machine) or 0.0
+
+
+def errors(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Median and 95th percentile of the error, and the median bias, as shares of what was measured."""
+    off = sorted(abs(1 / ratio - 1) for ratio in ratios)
+    bias = statistics.median(1 / ratio - 1 for ratio in ratios)
+    return statistics.median(off), off[math.ceil(0.95 * len(off)) - 1], bias
