@@ -50,7 +50,7 @@ def test_what_the_interval_rests_on_is_stated(rows):
     assert "none of them of a whole training step; 2 " in accuracy_of(generations["v5e"]).words("v5e")
 
 
-@pytest.mark.parametrize("path", ["README.md", "components/preflight_training/README.md"])
+@pytest.mark.parametrize("path", ["README.md", "components/tpu_components/preflight_training/README.md"])
 def test_no_page_promises_the_share_of_the_cross_validation_alone(path):
     text = (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
     assert "10" in re.findall(r"13 published step times[^\n]*", text)[0]
