@@ -39,8 +39,6 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv --clear --without-pip $(VENV)
 	$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet --no-deps --require-hashes -r requirements.lock
 	$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet --no-deps --no-build-isolation --editable .
-	mkdir -p $(VENV)/names
-	for name in components pipelines; do ln -sfn ../../$$name $(VENV)/names/tpu_$$name; done  # For mypy.
 	touch $@
 
 beam-env: $(BEAM)/.installed  ## An environment with Apache Beam, which excludes some of the lock; its tests: TPU_PIPELINES_BEAM_PYTHON=.beam/bin/python

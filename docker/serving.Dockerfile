@@ -10,15 +10,15 @@ COPY docker/environment.sh docker/bill.py docker/sbom.lock docker/serving.lock .
 RUN sh environment.sh /opt/serving serving.lock
 
 FROM environment AS code
-COPY components/__init__.py /code/tpu_components/
-COPY components/core/__init__.py /code/tpu_components/core/
-COPY components/core/base /code/tpu_components/core/base
-COPY components/core/files /code/tpu_components/core/files
-COPY components/core/examples /code/tpu_components/core/examples
-COPY components/core/results /code/tpu_components/core/results
-COPY components/core/step /code/tpu_components/core/step
-COPY components/core/registry /code/tpu_components/core/registry
-COPY components/serving /code/tpu_components/serving
+COPY components/tpu_components/__init__.py /code/tpu_components/
+COPY components/tpu_components/core/__init__.py /code/tpu_components/core/
+COPY components/tpu_components/core/base /code/tpu_components/core/base
+COPY components/tpu_components/core/files /code/tpu_components/core/files
+COPY components/tpu_components/core/examples /code/tpu_components/core/examples
+COPY components/tpu_components/core/results /code/tpu_components/core/results
+COPY components/tpu_components/core/step /code/tpu_components/core/step
+COPY components/tpu_components/core/registry /code/tpu_components/core/registry
+COPY components/tpu_components/serving /code/tpu_components/serving
 RUN /opt/serving/bin/python -m compileall -fq -s /code -p /opt/serving --invalidation-mode unchecked-hash /code
 
 FROM ${BASE} AS serving

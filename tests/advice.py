@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from tests.cli import READMES, REPOSITORY
+from tests.cli import PIPELINES, READMES, REPOSITORY
 from tpu_pipelines.config.schema import as_text
 
 SCHEMA = json.loads(as_text())
@@ -36,7 +36,7 @@ def texts() -> Iterator[Text]:
         for path in sorted((REPOSITORY / folder).rglob("*.py")):
             for line, content in _strings(ast.parse(path.read_text())):
                 yield Text(f"{path.relative_to(REPOSITORY)}:{line}", content)
-    generated = [*(REPOSITORY / "pipelines" / "starters").iterdir(), *(REPOSITORY / ".ci" / "examples").iterdir()]
+    generated = [*(PIPELINES / "starters").iterdir(), *(REPOSITORY / ".ci" / "examples").iterdir()]
     for path in (*READMES, *generated):
         yield Text(str(path.relative_to(REPOSITORY)), path.read_text())
 

@@ -16,7 +16,9 @@ from tpu_components.core.step.step_record import RUNNER_VARIABLE
 from tpu_pipelines.cli.main import main
 
 REPOSITORY = Path(__file__).parent.parent
-MODELS = REPOSITORY / "components" / "core" / "models" / "ready" / "README.md"
+COMPONENTS = REPOSITORY / "components" / "tpu_components"
+PIPELINES = REPOSITORY / "pipelines" / "tpu_pipelines"
+MODELS = COMPONENTS / "core" / "models" / "ready" / "README.md"
 FOLDERS = ("components", "pipelines", "docker", "tests", ".ci")
 READMES = [REPOSITORY / "README.md", REPOSITORY / ".github" / "SECURITY.md"]
 READMES += sorted(path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("README.md"))

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.cli import REPOSITORY
+from tests.cli import COMPONENTS, PIPELINES, REPOSITORY
 from tests.test_repository import STEPS
 from tpu_components.core.base.typed_values import fields_of
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
@@ -24,7 +24,7 @@ from tpu_components.serving.params import ServeParams
 from tpu_pipelines.config import schema
 from tpu_pipelines.config.schema import as_markdown
 
-SCHEMA = REPOSITORY / "pipelines" / "configs" / "schema.json"
+SCHEMA = PIPELINES / "configs" / "schema.json"
 README = SCHEMA.with_name("README.md")
 FRONT = REPOSITORY / "README.md"
 KEPT_PREFLIGHT = REPOSITORY / "tests" / "golden" / "preflight"
@@ -50,8 +50,8 @@ def _with_parameters(readme: str, params: type) -> str:
 
 def generated() -> dict[Path, str]:
     """The files as they should be."""
-    steps = {REPOSITORY / "components" / step / "README.md": params for step, params in STEPS.items()}
-    steps[REPOSITORY / "components" / "serving" / "README.md"] = ServeParams
+    steps = {COMPONENTS / step / "README.md": params for step, params in STEPS.items()}
+    steps[COMPONENTS / "serving" / "README.md"] = ServeParams
     files = {path: _with_parameters(path.read_text(), params) for path, params in steps.items()}
     settings = _TABLE.sub(lambda _: f"\n{as_markdown()}", README.read_text())
     files[FRONT] = with_preflight(FRONT.read_text())

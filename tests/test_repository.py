@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli import COMPONENTS, PIPELINES
 from tpu_components.core.base.extras import EXTRAS
 from tpu_components.create_tfrecords import WriteParams
 from tpu_components.deploy_model import DeployParams
@@ -32,7 +34,8 @@ STEPS = {
     "predict_batch": PredictParams,
     "find_drift": DriftParams,
 }
-SOURCES = ROOT / "components/core/sources"  # A file for each kind of source.
+PACKAGES = (COMPONENTS, PIPELINES)
+SOURCES = COMPONENTS / "core" / "sources"  # A file for each kind of source.
 ALLOWED_TOP_LEVEL = {"components", "pipelines", "docker", "tests", "pyproject.toml", "README.md", "Makefile"}
 ALLOWED_TOP_LEVEL |= {"requirements.lock", "LICENSE", "CHANGELOG.md"}
 
@@ -51,9 +54,9 @@ def sources(folder):
 
 @pytest.mark.parametrize("path", sources("components"), ids=lambda path: str(path.relative_to(ROOT)))
 def test_components_import_neither_pipelines_nor_other_steps_and_only_wrappers_import_kfp(path):
-    step = path.relative_to(ROOT / "components").parts[0]
+    step = path.relative_to(COMPONENTS).parts[0]
     for name in imports(path):
-        assert name.split(".")[0] not in ("components", "pipelines", "tpu_pipelines")
+        assert name.split(".")[0] != "tpu_pipelines"
         assert name.split(".")[0] != "kfp" or path.name == "component.py"
         for other in STEPS.keys() - {step}:
             assert not f"{name}.".startswith(f"tpu_components.{other}."), f"{path} imports {name}"
@@ -66,11 +69,19 @@ def test_only_storage_talks_to_cloud_storage_and_only_the_vertex_service_to_vert
         assert not name.startswith("google.cloud") or (allowed and name.startswith(allowed)), f"{path} imports {name}"
 
 
+def mirrored_folder(place):
+    """The folder of the repository whose modules a folder of tests, such as components/core, mirrors."""
+    folder, *rest = place.parts or ("",)
+    package = next((package for package in PACKAGES if package.parent.name == folder), ROOT / folder)
+    return package.joinpath(*rest)
+
+
 def test_a_test_file_mirrors_a_module_or_says_what_it_claims():
     for path in (ROOT / "tests").rglob("test_*.py"):
         place, name = path.relative_to(ROOT / "tests").parent, path.stem.removeprefix("test_")
-        mirrored = (folder / place / module for folder in (ROOT, ROOT / "tests") for module in (f"{name}.py", name))
-        is_wrapper = (ROOT / place / f"__{name}__.py").is_file()
+        code = mirrored_folder(place)
+        mirrored = (folder / module for folder in (code, ROOT / "tests" / place) for module in (f"{name}.py", name))
+        is_wrapper = (code / f"__{name}__.py").is_file()
         assert is_wrapper or any(map(Path.exists, mirrored)) or ast.get_docstring(ast.parse(path.read_text())), path
 
 
@@ -78,9 +89,19 @@ def modules():
     """Every module of the code, by its dotted name."""
     found = {}
     for path in (*sources("components"), *sources("pipelines")):
-        name = "tpu_" + ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        found[name.removesuffix(".__init__")] = path
+        _, *name = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(name).removesuffix(".__init__")] = path
     return found
+
+
+def test_a_module_is_imported_by_the_path_below_components_or_pipelines():
+    """In a clone, too, by what Python itself does: no finder of ours, no second name, no link."""
+    for name, path in modules().items():
+        spec = importlib.util.find_spec(name)
+        assert spec is not None, name
+        assert spec.origin == str(path)
+    for path in (*sources("components"), *sources("pipelines")):
+        assert not re.search(r"\b(meta_path|path_hooks)\b", path.read_text()), path
 
 
 def imported_modules(name, path, known):
@@ -126,15 +147,15 @@ def test_a_room_imports_only_from_rooms_that_the_readme_lists_above_it():
 
 
 def test_every_folder_of_code_is_a_room_that_the_readme_lists():
-    parents = {path.parent for path in (*sources("components/core"), *sources("pipelines"))}
-    folders = {"tpu_" + ".".join(folder.relative_to(ROOT).parts[:3]) for folder in parents}
+    parents = {path.parent for path in (*sources(COMPONENTS / "core"), *sources("pipelines"))}
+    folders = {".".join(folder.relative_to(ROOT).parts[1:4]) for folder in parents}
     listed = {*rooms(), "tpu_components.core"}
     assert {name for name in folders if ".".join(name.split(".")[:3]) not in listed} == set()
 
 
 def test_the_roots_hold_no_loose_modules():
-    loose = [path for folder in ("components", "pipelines") for path in (ROOT / folder).glob("*.py")]
-    assert {path.name for path in loose} == {"__init__.py"}
+    loose = [path for package in PACKAGES for folder in (package, package.parent) for path in folder.glob("*.py")]
+    assert loose == [package / "__init__.py" for package in PACKAGES]
 
 
 def test_no_folder_has_more_than_seventeen_modules():
@@ -142,31 +163,19 @@ def test_no_folder_has_more_than_seventeen_modules():
         assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= 17, folder
 
 
-def test_a_module_has_one_name_however_it_is_imported():
-    script = (
-        "import sys, components.core.files.storage as a, tpu_components.core.files.storage as b\n"
-        "import pipelines.cli.main as c, tpu_pipelines.cli.main as d\n"
-        "assert a is b and c is d and b.__spec__.name == b.__name__\n"
-        "names = [m.__spec__.origin for n, m in sys.modules.items() if n.startswith('tpu_')]\n"
-        "assert len(names) == len(set(names)) > 10 and not {'pipelines'} & {m.__name__ for m in sys.modules.values()}"
-    )
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
-
-
-def test_a_clones_folder_is_run_by_its_own_name():
-    words = [sys.executable, "-m", "components.find_drift", "--help"]
-    done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
-    assert done.stdout.startswith("usage: python -m tpu_components.find_drift")
-
-
-@pytest.mark.parametrize("name", ["components", "pipelines"])
-def test_another_clone_runs_its_own_code_in_the_environment_of_this_one(name, tmp_path):
-    """As a pull request's preflight of the branch that it is merged into."""
-    for folder in ("components", "pipelines"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
-    script = f"import {name}, tpu_components, tpu_pipelines; print(tpu_components.__file__, tpu_pipelines.__file__)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert done.stdout.split() == [f"{tmp_path}/{folder}/__init__.py" for folder in ("components", "pipelines")]
+@pytest.mark.parametrize("workflow", [".github/workflows/pull-request.yml", ".ci/examples/gitlab-ci.yml"])
+def test_the_preflight_of_the_branch_that_is_merged_into_runs_the_code_of_that_branch(workflow, tmp_path):
+    """In the environment of the branch to merge, whose own packages are installed there."""
+    base = tmp_path / "base"
+    for package in PACKAGES:
+        (base / package.parent.name).mkdir(parents=True)
+        (base / package.relative_to(ROOT)).symlink_to(package)
+    pattern = r"cd base && (PYTHONPATH=\S+) \.\./\.venv/bin/python -m tpu_pipelines"
+    (variable,) = re.findall(pattern, (ROOT / workflow).read_text())
+    script = "import tpu_components, tpu_pipelines; print(tpu_components.__file__, tpu_pipelines.__file__)"
+    words = ["sh", "-c", f'cd base && {variable} "$@"', "sh", sys.executable, "-c", script]
+    done = subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [f"{base / package.relative_to(ROOT)}/__init__.py" for package in PACKAGES]
 
 
 def test_a_wheel_holds_the_two_packages_with_every_file_and_names_every_extra(tmp_path):
@@ -181,11 +190,11 @@ def test_a_wheel_holds_the_two_packages_with_every_file_and_names_every_extra(tm
         names = [name for name in wheel.namelist() if ".dist-info/" not in name]
         (metadata,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("/METADATA"))
     listed = subprocess.check_output(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "components", "pipelines"],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES],
         cwd=ROOT,
         text=True,
     ).split()
-    assert sorted(names) == sorted(f"tpu_{name}" for name in listed if (ROOT / name).exists())
+    assert sorted(names) == sorted(name.partition("/")[2] for name in listed if (ROOT / name).exists())
     extras = re.findall(r"^Provides-Extra: (\S+)$", metadata, re.MULTILINE)
     assert set(EXTRAS.values()) <= set(extras)
 

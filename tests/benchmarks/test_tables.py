@@ -20,7 +20,7 @@ def test_preflight_says_what_published_steps_say():
     assert f"It held {held} of {estimates} published training steps" in INTERVALS
 
 
-@pytest.mark.parametrize("path", ["README.md", "components/preflight_training/README.md"])
+@pytest.mark.parametrize("path", ["README.md", "components/tpu_components/preflight_training/README.md"])
 def test_a_page_says_of_how_many_steps_the_interval_held_how_many(path):
     text = (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
     both = whole_steps.accuracies(whole_steps.load_rows()).values()

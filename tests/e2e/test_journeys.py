@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli import REPOSITORY
+from tests.cli import PIPELINES
 
 pytestmark = pytest.mark.slow  # Each is a whole run, of a minute or two.
 
@@ -204,7 +204,7 @@ def sixty(here):
 
 def notebook(here):
     """The notebook, cell after cell."""
-    cells = json.loads((REPOSITORY / "pipelines" / "examples" / "first_model.ipynb").read_text())["cells"]
+    cells = json.loads((PIPELINES / "examples" / "first_model.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     (here / "notebook.py").write_text("\n".join([*code, "print(f'a digit  {answers[0].classes[0][0]}')"]))
     return ["python notebook.py"]

@@ -472,7 +472,7 @@ def _checkpoint(folder: Path) -> Sequence[bytes]:
 
 
 def _config(_: Path) -> Sequence[bytes]:
-    folder = Path(__file__).parents[2] / "pipelines" / "configs"
+    folder = Path(__file__).parents[2] / "pipelines/tpu_pipelines/configs"
     return [(folder / f"{name}.yaml").read_bytes() for name in ("digits", "cifar10_cnn", "imdb_lstm")]
 
 

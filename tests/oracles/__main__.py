@@ -1,7 +1,8 @@
 """Prints how far every figure and every training step is from its definition at most: `python -m tests.oracles`.
 
 `python -m tests.oracles intervals` simulates the intervals and tests of the gate instead, for a quarter of an hour, and
-writes `components/evaluate_model/intervals.md`; a number after it is the most data sets that a line may have.
+writes `components/tpu_components/evaluate_model/intervals.md`; a number after it is the most data sets that a line may
+have.
 """
 
 import argparse
@@ -29,7 +30,7 @@ def print_deviations() -> None:
 
 def write_intervals(most: int = 10_000) -> None:
     """Write the table of intervals and tests beside the README of the step."""
-    path = Path(__file__).parents[2] / "components" / "evaluate_model" / "intervals.md"
+    path = Path(__file__).parents[2] / "components/tpu_components/evaluate_model/intervals.md"
     path.write_text("\n".join(simulate_all(most)) + "\n", encoding="utf-8")
 
 

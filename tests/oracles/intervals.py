@@ -456,7 +456,7 @@ def write_table(
     slices: Iterable[tuple[str, int, float]],
     years: Iterable[tuple[str, int, Years]],
 ) -> Iterator[str]:
-    """Yield the lines of `components/evaluate_model/intervals.md`."""
+    """Yield the lines of `components/tpu_components/evaluate_model/intervals.md`."""
     yield from (
         "# Intervals and tests of the gate, simulated",
         "",

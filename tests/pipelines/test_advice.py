@@ -21,7 +21,7 @@ from tests.advice import (
     texts,
     variables_in,
 )
-from tests.cli import REPOSITORY, tpu_pipelines_here
+from tests.cli import PIPELINES, tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
@@ -70,7 +70,7 @@ def test_every_value_that_a_text_gives_a_setting_is_taken(all_texts, tmp_path, m
 
 def test_every_variable_that_a_text_names_is_read(all_texts):
     named = {name for text in all_texts for name in variables_in(text.content)}
-    of_workflows = set(re.findall(r"vars\.(\w+)", (REPOSITORY / "pipelines" / "starters" / "retrain.yaml").read_text()))
+    of_workflows = set(re.findall(r"vars\.(\w+)", (PIPELINES / "starters" / "retrain.yaml").read_text()))
     print(f"\n{len(named)} variables are named")
     assert len(named) > 35
     assert named - {variable(field.name) for field in dataclasses.fields(Settings)} - own_constants() <= of_workflows

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli import REPOSITORY, assert_user_error, tpu_pipelines_here
+from tests.cli import COMPONENTS, REPOSITORY, assert_user_error, tpu_pipelines_here
 from tpu_components import serving
 from tpu_components.serving.exported import load_model
 from tpu_components.serving.server import SHUTDOWN_SECONDS, listen
@@ -312,7 +312,7 @@ def test_container_without_a_model_says_so():
 
 
 def test_serving_code_uses_no_step():
-    steps = {path.parent.name for path in (REPOSITORY / "components").glob("*/component.py")}
+    steps = {path.parent.name for path in COMPONENTS.glob("*/component.py")}
     for path in Path(serving.__path__[0]).glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):

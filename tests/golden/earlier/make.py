@@ -1,11 +1,12 @@
 """Makes what an earlier version leaves behind: a project with its workspace and registry, and what a platform was sent.
 
-    cd CHECKOUT && ITS_PYTHON …/tests/golden/earlier/make.py …/tests/golden/earlier/COMMIT.tar.xz
+    cd CHECKOUT && .venv/bin/python …/tests/golden/earlier/make.py …/tests/golden/earlier/COMMIT.tar.xz
 
-CHECKOUT is a clone at the commit, and ITS_PYTHON an interpreter with that commit's requirements.lock. This file imports
-nothing of today's code. `tests/e2e/test_upgrade.py` reads the archive.
+CHECKOUT is a clone at the commit in which `make install` was run. This file imports nothing of today's code.
+`tests/e2e/test_upgrade.py` reads the archive.
 """
 
+import importlib
 import json
 import os
 import subprocess
@@ -18,6 +19,8 @@ sys.path.insert(0, os.getcwd())  # The checkout, whose fakes these are.
 
 from google.cloud import aiplatform_v1 as v1
 from google.protobuf import json_format
+from kfp import compiler
+from kfp.dsl.base_component import BaseComponent
 
 from tests.fakes.execution import Simulate
 from tests.fakes.vertex import FakeVertex
@@ -46,6 +49,20 @@ def build_model(image_shape, num_classes):
         ]
     )
 '''
+STEPS = (
+    *("create_tfrecords", "preflight_training", "train_model", "evaluate_model", "export_model", "deploy_model"),
+    *("predict_batch", "find_drift"),
+)
+
+
+def compile_components(folder: Path) -> None:
+    """Compile every component of the checkout by itself, also those that only some pipelines use."""
+    folder.mkdir()
+    names = [*(f"tpu_components.{step}.component" for step in STEPS), "tpu_pipelines.pipeline.exit_task"]
+    for module in map(importlib.import_module, names):
+        for name, value in vars(module).items():
+            if isinstance(value, BaseComponent):
+                compiler.Compiler().compile(value, str(folder / f"{name}.yaml"))
 
 
 def make(project: Path) -> None:
@@ -53,12 +70,15 @@ def make(project: Path) -> None:
     (project / "small.yaml").write_text(CONFIG)
     (project / "small_model.py").write_text(MODEL)
     (project / "digit.png").write_bytes(Path("tests/digit.png").read_bytes())
+    # All steps in one pipeline. A test of the checkout keeps this file equal to what the checkout compiles.
+    (project / "digits.yaml").write_bytes(Path("tests/golden/digits.yaml").read_bytes())
+    compile_components(project / "components")
 
     def run(*words: str, **variables: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "pipelines.cli", *words],
+            [sys.executable, "-m", "tpu_pipelines.cli", *words],
             cwd=project,
-            env={**os.environ, **variables, "PYTHONPATH": os.getcwd(), "TF_CPP_MIN_LOG_LEVEL": "3"},
+            env={**os.environ, **variables, "TF_CPP_MIN_LOG_LEVEL": "3"},
             check=True,
             stdout=subprocess.PIPE,
             text=True,

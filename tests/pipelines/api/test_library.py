@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import tpu_pipelines as tp
-from tests.cli import REPOSITORY
+from tests.cli import PIPELINES, REPOSITORY
 from tests.components.train_model.weights import weights_of
 from tpu_components.core.examples.artifacts import HISTORY_FILE
 from tpu_components.core.files import storage
@@ -22,7 +22,7 @@ from tpu_pipelines.api.library import Preflight
 from tpu_pipelines.config.schema import settings
 from tpu_pipelines.runs.summary import Summary
 
-EXAMPLES = REPOSITORY / "pipelines" / "examples"
+EXAMPLES = PIPELINES / "examples"
 
 
 def test_importing_it_imports_no_framework():
@@ -33,7 +33,7 @@ def test_importing_it_imports_no_framework():
 
 
 def test_the_readme_names_all_of_it():
-    section = (REPOSITORY / "pipelines" / "api" / "README.md").read_text()
+    section = (PIPELINES / "api" / "README.md").read_text()
     assert {name for name in tp.__all__ if f"`{name}" not in section} == {"Checks"}
     for name in re.findall(r"tp\.(\w+)", section):
         assert name in tp.__all__
@@ -42,7 +42,7 @@ def test_the_readme_names_all_of_it():
 def test_every_name_is_documented_and_typed():
     for name in tp.__all__:
         assert getattr(tp, name).__doc__
-    assert (REPOSITORY / "pipelines/py.typed").exists()
+    assert (PIPELINES / "py.typed").exists()
 
 
 def test_help_lists_every_setting_with_its_meaning():

@@ -726,8 +726,8 @@ def test_a_module_that_does_not_travel_is_told(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["my_model.py", "my_model.keras"])
 def test_a_models_file_among_this_projects_code_is_refused(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(lookup, "ROOT", tmp_path)
-    file = tmp_path / "components" / name
+    monkeypatch.setattr(lookup, "ROOTS", (tmp_path,))
+    file = tmp_path / "tpu_components" / name
     file.parent.mkdir()
     file.touch()
     with pytest.raises(InputError, match=rf"model '{file}' lies among the code of this project .* folder of its own"):

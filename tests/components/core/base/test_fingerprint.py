@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tpu_components.core.base.fingerprint import ROOT, Code, Tracer, code_of, digest_files, is_installed
+import tpu_components
+import tpu_pipelines
+from tpu_components.core.base.fingerprint import ROOTS, Code, Tracer, code_of, digest_files, is_installed
 from tpu_components.core.models.lookup import named_files
 from tpu_pipelines.config.steps import STEPS
 
@@ -31,8 +33,8 @@ _NOT_REACHED = {
 }
 
 
-def _codes(root=ROOT):
-    tracer = Tracer((root,))
+def _codes(*roots):
+    tracer = Tracer(roots or ROOTS)
     return {step: tracer.code_of([f"tpu_components.{step}.component"]) for step in STEPS}
 
 
@@ -51,13 +53,32 @@ def test_a_steps_code_is_what_it_runs_and_nothing_else(codes, step):
     assert not [name for name in codes[step].files if name.split("/")[1] in others], "no step runs another's code"
 
 
+def test_a_steps_code_is_the_same_in_a_clone_and_in_a_wheel(codes, tmp_path):
+    installed = tmp_path / "site-packages"
+    for root in ROOTS:
+        shutil.copytree(root, installed, ignore=shutil.ignore_patterns("__pycache__", "README.md"), dirs_exist_ok=True)
+    assert {step: code.digest for step, code in _codes(installed).items()} == {
+        step: code.digest for step, code in codes.items()
+    }
+    assert {name for code in codes.values() for name in code.files if not name.startswith("tpu_components/")} == set()
+
+
+@pytest.mark.parametrize("package", [tpu_components, tpu_pipelines])
+def test_both_packages_are_code_and_no_libraries(package):
+    name = package.__name__
+    code = code_of([name])
+    assert code.files[f"{name}/__init__.py"] == Path(package.__file__)
+    assert name not in code.libraries
+
+
 def test_a_mutation_changes_the_keys_of_the_steps_that_reach_the_file_and_no_others(codes, tmp_path):
     """Of the files that the same steps reach, one is changed."""
-    shutil.copytree(ROOT / "components", tmp_path / "components", ignore=shutil.ignore_patterns("__pycache__"))
+    (root, *_), package = ROOTS, tmp_path / "tpu_components"
+    shutil.copytree(root / "tpu_components", package, ignore=shutil.ignore_patterns("__pycache__"))
     copies = _codes(tmp_path)
     digests = {step: code.digest for step, code in copies.items()}
     assert digests == {step: code.digest for step, code in codes.items()}
-    paths = {path.relative_to(tmp_path).as_posix(): path for path in (tmp_path / "components").rglob("*.*")}
+    paths = {path.relative_to(tmp_path).as_posix(): path for path in package.rglob("*.*")}
     reaching = {name: frozenset(step for step in STEPS if name in copies[step].files) for name in paths}
     changed_files = {steps: name for name, steps in reaching.items() if steps}
     assert len(changed_files) > 8
@@ -65,15 +86,15 @@ def test_a_mutation_changes_the_keys_of_the_steps_that_reach_the_file_and_no_oth
         with open(paths[name], "ab") as file:
             file.write(b"\n")
         assert {step for step in STEPS if digest_files(copies[step].files) != digests[step]} == steps, name
-        paths[name].write_bytes((ROOT / name).read_bytes())
+        paths[name].write_bytes((root / name).read_bytes())
     unreached = [name for name, steps in reaching.items() if not steps]
     assert len(unreached) > 20
     for name in unreached:
         with open(paths[name], "ab") as file:
             file.write(b"\n")
-    (tmp_path / "components" / "core" / "models" / "ready" / "a_new_model.py").write_text("import keras\n")
+    (package / "core/models/ready/a_new_model.py").write_text("import keras\n")
     assert {step: code.digest for step, code in _codes(tmp_path).items()} == digests
-    paths["components/core/pages/page.css"].write_text("")
+    paths["tpu_components/core/pages/page.css"].write_text("")
     changed = {step for step, code in _codes(tmp_path).items() if code.digest != digests[step]}
     assert changed == {"create_tfrecords", "preflight_training", "evaluate_model"}
 

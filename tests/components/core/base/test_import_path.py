@@ -14,9 +14,7 @@ from tpu_components.core.models import lookup
 
 BIN = Path(sys.executable).parent
 NAMES = (
-    "components",
     "tpu_components",
-    "pipelines",
     "tpu_pipelines",
     "kfp",
     "joblib",

@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from tests.cli import readme_model
+from tests.cli import COMPONENTS, REPOSITORY, readme_model
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, CorpusInput, ImageInput, Interface, TextInput
 from tpu_components.core.machines import device
@@ -347,6 +347,15 @@ def test_an_installed_models_code_is_its_own_package_alone(tmp_path, monkeypatch
         (installed / name).write_text("import numpy")
     monkeypatch.syspath_prepend(installed)
     assert model_code("their_nets.cnn:build_model").files.keys() == {"their_nets/__init__.py", "their_nets/cnn.py"}
+
+
+@pytest.mark.parametrize("folder", [REPOSITORY, REPOSITORY.parent, COMPONENTS, COMPONENTS.parent])
+def test_a_model_that_imports_a_ready_one_has_the_same_code_from_every_working_directory(folder, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("from tpu_components.core.models.ready.digits_cnn import build_model\n")
+    elsewhere = model_code(str(tmp_path / "mine.py")).files
+    monkeypatch.chdir(folder)
+    assert model_code(str(tmp_path / "mine.py")).files == elsewhere
+    assert {"mine.py", "tpu_components/core/models/ready/digits_cnn.py"} <= elsewhere.keys()
 
 
 def _keras_file(path, *layers):

@@ -17,10 +17,12 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]  # Root of the clone, or the folder of the installed packages.
-_OUR_PACKAGES = ("tpu_components", "tpu_pipelines")
+OUR_PACKAGES = ("tpu_components", "tpu_pipelines")
+# Folders that contain our packages: `components/` and `pipelines/` of a clone, or the folder of installed libraries.
+ROOTS = tuple({Path(spec.origin).parents[1]: None for spec in map(find_spec, OUR_PACKAGES) if spec and spec.origin})
 # These libraries transfer data, retry calls and show progress; they compute nothing.
 _WITHOUT_EFFECT = frozenset({"kfp", "google", "google_crc32c", "requests", "tenacity", "tqdm"})
 _DISTRIBUTIONS = {"PIL": "pillow", "yaml": "PyYAML"}  # Listing all distributions takes 0.1 s.
@@ -70,7 +72,7 @@ def digest_files(files: dict[str, Path]) -> str:
     return total.hexdigest()
 
 
-def code_of(modules: Iterable[str | Path], roots: Sequence[Path] = (ROOT,), data_folders: Sequence[Path] = ()) -> Code:
+def code_of(modules: Iterable[str | Path], roots: Sequence[Path] = ROOTS, data_folders: Sequence[Path] = ()) -> Code:
     """Return the files and libraries that modules depend on; see `Tracer`."""
     return Tracer(roots, data_folders).code_of(modules)
 
@@ -83,7 +85,7 @@ class Tracer:
         data_folders: More folders with data files; the folders of the code are always searched.
     """
 
-    def __init__(self, roots: Sequence[Path] = (ROOT,), data_folders: Sequence[Path] = ()) -> None:
+    def __init__(self, roots: Sequence[Path] = ROOTS, data_folders: Sequence[Path] = ()) -> None:
         self._roots, self._data_folders = roots, data_folders
         self._module_files = functools.cache(self._find_module)
         self._references = functools.cache(self._look_up)
@@ -128,10 +130,16 @@ class Tracer:
         return [*modules, *(file for text in strings for file in self._named(text, path))]
 
     def _root(self, path: Path) -> Path | None:
-        return next((root for root in self._roots if path.is_relative_to(root)), None)
+        """Return the first root that contains a file; for a file of our packages, the root that contains the package.
+
+        So the names of our files are the same in a clone and in a wheel, and from every working directory.
+        """
+        containing = [root for root in self._roots if path.is_relative_to(root)]
+        ours = [root for root in containing if path.relative_to(root).parts[0] in OUR_PACKAGES]
+        return next(iter(ours or containing), None)
 
     def _name(self, path: Path) -> str:
-        """Return a file's path relative to the first root that contains it, or unchanged if no root contains it."""
+        """Return a file's path relative to its root, or unchanged if no root contains it."""
         root = self._root(path)
         return (path.relative_to(root) if root else path).as_posix()
 
@@ -226,12 +234,10 @@ def _name_of(node: ast.expr) -> str:
 def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
     """Return the files that importing a module runs: `__init__.py` of its packages and its own; empty for a library."""
     for root in roots:
-        if module.partition(".")[0] not in _OUR_PACKAGES and is_installed(root):
+        if module.partition(".")[0] not in OUR_PACKAGES and is_installed(root):
             continue  # An installed project lies beside all libraries.
-        files, folder, parts = [], root, module.split(".")
-        if parts[0] in _OUR_PACKAGES and not (root / parts[0]).is_dir():
-            parts[0] = parts[0].removeprefix("tpu_")  # Name of the folder in a clone.
-        for part in parts:
+        files, folder = [], root
+        for part in module.split("."):
             for path in (folder / part / "__init__.py", folder / f"{part}.py"):
                 if path.is_file():
                     files.append(path)
@@ -244,7 +250,7 @@ def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
 
 def _is_library(package: str) -> bool:
     """Return whether Python imports a package from its libraries, which precede the model's folder on `sys.path`."""
-    spec = PathFinder.find_spec(package) if package not in _OUR_PACKAGES else None
+    spec = PathFinder.find_spec(package) if package not in OUR_PACKAGES else None
     return spec is not None and spec.origin is not None and is_installed(Path(spec.origin))
 
 

@@ -19,7 +19,7 @@ def build_model(
     LSTM state would have to keep it for 320 steps. Padding needs no mask, and loops without masks are fastest on
     every backend, LiteRT and the TPU.
 
-    `tpu-pipelines run imdb_lstm` trains it; pipelines/configs/imdb_lstm.yaml has time and accuracy.
+    `tpu-pipelines run imdb_lstm` trains it; pipelines/tpu_pipelines/configs/imdb_lstm.yaml has time and accuracy.
 
     Args:
         vocabulary_size: Number of token ids; the input is int32[batch, num_tokens].

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.base.fingerprint import ROOT, Code, code_of, is_file, is_installed
+from tpu_components.core.base.fingerprint import OUR_PACKAGES, ROOTS, Code, code_of, is_file, is_installed
 from tpu_components.core.base.frameworks import keras
 from tpu_components.core.base.import_path import with_folders
 from tpu_components.core.examples.interface import (
@@ -165,7 +165,7 @@ def bundle_of(name: str) -> Bundle | None:
         return Bundle(Path(name).name, storage.read_bytes(name))
     if name in REGISTRY:
         return None
-    ours = [ROOT / folder for folder in ("components", "pipelines")]  # An installed wheel is skipped as a library.
+    ours = [root / package for root in ROOTS for package in OUR_PACKAGES]
     files = {
         file: path
         for file, path in model_code(name).files.items()
@@ -221,7 +221,7 @@ def _module_code(module: str) -> Code:
 def _own_folders() -> tuple[Path, ...]:
     """Return the folders on Python's import path with code of the user or of this project, without libraries."""
     folders = [Path(folder).resolve() for folder in (*sys.path, os.getcwd())]
-    return (*(folder for folder in folders if folder.is_dir() and not is_installed(folder)), ROOT)
+    return (*(folder for folder in folders if folder.is_dir() and not is_installed(folder)), *ROOTS)
 
 
 def named_files(parameters: Mapping[str, Any]) -> dict[str, Path]:

@@ -1,7 +1,6 @@
 """Python API of tpu-pipelines: the commands as functions, which also accept Keras models and NumPy arrays."""
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
         run,
         train,
     )
-
-if __name__ == "pipelines":  # Imported by the folder's name in a clone's root: later imports use this clone.
-    importlib.import_module("components")
 
 __all__ = [
     "Checks",
@@ -49,7 +45,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """Return the public names, also those that are not imported yet."""
     return __all__
-
-
-if __name__ == "pipelines":  # `pipelines` is then the same module as `tpu_pipelines`.
-    sys.modules[__name__] = importlib.import_module("tpu_pipelines")

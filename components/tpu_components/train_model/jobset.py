@@ -340,7 +340,7 @@ class JobSet:
             f"Cannot train on several hosts: the service account of this step may not ask the cluster for "
             f"{method.__name__.replace('_namespaced', '')} in namespace {self.namespace}. Grant it to get, "
             "create and delete jobsets, and to get and list pods and their logs; "
-            "pipelines/platforms/README.md says how."
+            "pipelines/tpu_pipelines/platforms/README.md says how."
         )
 
         def ask() -> Any:

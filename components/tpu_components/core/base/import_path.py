@@ -1,7 +1,7 @@
 """Keeps the current folder out of Python's import path, except while a user's own model is imported.
 
 Otherwise anyone who can write to a folder could run code in a command that is started in that folder, by adding a
-folder `components/` or a file named like a library.
+file or folder named like a library.
 """
 
 import contextlib

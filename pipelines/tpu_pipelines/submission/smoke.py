@@ -25,15 +25,15 @@ from tpu_pipelines.platforms.jobs import Platform, Submission
 from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit, wait
 
 _SEVERAL_HOSTS = (
-    "what the hosts of a slice are told of each other (components/core/machines/hosts.py): needs a machine that has "
+    "what the hosts of a slice are told of each other (tpu_components.core.machines.hosts): needs a machine that has "
     "several, as --machine v5e-16"
 )
 # Open questions of the code that this run does not answer.
 _OPEN = (
-    "how CPUs and memory that a step asks for are rounded to a machine (pipelines/config/resources.py)",
-    "how long a change of an endpoint's traffic takes (components/deploy_model/vertex.py): needs deploy.endpoint",
-    "what becomes of a boot disk type that the machine does not have (components/core/machines/machine_spec.py)",
-    "why a pod waits, on Kubeflow (pipelines/platforms/kubeflow.py)",
+    "how CPUs and memory that a step asks for are rounded to a machine (tpu_pipelines.config.resources)",
+    "how long a change of an endpoint's traffic takes (tpu_components.deploy_model.vertex): needs deploy.endpoint",
+    "what becomes of a boot disk type that the machine does not have (tpu_components.core.machines.machine_spec)",
+    "why a pod waits, on Kubeflow (tpu_pipelines.platforms.kubeflow)",
 )
 
 

@@ -1,0 +1,1 @@
+"""The steps of the pipeline, one package each; `core`, which they share; and the server of an export."""
