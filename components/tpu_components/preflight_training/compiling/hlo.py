@@ -176,7 +176,8 @@ class OperationCost:
         num_bytes: Bytes that one run moves from and to the device's main memory.
         times: Number of runs in a step.
         filled: Share of the matrix units' tiles that a kernel's products fill; the cycles of others know it.
-        rows: Rows that one run adds to an array, each before the next, as the gradient of an embedding does.
+        rows: Rows that one run adds to an array in the device's main memory, each before the next, as the gradient of
+            an embedding does.
     """
 
     kind: Kind
@@ -420,8 +421,10 @@ class _Program:
         return OperationCost(kind, known, flops, self._traffic(instruction, scope), filled=filled, rows=rows), named
 
     def _added_rows(self, instruction: Instruction, scope: Scope) -> int:
-        """Return how many rows the scatters of an operation add."""
+        """Return how many rows the scatters of an operation add to arrays in main memory."""
         if instruction.opcode == "scatter":
+            if not any(array.is_in_hbm for array in instruction.arrays):
+                return 0
             indices = scope.get(instruction.operands[len(instruction.operands) // 2])
             dims = indices.arrays[0].dims if indices is not None else ()
             vector = int(instruction.attribute(r"index_vector_dim=(\d+)") or len(dims))

@@ -151,12 +151,12 @@ def test_a_scatter_counts_the_rows_that_it_adds(indices, vector, rows, is_fused)
     assert (operation.kind, operation.rows, operation.is_guessed) == (Kind.INDEXING, rows, True)
 
 
-def test_a_scatter_with_an_estimate_has_no_rows_of_its_own():
-    lines = [
-        "  %i = s32[40] parameter(2)",
-        f"  %s = {_SCATTER.replace('%a', '%p').replace('%u', '%p')}1, {_CYCLES % 9}",
-    ]
+def test_a_scatter_with_an_estimate_or_on_the_chip_has_no_rows_of_its_own():
+    scatter = _SCATTER.replace("%a", "%p").replace("%u", "%p")
+    lines = ["  %i = s32[40] parameter(2)", f"  %s = {scatter}1, {_CYCLES % 9}"]
     assert [operation.rows for operation in _cost(*lines).operations] == [0]
+    on_the_chip = f"  %s = {scatter}1".replace("{1,0}", "{1,0:T(8,128)S(1)}")
+    assert [operation.rows for operation in _cost(lines[0], on_the_chip).operations] == [0]
 
 
 def test_a_custom_call_of_several_lines_is_one_operation():
