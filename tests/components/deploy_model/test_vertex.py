@@ -23,7 +23,7 @@ from tpu_components.core.registry.versions import model_digest
 from tpu_components.core.registry.vertex import VertexRegistry
 from tpu_components.deploy_model.params import DeployParams
 from tpu_components.deploy_model.vertex import VertexTarget
-from tpu_components.evaluate_model.evaluation import find_champion
+from tpu_components.evaluate_model.rivals import find_champion
 from tpu_components.serving.params import ServeParams
 
 ROOT = "projects/my-project/locations/us-west1/models"

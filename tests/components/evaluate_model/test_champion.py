@@ -17,7 +17,8 @@ from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.held_out import HeldOutSet
 from tpu_components.core.registry.versions import model_digest
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model, evaluation
-from tpu_components.evaluate_model.evaluation import Rival, find_champion, predict_split
+from tpu_components.evaluate_model.predicting import predict_split
+from tpu_components.evaluate_model.rivals import Rival, find_champion
 
 _FACTS = {"metrics": {}, "reasons": [], "lineage": {}}
 

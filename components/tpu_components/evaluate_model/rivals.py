@@ -1,0 +1,152 @@
+"""The models that a model is compared with, and the gate's decisions on their test set."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import TRAIN, Manifest, ModelInfo
+from tpu_components.core.examples.example_ids import load_identities
+from tpu_components.core.files import storage
+from tpu_components.core.registry.held_out import FOLDER, HeldOutSet
+from tpu_components.core.registry.opening import parse_reference
+from tpu_components.core.registry.reference import MODEL_DIR, VERSIONS_DIR, as_label
+from tpu_components.core.registry.versions import Registry, fetch, fetch_folder
+from tpu_components.core.results.evaluation_info import RegisteredChampion
+from tpu_components.core.results.metric_table import direction
+from tpu_components.evaluate_model.params import EvaluateParams
+
+
+@dataclasses.dataclass(frozen=True)
+class Rival:
+    """A model that a model is compared with: the champion, or the best model that was ever promoted.
+
+    Attributes:
+        directory: Folder of the model, written by train_model.
+        number: Number of its version in the registry; empty without a registry, like the digest and the place.
+        digest: Digest of the model.
+        place: Folder for the decisions on test sets, beside the versions of the registry.
+        registry: The registry; None for a model that is only a folder.
+        whose: Words that name the model in a reason of the gate, for example `the champion's`.
+    """
+
+    directory: Path
+    number: str = ""
+    digest: str = ""
+    place: str = dataclasses.field(default="", compare=False)
+    registry: Registry | None = dataclasses.field(default=None, compare=False)
+    whose: str = "the champion's"
+
+
+def load_rivals(
+    params: EvaluateParams, manifest: Manifest, records_dir: Path, digest: str, scratch: Path
+) -> tuple[list[Rival], HeldOutSet | None]:
+    """Return the models to compare with, the champion first, and the gate's earlier decisions on the test set.
+
+    Args:
+        params: The champion and the rules of the gate.
+        manifest: The data set.
+        records_dir: Folder that create_tfrecords wrote.
+        digest: Digest of the challenger.
+        scratch: Folder for the files of models on gs://.
+
+    Returns:
+        No model if there is no champion; None if decisions are not counted.
+    """
+    champion = find_champion(params.champion, digest, scratch)
+    if champion is None:
+        return [], None
+    load_matching_info(champion.directory, manifest, "champion").check_files(champion.directory)
+    held_out = find_held_out(params, records_dir, digest, champion)
+    best = _find_best(params, manifest, digest, champion, held_out, scratch) if held_out else None
+    return [champion, best] if best else [champion], held_out
+
+
+def find_champion(champion: str, digest: str, scratch: Path) -> Rival | None:
+    """Return the model that `EvaluateParams.champion` names; None if an alias has no version, as before the first run.
+
+    Args:
+        champion: A folder, local or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`, where REGISTRY may be
+            `projects/PROJECT/locations/REGION/models`; empty for none.
+        digest: Digest of the challenger. If the challenger is the champion, the model that it replaced is returned.
+        scratch: Folder for the files of a model on gs://.
+
+    Raises:
+        InputError: If the model cannot be read, or a file of a version was changed after registration.
+    """
+    if not champion:
+        return None
+    if (named := parse_reference(champion)) is None:
+        return Rival(fetch_folder(champion, scratch))
+    registry, alias = named
+    version = registry.champion(alias, digest)
+    if version is None:
+        return None
+    place = version.uri.rstrip("/").rpartition("/")[0].removesuffix(f"/{VERSIONS_DIR}")
+    directory = fetch(version, MODEL_DIR, scratch)
+    return Rival(directory, version.number, version.model_digest, storage.join(place, FOLDER), registry)
+
+
+def _find_best(
+    params: EvaluateParams, manifest: Manifest, digest: str, champion: Rival, held_out: HeldOutSet, scratch: Path
+) -> Rival | None:
+    """Return the best model that was ever promoted; the first metric in `max_regression` with a margin above 0 decides.
+
+    The result is None if the best model is unknown, or is the champion or the challenger.
+    """
+    metric = next((name for name, margin in params.max_regression.items() if margin), "")
+    best = held_out.find_best(metric, direction(metric)) if metric else ""
+    if champion.registry is None or not best or best in map(as_label, (digest, champion.digest)):
+        return None
+    if not (number := champion.registry.number_of(best)):
+        return None  # Deleted.
+    (scratch / "best").mkdir()
+    version = champion.registry.version(number)
+    directory = fetch(version, MODEL_DIR, scratch / "best")
+    if not ModelInfo.load(directory).understands(manifest):
+        return None
+    whose = f"that of version {number}, the best that was promoted:"
+    return dataclasses.replace(champion, directory=directory, number=number, digest=version.model_digest, whose=whose)
+
+
+def find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champion: Rival) -> HeldOutSet | None:
+    """Return the record of gate decisions on this test set in the champion's registry; None without a registry."""
+    if not champion.place or params.split == TRAIN:
+        return None
+    identities = load_identities(records_dir, params.split)
+    if identities is None and params.test_decisions > 1:
+        raise InputError(
+            f"Cannot count the decisions on this test set, which test_decisions={params.test_decisions} requires: "
+            f"expected the IDs of its examples in {records_dir}, but an older version wrote these records without "
+            "IDs. Run create_tfrecords again, or set test_decisions=1."
+        )
+    return None if identities is None else HeldOutSet.find(champion.place, identities, digest)
+
+
+def describe_champion(named: str, rivals: Sequence[Rival]) -> RegisteredChampion | None:
+    """Return version and digest of the champion; both are empty if there is none. None if no registry was queried.
+
+    Args:
+        named: `EvaluateParams.champion`.
+        rivals: See `judge`.
+    """
+    if parse_reference(named) is None:
+        return None
+    return RegisteredChampion(rivals[0].number, rivals[0].digest) if rivals else RegisteredChampion("", "")
+
+
+def load_matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:
+    """Return the metadata of a model; `role` is `model` or `champion`.
+
+    Raises:
+        InputError: If the model does not fit the data set.
+    """
+    info = ModelInfo.load(model_dir)
+    # A champion for texts may have another vocabulary than the data set.
+    if not (info.understands(manifest) if role == "champion" else info.fits(manifest)):
+        raise InputError(
+            f"The {role} in {model_dir} does not fit the data set: {info.compare_with(manifest)}. Evaluate it on the "
+            "data set it was made for, or train a new one"
+            + (" with gate.champion left empty and a deploy.model_name of its own." if role == "champion" else ".")
+        )
+    return info
