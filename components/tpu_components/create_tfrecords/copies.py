@@ -53,7 +53,8 @@ def look_at(pictures: Sequence[np.ndarray]) -> np.ndarray:
 def _averages(size: int, count: int) -> np.ndarray:
     """Return a matrix, float32[count, size], that averages a line of `size` points over `count` equal parts."""
     edges = np.linspace(0, size, count + 1)
-    starts, ends = edges[:-1, None], edges[1:, None]
+    starts = edges[:-1, None]
+    ends = edges[1:, None]
     points = np.arange(size)
     covered = np.clip(np.minimum(ends, points + 1) - np.maximum(starts, points), 0, None)
     return (covered / covered.sum(axis=1, keepdims=True)).astype(np.float32)
@@ -82,7 +83,8 @@ def find_alike(looks: np.ndarray) -> np.ndarray:
         for distance in range(1, min(_NEIGHBOURS, len(order) - 1) + 1):
             for at in range(0, len(order) - distance, _COMPARED_AT_ONCE):
                 end = min(at + _COMPARED_AT_ONCE, len(order) - distance)
-                here, there = slice(at, end), slice(at + distance, end + distance)
+                here = slice(at, end)
+                there = slice(at + distance, end + distance)
                 are_near = np.bitwise_count(sorted_bits[here] ^ sorted_bits[there]) <= _MAX_BITS
                 near = at + np.flatnonzero((part[here] == part[there]) & are_near)
                 both = shown[np.stack([order[near], order[near + distance]], axis=1)]
@@ -98,7 +100,8 @@ def _outlines(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         int[num_shown], indices into `looks`; and uint64[num_shown], whose 64 bits say for each pixel of a hash whether
         its right neighbour is darker.
     """
-    shown, bits = [np.empty(0, int)], [np.empty(0, np.uint64)]
+    shown = [np.empty(0, int)]
+    bits = [np.empty(0, np.uint64)]
     for at in range(0, len(looks), _COMPARED_AT_ONCE):
         some = looks[at : at + _COMPARED_AT_ONCE]
         _, lengths = _centred(some)
@@ -210,7 +213,8 @@ class Copies:
         Raises:
             InputError: If a split has no examples left.
         """
-        splits, own = self.splits, self.listing.splits
+        splits = self.splits
+        own = self.listing.splits
         result = splits.copy()
         is_free = splits != LEFT_OUT if own is None else (own == TRAIN) & (splits != LEFT_OUT)
         for members in self.sets:
@@ -235,7 +239,8 @@ class Copies:
 
     def summary(self) -> dict[str, Any]:
         """Return the content of `copies.json`: counts, and sets of copies, those of several labels or splits first."""
-        labels, splits = self.listing.labels, self.splits
+        labels = self.listing.labels
+        splits = self.splits
         sets = [
             {
                 "equal": equal,
@@ -256,7 +261,8 @@ class Copies:
         }
 
     def _describe(self, example: int) -> dict[str, Any]:
-        label, split = self.listing.labels[example], self.splits[example]
+        label = self.listing.labels[example]
+        split = self.splits[example]
         named = self.listing.class_names[label] if label.ndim == 0 else label.tolist()
         stands = "left out" if split == LEFT_OUT else SPLITS[split]
         return {"key": self.listing.keys[example], "split": stands, "label": named}

@@ -128,7 +128,8 @@ def _balance(manifest: Manifest) -> list[Block]:
         return []
     by_class = zip(*(split.class_counts for split in manifest.splits.values()), strict=True)
     classes = sorted(zip(manifest.class_names, by_class, strict=True), key=lambda pair: (-sum(pair[1]), pair[0]))
-    most, half = max(sum(classes[0][1]), 1), _BALANCE_ROWS // 2
+    most = max(sum(classes[0][1]), 1)
+    half = _BALANCE_ROWS // 2
     shown = classes if len(classes) <= _BALANCE_ROWS else [*classes[:half], *classes[-half:]]
     note = f"The largest and the smallest of {len(classes):,}." if len(shown) < len(classes) else ""
     rows = [
@@ -159,7 +160,9 @@ def _targets(manifest: Manifest) -> list[Block]:
 
 def _charts(manifest: Manifest, num_examples: int) -> list[Block]:
     """Return histograms and statistics, by split, of each measurement of the examples, such as brightness."""
-    charts, rows, measured = [], [], 0
+    charts = []
+    rows = []
+    measured = 0
     for figure in (*FIGURES.get(manifest.input.kind, ()), LABELS):
         by_split = {
             name: split.distributions[figure.name]

@@ -94,7 +94,8 @@ class ImageEncoder:
             payload, shape, picture = check_resized(content, self.image, self.jpeg_quality)
         else:
             picture = read_image(content, self.image)
-            payload, shape = picture.pixels.tobytes(), picture.pixels.shape
+            payload = picture.pixels.tobytes()
+            shape = picture.pixels.shape
         if shape != self.input.fed_shape:
             raise _odd_shape_error(self.input.fed_shape, key, shape)
         # If files stay encoded, only the perceptual hash shows that two files have the same pixels.
@@ -278,7 +279,8 @@ def _for_photos(plan: DatasetPlan, image: ImageRule) -> str:
     """Choose between storing original files and resizing them once, by the sizes of a few photos."""
     if image.image_size is None:
         return ENCODED
-    count, areas = len(plan.listing.keys), []
+    count = len(plan.listing.keys)
+    areas = []
     for place in np.linspace(0, count - 1, min(_SURVEYED, count)).astype(int).tolist():
         with contextlib.suppress(UnreadableImageError, InputError):
             file = open_image(plan.listing.read(place), image)
@@ -287,7 +289,8 @@ def _for_photos(plan: DatasetPlan, image: ImageRule) -> str:
 
 
 def _first_shape(plan: DatasetPlan, image: ImageRule) -> tuple[int, int, int]:
-    listing, reason = plan.listing, ""
+    listing = plan.listing
+    reason = ""
     for place, key in enumerate(listing.keys):
         try:
             height, width, channels = read_image(listing.read(place), image).pixels.shape

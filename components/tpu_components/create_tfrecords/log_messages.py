@@ -98,7 +98,9 @@ def say_content(manifest: Manifest) -> None:
 
 def say_shares(plan: DatasetPlan, manifest: Manifest) -> None:
     """Log the share of the examples, and of each class, in test and validation, and the share that was requested."""
-    own, params, told = plan.listing.splits, plan.params, []
+    own = plan.listing.splits
+    params = plan.params
+    told = []
     drawn = [split for name, split in manifest.splits.items() if own is None or name == TRAIN or name not in own]
     total = sum(split.num_examples for split in drawn)
     all_counts = np.sum([split.class_counts for split in drawn], axis=0)
@@ -122,7 +124,8 @@ def check_budget(plan: DatasetPlan, manifest: Manifest) -> None:
     Raises:
         InputError: If their share is larger than `max_bad_fraction`, or a split has no examples left.
     """
-    bad, total = sorted(manifest.quarantined, key=lambda item: item.key), plan.listing.num_inputs
+    bad = sorted(manifest.quarantined, key=lambda item: item.key)
+    total = plan.listing.num_inputs
     max_bad_fraction = plan.params.max_bad_fraction
     for note in plan.listing.notes:
         progress.say(STEP, note)

@@ -41,7 +41,8 @@ def regroup(plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) 
         bytes_each: Estimated size of a record, in bytes.
         staged: Folder to write to.
     """
-    after, task_examples = Merger(plan, staged), count_per_task(bytes_each)
+    after = Merger(plan, staged)
+    task_examples = count_per_task(bytes_each)
     after.bad = before.bad
     place = np.empty(len(plan.whole), plan.whole.dtype)
     place[before.examples] = np.arange(len(before.examples))
@@ -81,7 +82,8 @@ class Merger:
     """
 
     def __init__(self, plan: DatasetPlan, directory: Path) -> None:
-        self._plan, self._directory = plan, directory
+        self._plan = plan
+        self._directory = directory
         self._digest = hashlib.sha256()
         self._shards: list[_Shard] = []
         self._columns: dict[str, Column] = {}
@@ -194,7 +196,8 @@ class Merger:
 
     def splits(self) -> dict[str, Split]:
         """Return the manifest's entries by split name: counts, shards and statistics."""
-        corpus, stored = self._plan.listing.corpus, self.by_split("examples")
+        corpus = self._plan.listing.corpus
+        stored = self.by_split("examples")
         if corpus is not None:
             return {split: self._count_characters(corpus, split, passages) for split, passages in stored.items()}
         counts, figures = self.by_split("counts"), self.by_split("figures")
@@ -217,9 +220,11 @@ class Merger:
         )
 
     def _describe(self, split: str, examples: np.ndarray, counts: np.ndarray, figures: np.ndarray) -> Split:
-        task, listing = self._plan.params.task, self._plan.listing
+        task = self._plan.params.task
+        listing = self._plan.listing
         # If all inputs of a split were set aside, there is nothing to count.
-        labels, class_names = listing.labels[examples], listing.class_names
+        labels = listing.labels[examples]
+        class_names = listing.class_names
         is_regression = task == REGRESSION and len(labels)
         if is_regression and split == TRAIN:
             check_variation(labels, class_names)

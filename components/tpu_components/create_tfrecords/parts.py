@@ -28,7 +28,8 @@ from tpu_components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
 from tpu_components.create_tfrecords.encoders import EncodedExample, Encoder
 
 # Largest size of a task: small, so that all workers are busy until the end and progress is reported often.
-TASK_EXAMPLES, _TASK_BYTES = 1024, 16 << 20
+TASK_EXAMPLES = 1024
+_TASK_BYTES = 16 << 20
 _TASKS_PER_WORKER = 8
 _WRITTEN_AT_ONCE = 1 << 18  # Bytes that stay in a processor's cache.
 
@@ -145,10 +146,17 @@ def write_part(encoder: Encoder, path: str, examples: Selection) -> Part:
     Raises:
         InputError: If images differ in shape.
     """
-    kind, digests, hashes, weights = encoder.input.kind, bytearray(), examples.hashes, examples.weights
-    kept, sizes, identities, counts = array.array("i"), array.array("i"), bytearray(), array.array("i")
+    kind = encoder.input.kind
+    digests = bytearray()
+    hashes = examples.hashes
+    weights = examples.weights
+    kept = array.array("i")
+    sizes = array.array("i")
+    identities = bytearray()
+    counts = array.array("i")
     num_pixels = array.array("i")
-    bad, seen = [], _Seen(kind)
+    bad = []
+    seen = _Seen(kind)
     rows = zip(examples.keys, examples.values, examples.read_each(), strict=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | storage.BINARY), "wb", _WRITTEN_AT_ONCE) as file:
         for position, (key, label, content) in enumerate(rows):
@@ -201,7 +209,8 @@ class _Seen:
             self._look()
 
     def _look(self) -> None:
-        seen, self._waiting = self._waiting, []
+        seen = self._waiting
+        self._waiting = []
         if pictures := [picture for picture, _ in seen if picture is not None]:
             self._looks.append(look_at(pictures))
         rows = np.full((len(seen), len(FIGURES.get(self._kind, ()))), NOT_MEASURED, np.int16)
@@ -270,7 +279,8 @@ def check_part(part: Part, listing: Listing, indices: np.ndarray) -> None:
     Raises:
         InputError: If the part does not match the task.
     """
-    left, content = np.ones(len(indices), bool), part.content
+    left = np.ones(len(indices), bool)
+    content = part.content
     try:
         odd = [name for name in METADATA if (rows := getattr(part, name)) is not None and len(rows) != len(part.kept)]
         if odd or sum(part.sizes.tolist()) != len(content):
@@ -282,7 +292,8 @@ def check_part(part: Part, listing: Listing, indices: np.ndarray) -> None:
             raise ValueError(f"{len(part.kept):,} examples and {len(keys):,} set aside, of {len(indices):,} others")
         kept = indices[part.kept]
         weights = [None] * len(kept) if listing.weights is None else listing.weights[kept, None].tolist()
-        labels, frames = listing.labels[kept].tolist(), Pieces(content, np.cumsum(part.sizes))
+        labels = listing.labels[kept].tolist()
+        frames = Pieces(content, np.cumsum(part.sizes))
         for key, label, weight, frame in zip(pick(listing.keys, kept), labels, weights, frames, strict=True):
             fields = read_fields(frame)
             wanted = [[key.encode()], label if isinstance(label, list) else [label], weight]

@@ -70,7 +70,8 @@ def survey_texts(plan: DatasetPlan) -> tuple[DatasetPlan, Survey]:
         The plan from `divide_by_words`, and the survey.
     """
     planned = np.concatenate(list(plan.order.values()))
-    splits, train = plan.splits, SPLITS.index(TRAIN)
+    splits = plan.splits
+    train = SPLITS.index(TRAIN)
     hashes, counts = _read_texts(plan, planned, splits == train)
     words = np.zeros(len(splits), "<u8")
     words[planned] = np.frombuffer(hashes, "<u8")
@@ -87,14 +88,16 @@ def divide_by_words(plan: DatasetPlan, words: np.ndarray) -> DatasetPlan:
     """
     if not plan.params.join_copies:
         return plan
-    splits, planned = plan.splits, np.sort(np.concatenate(list(plan.order.values())))
+    splits = plan.splits
+    planned = np.sort(np.concatenate(list(plan.order.values())))
     kept = Copies.find(plan.listing, splits, planned, words[planned], np.empty((0, 2), int)).without_leaks()
     return plan if np.array_equal(splits, kept) else plan.redivided(planned, kept[planned])
 
 
 def _read_texts(plan: DatasetPlan, examples: np.ndarray, are_counted: np.ndarray) -> tuple[bytes, Counter[bytes]]:
     """Return the result of `_read_words` for some texts, which are read by worker processes."""
-    hashes, counts = bytearray(), Counter[bytes]()
+    hashes = bytearray()
+    counts = Counter[bytes]()
     chunks = [examples[i : i + TASK_EXAMPLES] for i in range(0, len(examples), TASK_EXAMPLES)]
     if not chunks:
         return b"", counts
@@ -115,7 +118,8 @@ def _read_words(texts: Selection, are_counted: Sequence[bool], rule: Tokenizatio
     The hashes always use the rule `words`, so that the splits of copies do not depend on the rule of the data set.
     A text that cannot be read, is not UTF-8 or has no words gets the hash of its key; `store` sets it aside.
     """
-    hashes, counts = bytearray(), Counter[bytes]()
+    hashes = bytearray()
+    counts = Counter[bytes]()
     for key, text, is_counted in zip(texts.keys, texts.read_each(), are_counted, strict=True):
         try:
             if isinstance(text, InputError):

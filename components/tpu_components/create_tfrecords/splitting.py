@@ -17,7 +17,8 @@ LEFT_OUT = -1  # In place of an index into `SPLITS`: the example is in no split.
 SPLIT_RULE_VERSION = 3
 # Any text could be used. With this one, the bundled digits have exactly the wanted shares, which tests rely on.
 _SALT = "split/61"
-_ORDERED_PARTS, _LOOKED_AT_ONCE = 16, 1 << 16
+_ORDERED_PARTS = 16
+_LOOKED_AT_ONCE = 1 << 16
 _TOLERATED = 0.25  # Largest relative deviation of a split from its share before groups are moved.
 
 
@@ -153,7 +154,8 @@ def _lend_examples(
     Returns:
         int[units], like `chosen`.
     """
-    result, lent = chosen.copy(), np.zeros(len(chosen), bool)
+    result = chosen.copy()
+    lent = np.zeros(len(chosen), bool)
     for label in classes:
         members = np.unique(unit[labels == label])
         num_splits = min(num_held, len(members) - 1)
@@ -182,9 +184,11 @@ def _mend_shares(chosen: np.ndarray, sizes: np.ndarray, shares: Sequence[float])
     Returns:
         int[groups], like `chosen`.
     """
-    result, training = chosen.copy(), len(shares)
+    result = chosen.copy()
+    training = len(shares)
     for split, share in enumerate(shares):
-        wanted, held = share * sizes.sum(), int(sizes[result == split].sum())
+        wanted = share * sizes.sum()
+        held = int(sizes[result == split].sum())
         if held and abs(held - wanted) <= _TOLERATED * wanted:
             continue
         # First remove groups from the end, then add the groups that follow, as long as each brings the share nearer.
@@ -246,7 +250,8 @@ def storage_order(keys: Sequence[str], seed: int) -> np.ndarray:
     """
     places = hash_unit(seed, "order", keys)
     parts = np.multiply(places, _ORDERED_PARTS, out=np.empty(len(places), np.uint8), casting="unsafe")
-    order, at = np.empty(len(places), np.int32 if len(places) < 2**31 else np.int64), 0
+    order = np.empty(len(places), np.int32 if len(places) < 2**31 else np.int64)
+    at = 0
     for part in range(_ORDERED_PARTS):
         inside = np.flatnonzero(parts == part)
         order[at : at + len(inside)] = inside[np.argsort(places[inside], kind="stable")]

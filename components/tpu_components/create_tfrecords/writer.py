@@ -124,8 +124,13 @@ def _is_ours(file: Path) -> bool:
 
 def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
     """Write shards and their metadata files to a folder; returns the manifest without writing it."""
-    plan, encoder, survey, params = prepared.plan, prepared.encoder, prepared.survey, prepared.plan.params
-    listing, merger, copies = plan.listing, Merger(plan, staged), None
+    plan = prepared.plan
+    encoder = prepared.encoder
+    survey = prepared.survey
+    params = prepared.plan.params
+    listing = plan.listing
+    merger = Merger(plan, staged)
+    copies = None
     with (
         progress.track(STEP, plan.num_examples, "examples") as bar,
         contextlib.closing(parts) as written,
@@ -140,13 +145,16 @@ def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
         kept = copies.without_leaks() if params.join_copies else copies.splits
         if params.retired_tests:
             retired = {place: load_retired(place) for place in params.retired_tests}
-            without_copies, kept = kept, merger.without_retired(kept, retired)
+            without_copies = kept
+            kept = merger.without_retired(kept, retired)
             num_retired = np.count_nonzero(without_copies != kept)
             progress.say(STEP, f"left out {num_retired:,} examples of retired test sets")
         if np.any(kept != copies.splits):
-            copies, examples = dataclasses.replace(copies, splits=kept), merger.examples
+            copies = dataclasses.replace(copies, splits=kept)
+            examples = merger.examples
             merger = regroup(plan.redivided(examples, kept[examples]), merger, prepared.bytes_each, staged)
-    asked, own = TASKS[params.asked], (TEXT_FEATURE,) if isinstance(encoder, TextEncoder) else ()
+    asked = TASKS[params.asked]
+    own = (TEXT_FEATURE,) if isinstance(encoder, TextEncoder) else ()
     manifest = Manifest(
         fingerprint=merger.fingerprint(encoder.input),
         source=params.source,
@@ -177,7 +185,9 @@ def _describe_examples(
     prepared: Prepared, manifest: Manifest, merger: Merger, copies: Copies, staged: Path
 ) -> Manifest:
     """Write the metadata files beside the records; returns the manifest with the number of left-out examples."""
-    plan, encoder, stored = prepared.plan, prepared.encoder, merger.by_split("examples")
+    plan = prepared.plan
+    encoder = prepared.encoder
+    stored = merger.by_split("examples")
     summary, is_copy = copies.summary(), copies.in_training_too()
     manifest = dataclasses.replace(manifest, num_left_out=summary["left_out"])
     save_identities(staged, merger.by_split("identities"), {name: is_copy[some] for name, some in stored.items()})

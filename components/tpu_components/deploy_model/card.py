@@ -296,7 +296,9 @@ def _front_matter(facts: CardFacts) -> str:
     There is no `datasets` key: it may only name data sets of the hub.
     https://github.com/huggingface/hub-docs/blob/main/modelcard.md
     """
-    manifest, kind, licence = facts.manifest, facts.manifest.input.kind, facts.licence.lower()
+    manifest = facts.manifest
+    kind = facts.manifest.input.kind
+    licence = facts.licence.lower()
     pipeline = _PIPELINES.get((kind, manifest.task), "")
     metrics = [
         # Six digits are enough.
@@ -320,7 +322,8 @@ def _front_matter(facts: CardFacts) -> str:
     content["tags"] = [tag for tag in tags if tag]
     if metrics:
         content["metrics"] = list(dict.fromkeys(metric["type"] for metric in metrics))
-        split, revision = facts.evaluation.split, manifest.fingerprint
+        split = facts.evaluation.split
+        revision = manifest.fingerprint
         dataset = {"type": "custom", "name": plain(manifest.source), "split": split, "revision": revision}
         results = {"task": {"type": pipeline or f"{kind}-{manifest.task}"}, "dataset": dataset, "metrics": metrics}
         content["model-index"] = [{"name": facts.model_name, "results": [results]}]
@@ -364,7 +367,8 @@ def _direct_use(manifest: Manifest) -> str:
 
 
 def _out_of_scope(manifest: Manifest) -> Iterator[str]:
-    names, train = manifest.class_names, manifest.splits.get(TRAIN)
+    names = manifest.class_names
+    train = manifest.splits.get(TRAIN)
     if manifest.task == CLASSIFICATION:
         yield f"Given anything else, it still answers one of its {len(names):,} classes."
     if isinstance(manifest.input, CorpusInput):
@@ -381,8 +385,12 @@ def _outside(known: TargetStatistics | Distribution) -> str:
 
 
 def _limits(facts: CardFacts) -> Iterator[str]:
-    manifest, evaluation, inputs = facts.manifest, facts.evaluation, facts.manifest.input
-    plural, train, split = inputs.plural, manifest.splits.get(TRAIN), manifest.splits.get(evaluation.split)
+    manifest = facts.manifest
+    evaluation = facts.evaluation
+    inputs = facts.manifest.input
+    plural = inputs.plural
+    train = manifest.splits.get(TRAIN)
+    split = manifest.splits.get(evaluation.split)
     if known := next((score for score in facts.scores if score.interval), None):
         yield f"{known.label} was measured on {facts.judged_on}; its 95% confidence interval is {known.interval}."
     if manifest.task in (CLASSIFICATION, MULTI_LABEL) and train and train.class_counts:
@@ -398,9 +406,11 @@ def _limits(facts: CardFacts) -> Iterator[str]:
     if (error := evaluation.challenger.get("calibration_error")) is not None:
         yield f"Its probabilities are off by {percent(error, 1)} on average (expected calibration error)."
     if isinstance(inputs, TextInput) and train:
-        statistics, end = train.statistics, "start" if inputs.truncate == START else "end"
+        statistics = train.statistics
+        end = "start" if inputs.truncate == START else "end"
         if cut := statistics.get("num_truncated"):
-            share, limit = percent(cut / train.num_examples, 1), f"{inputs.num_tokens:,} tokens"
+            share = percent(cut / train.num_examples, 1)
+            limit = f"{inputs.num_tokens:,} tokens"
             yield f"{share} of the training texts are longer than {limit}: it never saw their {end}."
         if statistics.get("num_tokens"):
             share = percent(statistics["num_unknown"] / statistics["num_tokens"], 1)
@@ -487,7 +497,8 @@ def _procedure(model: ModelInfo) -> list[Block]:
 
 
 def _testing(facts: CardFacts) -> list[Block]:
-    worst, slices = facts.worst_slices, facts.evaluation.slices
+    worst = facts.worst_slices
+    slices = facts.evaluation.slices
     part = f"The worst {len(worst)} of {len(slices):,} slices. " if len(worst) < len(slices) else ""
     note = f"{part}All intervals hold together, with the gate's confidence."
     table = table_of("slice", [Score.of_slice(each) for each in worst])
@@ -510,7 +521,9 @@ def _results(facts: CardFacts) -> list[Block]:
 
 def _impact(training: Mapping[str, Any]) -> Fields:
     """Return the hardware of the training, and the hours for which it was used."""
-    accelerator, host, replicas = training.get("accelerator"), training.get("host"), training.get("num_replicas", 1)
+    accelerator = training.get("accelerator")
+    host = training.get("host")
+    replicas = training.get("num_replicas", 1)
     number = "1 replica" if replicas == 1 else f"{replicas} replicas"
     machine = f"{accelerator}, {number}, on a host of {host}" if accelerator and host else ""
     paid: Any = training.get("paid_seconds")
@@ -543,10 +556,13 @@ def _formats(export: ExportInfo) -> list[Block]:
 
 def _infrastructure(facts: CardFacts) -> list[Block]:
     """Return what preflight found, and the versions of compiler, configuration and code."""
-    footprint, code = facts.footprint, facts.lineage.get("code")
+    footprint = facts.footprint
+    code = facts.lineage.get("code")
     hardware: list[Block] = []
     if footprint:
-        peak, capacity, price = byte_size(footprint.peak_bytes), byte_size(footprint.capacity_bytes), ""
+        peak = byte_size(footprint.peak_bytes)
+        capacity = byte_size(footprint.capacity_bytes)
+        price = ""
         if footprint.device_usd_per_run:
             price = f"{dollars(footprint.device_usd_per_run)} at {billed_by(footprint.target)}, if the host keeps up"
         figures = [

@@ -46,15 +46,18 @@ def check_access(endpoint: Any, params: DeployParams, project: str) -> None:
     Raises:
         InputError: If the access type differs.
     """
-    received, wanted = access_of(endpoint), params.endpoint_access
+    received = access_of(endpoint)
+    wanted = params.endpoint_access
     if received == PRIVATE == wanted:
-        config, fields = endpoint.private_service_connect_config, endpoint_fields(params, project)
+        config = endpoint.private_service_connect_config
+        fields = endpoint_fields(params, project)
         asked = fields["private_service_connect_config"]
         networks = {automated.network for automated in config.psc_automation_configs}
         if lacking := sorted(
             {*asked["project_allowlist"], params.endpoint_network} - {*config.project_allowlist, *networks}
         ):
-            received, wanted = f"private without {', '.join(lacking)}", "private with them"
+            received = f"private without {', '.join(lacking)}"
+            wanted = "private with them"
     if received != wanted:
         raise InputError(
             f"Cannot deploy to {endpoint.name}: it is there already and {received}, expected {wanted}, and an endpoint "

@@ -40,7 +40,8 @@ class HealthCheck:
         self._expected = evaluated[self._places]
         self._scale = manifest.interface.std or 1.0
         self._kind = "number, in standard deviations," if manifest.interface.std else "probability"
-        self.class_names, self._plural = manifest.class_names, manifest.input.plural
+        self.class_names = manifest.class_names
+        self._plural = manifest.input.plural
         self.output_name = manifest.interface.task.answer
         self._tolerance = params.health_check_tolerance
         self._failed = (

@@ -77,7 +77,8 @@ class VertexTarget:
             raise InputError(
                 "Cannot register on Vertex AI without a place for the versions' files. Set artifacts_uri=gs://BUCKET/…"
             )
-        self._params, self._registry = params, registry
+        self._params = params
+        self._registry = registry
 
     # Registering
 
@@ -89,7 +90,8 @@ class VertexTarget:
         Raises:
             InputError: If the service or the bucket refuses.
         """
-        registry, digest = self._registry, version_digest(model_dir, export_dir)
+        registry = self._registry
+        digest = version_digest(model_dir, export_dir)
         store = functools.cache(lambda: self._store(digest, model_dir, export_dir, facts))
 
         def find() -> VertexVersion | None:
@@ -136,7 +138,9 @@ class VertexTarget:
 
         https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.models/upload
         """
-        registry, lineage, serving = self._registry, facts["lineage"], ServeParams()
+        registry = self._registry
+        lineage = facts["lineage"]
+        serving = ServeParams()
         key = public_key_text(self._params.verify_key)
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in facts["metrics"].items())
         described = f"{metrics}; {'; '.join(facts['reasons'])}"
@@ -274,7 +278,8 @@ class VertexTarget:
 
     def _require_endpoint(self, endpoint_id: str) -> str:
         """Return the resource name of an endpoint; creates it if it is missing."""
-        registry, project = self._registry, self._registry.parent.split("/")[1]
+        registry = self._registry
+        project = self._registry.parent.split("/")[1]
         name = f"{registry.parent}/endpoints/{endpoint_id}"
         request = {
             "parent": registry.parent,

@@ -80,7 +80,8 @@ def _check_bound(challenger: ModelMetrics, metric: str, bound: float, word: str,
     if metric not in challenger.estimates:
         return Rule(False, metric, f"{metric} was not measured: {_why_undefined(metric)}")
     estimate = challenger.estimates[metric]
-    value, probability = estimate.value, find_probability(estimate, bound)
+    value = estimate.value
+    probability = find_probability(estimate, bound)
     passed = reached = _tie(value, bound) or (value > bound if word == "at least" else value < bound)
     digits = () if _tie(value, bound) else (value, bound)
     text = f"{metric} {show(value, *digits)}, required {word} {show(bound, *digits)}"
@@ -89,7 +90,8 @@ def _check_bound(challenger: ModelMetrics, metric: str, bound: float, word: str,
         unknown = "" if probability is not None else ", which so few examples cannot say"
         text += f" with {level(confidence)} confidence{unknown}"
     if probability is not None:
-        side, share = "high" if value >= bound else "low", percent(probability)
+        side = "high" if value >= bound else "low"
+        share = percent(probability)
         text += f"; a model of exactly {show(bound, *digits)} comes out as {side} in {share} of cases"
     note = macro_notes(challenger.details).get(metric)
     return Rule(passed, metric, f"{text} ({note})" if note else text)
@@ -99,7 +101,8 @@ def _compare(challenger: ModelMetrics, comparison: Comparison, metric: str, allo
     ours, theirs = challenger.metrics.get(metric), comparison.metrics.get(metric)
     if ours is None or theirs is None:
         return Rule(False, metric, f"{metric} cannot be compared: {_why_undefined(metric)}")
-    sign, difference = challenger.sign_of(metric), comparison.differences.get(metric)
+    sign = challenger.sign_of(metric)
+    difference = comparison.differences.get(metric)
     worse_by = (theirs - ours) * sign
     verb = "ties with" if _tie(ours, theirs) else "beats" if worse_by < 0 else "is worse than"
     text = f"{metric} {show(ours, theirs)} {verb} {comparison.whose} {show(theirs, ours)}"

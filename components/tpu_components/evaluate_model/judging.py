@@ -49,24 +49,28 @@ def judge(
     """
     test_set = None
     if held_out and params.confidence > NO_CONFIDENCE:
-        whole, planned = 1 - params.confidence, params.test_decisions
+        whole = 1 - params.confidence
+        planned = params.test_decisions
         rate = held_out.error_rate(whole, planned)
         test_set = TestSetUse(len(held_out.decisions) + 1, planned, whole, rate, held_out.examples_uri)
         params = dataclasses.replace(params, confidence=1 - rate)
     measured = judged = _compute_metrics(params, predictions)
-    counted, unseen = predictions, None
+    counted = predictions
+    unseen = None
     if seen is not None:
         rest = np.flatnonzero(~seen.any(axis=0))
         if len(rest):
             counted = predictions.select(rest)
             judged = _compute_metrics(params, counted)
         unseen = Unseen.find(seen, predictions.keys, [own.metrics for own in judged] if len(rest) else [])
-    ours, truth = judged[0], counted.truth
+    ours = judged[0]
+    truth = counted.truth
     comparisons = [
         Comparison(rival.whose, theirs.metrics, compare_metrics(ours, theirs, params.confidence))
         for rival, theirs in zip(rivals, judged[1:], strict=True)
     ]
-    baseline, groups = find_baseline(truth, counted.outputs[0]), _describe_groups(truth, ours)
+    baseline = find_baseline(truth, counted.outputs[0])
+    groups = _describe_groups(truth, ours)
     slices = find_slices(params, truth, counted.outputs[:2])
     evaluation = Evaluation(
         split=params.split,
@@ -97,7 +101,8 @@ def judge(
 
 
 def _describe_groups(truth: GroundTruth, measured: ModelMetrics) -> Groups | None:
-    groups, metric = truth.groups, truth.task.judged
+    groups = truth.groups
+    metric = truth.task.judged
     if groups is None or metric not in measured.estimates:
         return None
     num_independent = measured.estimates[metric].num_independent or len(groups)

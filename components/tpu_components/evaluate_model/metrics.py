@@ -154,7 +154,9 @@ def compute_metrics(
         >>> measured.metrics["accuracy"], measured.details["confusion_matrix"]
         (0.5, [[1, 0], [1, 0]])
     """
-    task, targets, names = truth.task.name, truth.targets, truth.names
+    task = truth.task.name
+    targets = truth.targets
+    names = truth.names
     if task in (CLASSIFICATION, MULTI_LABEL):
         _require_probabilities(task, outputs)
     top_k = max(1, min(top_k, len(names) - 1))
@@ -232,7 +234,8 @@ def _roc_points(positive: np.ndarray, scores: np.ndarray) -> list[dict[str, floa
 
 
 def _describe_labels(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    true, predicted = labels > 0, probabilities > THRESHOLD
+    true = labels > 0
+    predicted = probabilities > THRESHOLD
     columns = [(true[:, i : i + 1], probabilities[:, i : i + 1]) for i in range(len(names))]
     estimates = [(mean_average_precision(*column), mean_area(*column)) for column in columns]
     precisions, areas = ([estimate and estimate.value for estimate in kind] for kind in zip(*estimates, strict=True))
@@ -316,7 +319,8 @@ def _answer_class(labels: np.ndarray, probabilities: np.ndarray, names: Sequence
 
 
 def _answer_labels(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> tuple[str, np.ndarray, str]:
-    predicted, support = probabilities > THRESHOLD, (labels > 0).sum(axis=0)
+    predicted = probabilities > THRESHOLD
+    support = (labels > 0).sum(axis=0)
     order = np.argsort(-support, kind="stable")
     # Always predicting the k most frequent labels is best among all sets of k.
     f1 = 2 * np.cumsum(support[order]) / (support.sum() + len(labels) * np.arange(1, len(order) + 1))

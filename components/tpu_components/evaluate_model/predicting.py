@@ -86,7 +86,8 @@ def predict_split(
     chunk = max(1, _CHUNK_BYTES // (example_bytes * step)) * step
     columns: dict[str, list[np.ndarray]] = defaultdict(list)
     outputs: list[list[np.ndarray]] = [[] for _ in models]
-    no_answer, is_language = _no_answer(manifest), manifest.task == LANGUAGE_MODEL
+    no_answer = _no_answer(manifest)
+    is_language = manifest.task == LANGUAGE_MODEL
     num_examples = manifest.split(params.split).num_examples
     with progress.track("evaluate_model", num_examples * len(models), manifest.input.plural) as bar:
         chunks = records.read_batches(records_dir, manifest, params.split, chunk, with_keys=True)
@@ -108,7 +109,8 @@ def predict_split(
                         columns["last"].append(answers[:, -1].copy())
                 bar.update(len(answers))
     joined = {name: np.concatenate(parts) for name, parts in columns.items()}
-    targets, answers = joined["targets"], np.stack([np.concatenate(parts) for parts in outputs])
+    targets = joined["targets"]
+    answers = np.stack([np.concatenate(parts) for parts in outputs])
     saved = {"labels": targets, manifest.interface.task.answer: answers[0]}
     if is_language:
         bits = (answers[0, ..., 0] / np.log(2)).astype(np.float32)

@@ -223,7 +223,8 @@ def _describe_goodput(training: Mapping[str, Any]) -> str:
 
 
 def _describe_texts(manifest: Manifest, split: str) -> dict[str, str]:
-    texts, told = manifest.input, manifest.split(split).statistics
+    texts = manifest.input
+    told = manifest.split(split).statistics
     if not isinstance(texts, TextInput):
         return {}
     side = "last" if texts.truncate == START else "first"
@@ -245,7 +246,8 @@ def _headline_figures(evaluation: Evaluation, task: str) -> list[Figure]:
     figures = []
     for score in list_scores(task, ours, evaluation.champion or {}, *known, ours.get("top_k")):
         if score.metric.is_headline:
-            interval, note = Cell(score.interval, "note"), Cell(notes.get(score.metric.name, ""), "note")
+            interval = Cell(score.interval, "note")
+            note = Cell(notes.get(score.metric.name, ""), "note")
             beside: list[str | Cell] = (
                 [f"champion {score.champion}", Cell(score.difference, score.look)] if score.champion else []
             )
@@ -318,7 +320,8 @@ def _matrix(rows: Sequence[Mapping[str, Any]], counts: Sequence[Sequence[int]]) 
     names = [item["name"] for item in rows]
 
     def cell(i: int, j: int) -> Cell:
-        count, share = counts[i][j], counts[i][j] / max(1, rows[i]["support"])
+        count = counts[i][j]
+        share = counts[i][j] / max(1, rows[i]["support"])
         # Mistakes are rare: the square root makes one in a hundred visible.
         look, heat = ("hit", share) if i == j else ("miss", share**0.5)
         hint = f"{names[i]} → {names[j]}: {count} ({percent(share, 1)})"
@@ -455,9 +458,11 @@ def show_examples(
         pick: Returns the images or texts of the examples at some indices, by index.
     """
     (wrong, right), *others = [_find_mistakes(task, targets, outputs) for outputs in models]
-    broken, num_fixed = wrong[:0], 0
+    broken = wrong[:0]
+    num_fixed = 0
     for wrong_before, right_before in others:
-        broken, num_fixed = wrong[np.isin(wrong, right_before)], int(np.isin(right, wrong_before).sum())
+        broken = wrong[np.isin(wrong, right_before)]
+        num_fixed = int(np.isin(right, wrong_before).sum())
     shown = [indices.tolist() for indices in (wrong[:num_shown], right[:_RIGHT_EXAMPLES], broken[:num_shown])]
     contents = pick([index for indices in shown for index in indices])
 
@@ -489,9 +494,11 @@ def _find_mistakes(task: Task, targets: np.ndarray, outputs: np.ndarray) -> tupl
     All examples of a regression count as wrong.
     """
     if task.name == CLASSIFICATION:
-        is_wrong, badness = outputs.argmax(axis=1) != targets, outputs.max(axis=1)
+        is_wrong = outputs.argmax(axis=1) != targets
+        badness = outputs.max(axis=1)
     else:
-        is_wrong, badness = np.ones(len(targets), bool), task.losses(targets, outputs)
+        is_wrong = np.ones(len(targets), bool)
+        badness = task.losses(targets, outputs)
     if task.name == MULTI_LABEL:
         is_wrong = ((outputs > THRESHOLD) != (targets > 0)).any(axis=1)
     wrong = np.flatnonzero(is_wrong)
@@ -512,10 +519,12 @@ def _describe(task: str, names: Sequence[str], target: np.ndarray, output: np.nd
             )
         ]
     if task == CLASSIFICATION:
-        predicted, true = int(output.argmax()), int(target)
+        predicted = int(output.argmax())
+        true = int(target)
         answer = Figure(names[predicted], percent(output[predicted]), look="good" if predicted == true else "bad")
         return [answer] if predicted == true else [answer, Figure(names[true], percent(output[true]), ["true"])]
-    has, answered = target > 0, output > THRESHOLD
+    has = target > 0
+    answered = output > THRESHOLD
 
     def those(mask: np.ndarray, look: str, *note: str) -> list[Figure]:
         return [Figure(names[i], percent(output[i]), note, look) for i in np.flatnonzero(mask).tolist()]
@@ -583,11 +592,13 @@ def show_passages(
         model: The model as `StepModel`. It continues two passages at two temperatures; on the same machine, the texts
             are always the same.
     """
-    counts, bits = targets != PADDING, scores[..., 0] / np.log(2)
+    counts = targets != PADDING
+    bits = scores[..., 0] / np.log(2)
     means = bits.sum(axis=1) / counts.sum(axis=1)
     hardest = np.argsort(-means, kind="stable")[:_NUM_PASSAGES].tolist()
     prompted = np.linspace(0, len(counts) - 1, _NUM_PROMPTS + 2).astype(int)[1:-1].tolist()
-    inputs, alphabet = pick([*hardest, *prompted]), Alphabet(names)
+    inputs = pick([*hardest, *prompted])
+    alphabet = Alphabet(names)
     prompts = np.repeat([inputs[index][-_PROMPT_LENGTH:] for index in prompted], len(_TEMPERATURES), axis=0)
     temperatures = _TEMPERATURES * _NUM_PROMPTS
     added = generate(model.compiled(), model.state_size, prompts, _SAMPLE_LENGTH, temperatures, seed=0)

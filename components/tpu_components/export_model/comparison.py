@@ -28,7 +28,8 @@ _BATCH_SIZE = 256
 _ONE_SIDED_95 = 1.645  # Standard errors, of a normal distribution.
 _CHUNK = 16 * _BATCH_SIZE
 # Limits of the part of a split, from its start, that a language model is compared on: all answers are held in memory.
-_MAX_PASSAGES, _MAX_ANSWER_BYTES = 2048, 512 << 20
+_MAX_PASSAGES = 2048
+_MAX_ANSWER_BYTES = 512 << 20
 
 
 def judged_metric(manifest: Manifest) -> str:
@@ -49,7 +50,9 @@ def write_examples(
         num_examples = max(1, min(num_examples, _MAX_PASSAGES, _MAX_ANSWER_BYTES // answer_bytes))
     (inputs_shape, inputs_dtype), of_labels, _ = manifest.interface.batch_shapes(num_examples, with_margin=False)
     inputs = np.lib.format.open_memmap(work / verification.INPUTS_FILE, "w+", inputs_dtype, inputs_shape)
-    labels, texts, start = np.empty(*of_labels), list[str](), 0
+    labels = np.empty(*of_labels)
+    texts = list[str]()
+    start = 0
     for fields in records.read_batches(records_dir, manifest, split, _CHUNK, with_keys=True).as_numpy_iterator():
         end = min(start + len(fields[LABEL_FEATURE]), num_examples)
         inputs[start:end] = fields[manifest.input.feature][: end - start]
@@ -166,7 +169,10 @@ class Scorer:
     """
 
     def __init__(self, task: Task, judged: str, labels: np.ndarray, expected: np.ndarray) -> None:
-        self._task, self._judged, self._labels, self._expected = task, judged, labels, expected
+        self._task = task
+        self._judged = judged
+        self._labels = labels
+        self._expected = expected
         self.trained = self._estimate(labels, expected).value
 
     def _estimate(self, labels: np.ndarray, answers: np.ndarray) -> Estimate:
@@ -186,8 +192,10 @@ class Scorer:
             chosen: Indices of the examples that it answers.
         """
         labels = self._labels[chosen]
-        ours, theirs = self._estimate(labels, self._expected[chosen]), self._estimate(labels, answers)
-        drop, spread = ours.value - theirs.value, _ONE_SIDED_95 * standard_error(ours.influence - theirs.influence)[0]
+        ours = self._estimate(labels, self._expected[chosen])
+        theirs = self._estimate(labels, answers)
+        drop = ours.value - theirs.value
+        spread = _ONE_SIDED_95 * standard_error(ours.influence - theirs.influence)[0]
         is_known = len(chosen) > 1 and math.isfinite(drop)
         return {
             "score": theirs.value if len(chosen) == len(self._labels) else self.trained - drop,
@@ -211,7 +219,8 @@ class Scorer:
         if FORMATS[name].quantized_from:
             if not math.isfinite(self.trained):
                 return []
-            drop, interval = self.trained - facts["score"], facts["drop_interval"]
+            drop = self.trained - facts["score"]
+            interval = facts["drop_interval"]
             at_least = interval[0] if interval else -math.inf
             if math.isfinite(drop) and at_least <= params.max_int8_accuracy_drop:
                 return []

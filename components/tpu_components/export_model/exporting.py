@@ -95,13 +95,15 @@ def export_model(
             return records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)[1]
 
         trained = TrainedModel(load_trained_model(model_dir), info, model_dir, calibrate)
-        examples, judged = write_examples(params.split, trained, records_dir, manifest, work), judged_metric(manifest)
+        examples = write_examples(params.split, trained, records_dir, manifest, work)
+        judged = judged_metric(manifest)
         left_out, quantization = _write_formats(trained, staged, FORMATS, judge.add)
         scorer = Scorer(
             manifest.interface.task, judged, examples.labels, write_expected(trained, examples, manifest, work)
         )
         measured = judge.measure()
-        sketches, source = dict[str, DataSketch](), f"its {params.split} split"
+        sketches = dict[str, DataSketch]()
+        source = f"its {params.split} split"
         for name in [name for name, facts in measured.items() if "error" not in facts]:
             answers, chosen = read_answers(work, name)
             measured[name] |= scorer.score(answers, chosen)
@@ -224,7 +226,9 @@ def try_out(
     from tpu_components.core.models.step.stages import Freezer
     from tpu_components.core.models.trained import check_rebuilds, load_trained_model, save_architecture
 
-    model, parameters, said = training.model, training.model_parameters, list[str]()
+    model = training.model
+    parameters = training.model_parameters
+    said = list[str]()
     built = build_model(model, interface, parameters, said.append)
     freezer = Freezer(built)
     for stage in training.stages:

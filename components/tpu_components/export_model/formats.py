@@ -128,7 +128,8 @@ def _answering(trained: TrainedModel) -> Callable[[Any], dict[str, Any]]:
 
 
 def _image_signatures(inputs: ImageInput, trained: TrainedModel, module: Any) -> dict[str, Any]:
-    shape, answer = inputs.image_shape, _answering(trained)
+    shape = inputs.image_shape
+    answer = _answering(trained)
 
     def from_encoded(encoded: Any) -> Any:
         pixels = tf.map_fn(
@@ -206,13 +207,16 @@ def write_lite(trained: TrainedModel, path: Path, is_int8: bool) -> str:
     a regression gives standardised numbers: in the targets' units, one int8 scale for all outputs would lose precision
     for targets with small values, or with a small spread around a large mean.
     """
-    function, quantized = _trace(trained), ""
+    function = _trace(trained)
+    quantized = ""
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function], trained.without_units)
     converter.experimental_lower_to_saved_model = False  # Weights become constants, which int8 needs.
     if is_int8:
-        converter.optimizations, quantized = [tf.lite.Optimize.DEFAULT], "weights"
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        quantized = "weights"
         if isinstance(trained.info.input, ImageInput) and not _has_loops(function):
-            calibration, quantized = trained.calibrate(), "weights and activations, by calibration"
+            calibration = trained.calibrate()
+            quantized = "weights and activations, by calibration"
             converter.representative_dataset = lambda: ([image[None].astype(np.float32)] for image in calibration)
             converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
             converter.inference_input_type = tf.uint8
@@ -256,7 +260,9 @@ def _trace(trained: TrainedModel) -> Any:
     if isinstance(inputs, CorpusInput):
         step = tf.function(lambda tokens, state: tf.concat(trained.steps.step(tokens, state), axis=-1))
         return step.get_concrete_function(*trained.step_specs)
-    model, answer, is_image = trained.without_units, trained.answer, isinstance(inputs, ImageInput)
+    model = trained.without_units
+    answer = trained.answer
+    is_image = isinstance(inputs, ImageInput)
 
     def trace(batch_size: int | None) -> Any:
         dtype, name = (tf.float32, "image") if is_image else (tf.int32, "tokens")

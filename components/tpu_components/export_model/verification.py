@@ -211,7 +211,8 @@ class Candidate:
     def time(self) -> dict[str, Any]:
         """Time the answers to the other chosen examples and to single ones; returns medians and spreads by name."""
         rest = self.chosen[-_TIMED:]
-        known, rates = len(self.answers), []
+        known = len(self.answers)
+        rates = []
         for _ in range(_REPEATS):
             del self.answers[known:]
             rates.append(len(rest) / timeit.timeit(functools.partial(self.answer, rest), number=1))
@@ -233,8 +234,11 @@ class Candidate:
 
 
 def _measure(candidate: Candidate, expected: np.ndarray, task: dict[str, Any]) -> dict[str, Any]:
-    times, chosen, count = candidate.time(), candidate.chosen, len(expected)
-    answers, expected = np.concatenate(candidate.answers), expected[chosen]
+    times = candidate.time()
+    chosen = candidate.chosen
+    count = len(expected)
+    answers = np.concatenate(candidate.answers)
+    expected = expected[chosen]
     agrees = agree(task["task"], answers, expected, task.get("scale", 1.0))
     disagreeing = int(len(chosen) - agrees.reshape(len(chosen), -1).all(axis=1).sum())
     files = (file for file in (candidate.path, *candidate.path.rglob("*")) if file.is_file())
@@ -253,7 +257,8 @@ def _load(path: Path, work: Path, task: dict[str, Any]) -> Candidate:
     """Load a format, with the examples in the form that it takes."""
     inputs = np.load(work / INPUTS_FILE, mmap_mode="r")
     is_language_model = task["task"] == "language_model"
-    examples, some = inputs, np.asarray(inputs[:_ENCODED_CHECKED])
+    examples = inputs
+    some = np.asarray(inputs[:_ENCODED_CHECKED])
     if path.suffix == ".tflite":
         if is_language_model:
             predict = _step_by_step(path, task["num_threads"], task["num_outputs"])
@@ -282,7 +287,8 @@ def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
     """Load each format (`NAME=FILE`) when it is named and compute its predictions; then measure one after the other."""
     for name in ("tpu_components", "tpu_pipelines"):
         sys.modules[name] = None  # type: ignore[assignment]  # Importing it raises ImportError.
-    candidates, facts = dict[str, Candidate](), dict[str, dict[str, Any]]()
+    candidates = dict[str, Candidate]()
+    facts = dict[str, dict[str, Any]]()
     for name, file in (word.strip().split("=") for word in formats):
         try:
             candidate = _load(export_dir / file, work, json.loads((work / TASK_FILE).read_text()))

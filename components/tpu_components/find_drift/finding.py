@@ -57,7 +57,8 @@ def find_drift(params: DriftParams, records_dir: Path, output: Path) -> DriftRes
         InputError: If one of the two data sets has no statistics to compare.
     """
     storage.require_output(output, DRIFT_FILE)
-    new, old = sketch_at(str(records_dir)), sketch_at(params.against)
+    new = sketch_at(str(records_dir))
+    old = sketch_at(params.against)
     shifts = find_shifts(new, old, params.confidence)
     drifted = tuple(shift.figure for shift in shifts if shift.drifted)
     with storage.staged_directory(output) as staged:
@@ -85,7 +86,8 @@ def write_page(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], path: 
     ]
     sources = zip(_COLOURS.items(), (new.source, old.source), strict=True)
     legend = draw_legend({f"{name}: {source}": colour for (name, colour), source in sources})
-    verdict, rule = say_verdict(shifts), f"{say_rule(shifts)} {say_power(new, old, shifts, 'examples')}"
+    verdict = say_verdict(shifts)
+    rule = f"{say_rule(shifts)} {say_power(new, old, shifts, 'examples')}"
     text = page.render(verdict[0].upper() + verdict[1:], [legend, panels, rule])
     storage.write_bytes(path, text.encode())
 

@@ -77,7 +77,8 @@ def answer_part(work: Work, examples: Selection, state: ResumeState, name: str) 
         model = _model(work.export, work.model_digest, work.params.use_int8, work.num_threads)
     aside: list[dict[str, Any]] = []
     lost = Counter[str]()
-    rows, outputs = list[dict[str, Any]](), [np.empty((0, len(model.class_names)), np.float32)]
+    rows = list[dict[str, Any]]()
+    outputs = [np.empty((0, len(model.class_names)), np.float32)]
     readable = _read_all(model, work, examples, aside, lost)
     while batch := list(itertools.islice(readable, BATCH_SIZE)):
         rows += [row for row, _ in batch]

@@ -73,7 +73,8 @@ def answer_file(number: int, work: Work, place: str, digest: str, num_files: int
         digest: Digest of the plan.
         num_files: Number of files.
     """
-    state, name = ResumeState(place), file_name(number, num_files, work.params.form)
+    state = ResumeState(place)
+    name = file_name(number, num_files, work.params.form)
     if state.is_whole(name):
         return
     for _, examples in load_tasks(state.task(number), digest):

@@ -258,7 +258,8 @@ def read_frames(root: str, places: Iterable[str]) -> Iterator[bytes]:
 def _read(path: str, numbers: Sequence[int]) -> Iterator[bytes]:
     """Yield the records of a shard with these numbers, which are in ascending order."""
     with storage.open_file(path) as file:
-        spans, following = find_records(file), 0
+        spans = find_records(file)
+        following = 0
         for number in numbers:
             try:
                 offset, num_bytes = next(itertools.islice(spans, number - following, None))

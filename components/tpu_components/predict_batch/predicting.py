@@ -99,7 +99,8 @@ def predict_to_file(params: PredictParams, export_dir: Path, file: Path) -> tupl
     folder = file.with_name(f".{file.name}.parts")
     result = predict_batch(params, export_dir, folder)
     parts = sorted(folder.glob(f"predictions-*.{params.form}"))
-    whole, aside = folder / "whole", file.with_name(f"{file.stem}.{ASIDE_FILE}")
+    whole = folder / "whole"
+    aside = file.with_name(f"{file.stem}.{ASIDE_FILE}")
     (_join_tables if params.form == PARQUET else _join_lines)(parts, whole)
     if result.num_set_aside:
         os.replace(folder / ASIDE_FILE, aside)

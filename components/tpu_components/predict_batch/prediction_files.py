@@ -116,7 +116,9 @@ def publish(plan: Plan, folders: Sequence[ResumeState], directory: Path) -> Pred
 
 
 def _summarize(plan: Plan, notes: Sequence[Mapping[str, Any]], staged: Path) -> PredictResult:
-    params, model, num_examples = plan.work.params, plan.model, len(plan.inputs.keys)
+    params = plan.work.params
+    model = plan.model
+    num_examples = len(plan.inputs.keys)
     aside: list[dict[str, Any]] = [item for note in notes for item in note["set_aside"]]
     predicted: Counter[str] = sum((Counter(note["predicted"]) for note in notes), Counter())
     lost: Counter[str] = sum((Counter(note["lost"]) for note in notes), Counter())

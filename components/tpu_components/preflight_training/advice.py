@@ -65,7 +65,8 @@ class Adviser:
             )
         if report.verdict != DOES_NOT_FIT:
             return "Nothing is known about this program on this machine: see the reason."
-        largest, larger = report.largest_batch, self._with_more_memory()
+        largest = report.largest_batch
+        larger = self._with_more_memory()
         if largest is None or not largest.size:
             return f"Not one example fits: take a machine with more memory per device{larger}, or a smaller model."
         sure = "compiled" if largest.is_exact else "compiled; more may fit"

@@ -113,7 +113,8 @@ class DataFacts:
             return 0.0
         if not cpus:
             return self.host.feed_per_second
-        rate, inputs = self.host.feed_per_second * cpus / self.host.cpus, self.interface.input
+        rate = self.host.feed_per_second * cpus / self.host.cpus
+        inputs = self.interface.input
         if not isinstance(inputs, ImageInput) or inputs.encoding == records.RAW or self.host.in_memory:
             return rate
         return min(rate, MOST_RESIZED_PER_SECOND if inputs.encoding == records.ENCODED else MOST_PER_SECOND)
@@ -151,7 +152,8 @@ class Measurement:
             key: Values that the rate depends on, besides the reader, the machine and this module's code.
             measure: Measures the rate.
         """
-        reader, machine = (self.in_memory_mib, self.shuffle_buffer), (platform.node(), available_cpus())
+        reader = (self.in_memory_mib, self.shuffle_buffer)
+        machine = (platform.node(), available_cpus())
         digest = digest_of([*key, *reader, *machine, code_of([__name__]).digest])
         path = self.cache_dir / f"host-{digest}.json"
         rate: HostRate | None = compile_cache.recall(path, HostRate)

@@ -177,7 +177,8 @@ class Examination:
 
     def _compile(self, data: DataFacts) -> list[tuple[PaidMachine, Compilation, Outcome]]:
         """Compile for every machine; the data are in device memory if `residency` allows it and they fit."""
-        training, names = self.params.training, ", ".join(dict.fromkeys(paid.machine for paid in self.machines))
+        training = self.params.training
+        names = ", ".join(dict.fromkeys(paid.machine for paid in self.machines))
         progress.say(_STEP, f"compiling the training step of {training.model} for {names}; minutes at worst, and kept")
         # A validation split that is held in memory lies beside a resident training split.
         num_bytes = data.num_validation * input_bytes(data.interface.input)
@@ -259,7 +260,10 @@ class MachineExamination:
 
     def report(self) -> MachineReport:
         """Return the findings."""
-        training, machine, paid, outcome = self.compilation.training, self.compilation.machine, self.paid, self.outcome
+        training = self.compilation.training
+        machine = self.compilation.machine
+        paid = self.paid
+        outcome = self.outcome
         program = outcome.cost
         places = [(each.machine, each.target) for each in self.whole.machines]
         report = MachineReport(
@@ -313,7 +317,8 @@ class MachineExamination:
 
     @functools.cached_property
     def _step(self) -> StepTime | None:
-        program, is_summed_apart = self.outcome.cost, self.compilation.training.backend == "tensorflow"
+        program = self.outcome.cost
+        is_summed_apart = self.compilation.training.backend == "tensorflow"
         if program is None or not self.whole.is_timed or not _is_priced(self.outcome):
             return None
         summed = gradient_bytes(self.outcome.parameters) if is_summed_apart else 0
@@ -360,10 +365,13 @@ class MachineExamination:
 
     def _cost(self) -> Cost | None:
         """Return the prices; without the time of an epoch, only those of an hour and of the time limit."""
-        price, epoch, timeout = self.paid.price, self._epoch, self._timeout_seconds
+        price = self.paid.price
+        epoch = self._epoch
+        timeout = self._timeout_seconds
         if price is None:
             return None
-        usd_per_second, epochs = price.usd_per_hour / 3600, self.compilation.training.epochs
+        usd_per_second = price.usd_per_hour / 3600
+        epochs = self.compilation.training.epochs
         return Cost(
             usd_per_hour=price.usd_per_hour,
             usd_per_epoch=usd_per_second * epoch.seconds if epoch else None,
@@ -381,7 +389,8 @@ class MachineExamination:
 
     def _objections(self) -> Iterator[str]:
         """Yield the reasons for which train_model would refuse the training, or hang, on the machine."""
-        compilation, machine = self.compilation, self.compilation.machine
+        compilation = self.compilation
+        machine = self.compilation.machine
         if self.outcome.objection:
             yield self.outcome.objection
         if machine.hosts > 1 and compilation.training.backend != "jax":
@@ -396,7 +405,8 @@ class MachineExamination:
             )
 
     def _broken_budgets(self, report: MachineReport) -> Iterator[str]:
-        params, paid = self.whole.params, self.paid
+        params = self.whole.params
+        paid = self.paid
         label, step, epoch, cost, most_usd = report.label, report.step, report.epoch, report.cost, params.max_price_usd
         if report.verdict not in PASSING or not self.whole.is_timed:
             return
@@ -428,8 +438,11 @@ class MachineExamination:
             )
 
     def _largest_batch(self) -> LargestBatch | None:
-        training, machine, outcome = self.compilation.training, self.compilation.machine, self.outcome
-        asked, capacity = training.batch_size_per_replica, machine.generation.hbm_usable_bytes
+        training = self.compilation.training
+        machine = self.compilation.machine
+        outcome = self.outcome
+        asked = training.batch_size_per_replica
+        capacity = machine.generation.hbm_usable_bytes
 
         def attempt(batch_size: int) -> Outcome:
             progress.say(_STEP, f"{machine.name}: compiling {batch_size:,} examples per replica")

@@ -267,7 +267,8 @@ class MachineReport:
         """The result in one sentence."""
         if not self.passed:
             return "; ".join(self.reasons)
-        price, used = f"; {self.cost.run}" if self.cost else "", percent(self.peak_bytes / self.capacity_bytes)
+        price = f"; {self.cost.run}" if self.cost else ""
+        used = percent(self.peak_bytes / self.capacity_bytes)
         if self.verdict == MAY_FIT:
             return (
                 f"may fit {self.label}: weights, optimizer state and a batch take {used} of its memory; activations "

@@ -52,7 +52,9 @@ def find_largest_batch(attempt: Callable[[int], Outcome], first: int, capacity_b
         LargestBatch(size=700, is_exact=True, is_upper_bound=False)
     """
     low, high = 0, 0  # The largest batch known to fit, and the smallest known not to fit; 0 if unknown.
-    size, stride, guesses = first, 0, 0
+    size = first
+    stride = 0
+    guesses = 0
     known: list[tuple[int, int]] = []  # Batches and their memory.
     while not high or high - low > 1:
         outcome = attempt(size)
@@ -66,7 +68,8 @@ def find_largest_batch(attempt: Callable[[int], Outcome], first: int, capacity_b
             continue
         guess = _guess(known, capacity_bytes)
         if guess is not None and guesses < _MAX_GUESSES and abs(guess - size) * _GUESS_IS_GOOD_TO > size:
-            size, guesses = _within(_whole(guess), low, high), guesses + 1
+            size = _within(_whole(guess), low, high)
+            guesses = guesses + 1
         else:
             stride = 2 * stride or max(_whole(size // _GUESS_IS_GOOD_TO), 1)
             size = _within(low + stride if low else high - stride, low, high)

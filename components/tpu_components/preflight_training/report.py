@@ -78,10 +78,12 @@ def as_text(report: PreflightReport) -> str:
     machines = report.machines
     if len(machines) == 1:
         text = _MachineText(report, machines[0])
-        verdict, on = machines[0].verdict_text, f" on {machines[0].machine}"
+        verdict = machines[0].verdict_text
+        on = f" on {machines[0].machine}"
         blocks = text.describe(is_short=True)
     else:
-        verdict, on = _tally(report), ""
+        verdict = _tally(report)
+        on = ""
         blocks = [*_compare(report), Sentences(_reasons(report)), Sentences(report.advice), _advice(report)]
     size = f", {report.machines[0].batch_size_per_replica:,} examples per replica" if len(report.machines) > 1 else ""
     headline = f"{report.model}{on} ({report.backend}, {report.precision}{size}): {verdict}"
@@ -147,7 +149,10 @@ class _MachineText:
 
     def figures(self) -> list[Block]:
         """Return step time, epoch time, price, memory, waiting and utilization; [] if no time is known."""
-        machine, step, epoch, cost = self.machine, self.machine.step, self.machine.epoch, self.machine.cost
+        machine = self.machine
+        step = self.machine.step
+        epoch = self.machine.epoch
+        cost = self.machine.cost
         if step is None or epoch is None:
             return []
         price = ["no trustworthy price is known"]
@@ -191,7 +196,9 @@ class _MachineText:
         ]
 
     def _fields(self) -> list[tuple[str, str]]:
-        machine, step, epoch = self.machine, self.machine.step, self.machine.epoch
+        machine = self.machine
+        step = self.machine.step
+        epoch = self.machine.epoch
         size = f"{byte_size(machine.capacity_bytes)} a device"
         if machine.peak_bytes:
             bound = "at least " * (machine.verdict == MAY_FIT)
@@ -220,8 +227,11 @@ class _MachineText:
         ]
 
     def _times(self, step: StepTime, epoch: EpochTime) -> list[tuple[str, str]]:
-        machine, cost, price = self.machine, self.machine.cost, _UNKNOWN
-        fed, hours = machine.fed_by(self.report.data.host), machine.timeout_seconds / 3600
+        machine = self.machine
+        cost = self.machine.cost
+        price = _UNKNOWN
+        fed = machine.fed_by(self.report.data.host)
+        hours = machine.timeout_seconds / 3600
         if cost:
             price = (
                 f"{cost.run}; {dollars(cost.usd_per_hour)} an hour in {cost.region} ({cost.date}), "
@@ -264,7 +274,10 @@ class _MachineText:
             fastest: Shortest time of an epoch on a machine that passed, in seconds.
             longest: Longest time of an epoch on any machine, in seconds.
         """
-        machine, step, epoch, cost = self.machine, self.machine.step, self.machine.epoch, self.machine.cost
+        machine = self.machine
+        step = self.machine.step
+        epoch = self.machine.epoch
+        cost = self.machine.cost
         peak = f"{machine.peak_bytes / 2**30:.2f}" if machine.peak_bytes else _UNKNOWN
         peak = f"≥{peak}" if machine.verdict == MAY_FIT else peak
         row = (

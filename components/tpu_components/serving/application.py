@@ -71,7 +71,8 @@ class Application:
     """
 
     def __init__(self, params: ServeParams, log: PredictionLog | None = None) -> None:
-        self._params, self._log = params, log
+        self._params = params
+        self._log = log
         self._state = "loading"
         self._num_requests = 0
         self._held = HeldBytes(params.max_held_bytes)
@@ -110,7 +111,8 @@ class Application:
 
         The content of a request may be private.
         """
-        start, status = time.perf_counter(), _CLIENT_LEFT
+        start = time.perf_counter()
+        status = _CLIENT_LEFT
         state = scope.setdefault("state", {})
         state["start"] = start
 
@@ -123,7 +125,8 @@ class Application:
         try:
             await self._starlette(scope, receive, watch)
         finally:
-            seconds, instances = time.perf_counter() - start, state.get("instances", 0)
+            seconds = time.perf_counter() - start
+            instances = state.get("instances", 0)
             route = self._route_names.get(scope.get("endpoint"), "other")
             self._metrics.count(route, status, seconds, instances)
             line = {
@@ -294,9 +297,12 @@ class Application:
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         status = next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), 500)
-        message, headers = str(error) or "The client left.", {}
+        message = str(error) or "The client left."
+        headers = {}
         if isinstance(error, HTTPException):
-            status, message, headers = error.status_code, error.detail, {**(error.headers or {})}
+            status = error.status_code
+            message = error.detail
+            headers = {**(error.headers or {})}
         if message in ("Not Found", "Method Not Allowed"):
             message = (
                 f"There is no {request.method} {request.scope['path']}. "

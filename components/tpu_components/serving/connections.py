@@ -53,7 +53,8 @@ class _StrictParser(h11.Connection):
             return event
         self._lines += before[: len(before) - len(self.trailing_data[0])]
         if isinstance(event, h11.Request | h11.EndOfMessage):
-            lines, self._lines = self._lines, b""
+            lines = self._lines
+            self._lines = b""
             self._num_chunks = self._num_bytes = 0
             if lines.count(b"\n") != lines.count(b"\r\n"):
                 self._refuse("a line ends in a line feed alone. Expected a carriage return before it")

@@ -104,7 +104,9 @@ class PromptReader:
     """Converts prompts to the token ids of a language model."""
 
     def __init__(self, inputs: CorpusInput, class_names: Sequence[str]) -> None:
-        self.shape, self.dtype, self.noun = inputs.shape, inputs.dtype, "text"
+        self.shape = inputs.shape
+        self.dtype = inputs.dtype
+        self.noun = "text"
         self._alphabet = Alphabet(class_names)
 
     def read(self, text: str) -> np.ndarray:
@@ -142,7 +144,8 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         raise InputError(
             f"Cannot predict with {export_dir}: there is no {EXPORT_FILE} in it. Expected the export folder of a run."
         )
-    info, num_threads = ExportInfo.load(export_dir), num_threads or available_cpus()
+    info = ExportInfo.load(export_dir)
+    num_threads = num_threads or available_cpus()
     try:
         form, file = _choose_format(export_dir, info.left_out, use_int8)
         name, task, inputs, class_names = info.model, info.task, info.input, info.class_names

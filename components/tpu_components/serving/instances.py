@@ -37,7 +37,8 @@ _TOP, _CLASS, _BYTES = "top", "class", "BYTES"
 _CONFIG_TYPES = {_BYTES: "TYPE_STRING", "UINT8": "TYPE_UINT8", "FP32": "TYPE_FP32"}
 _V2_REQUEST_KEYS = ("id", "parameters", "inputs", "outputs")
 _V2_TENSOR_KEYS = ("name", "shape", "datatype", "parameters", "data")
-_MOST_DIMENSIONS, _MOST_SIZE = 8, 2**31 - 1
+_MOST_DIMENSIONS = 8
+_MOST_SIZE = 2**31 - 1
 _MOST_DIGITS = 18
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
 
@@ -112,7 +113,8 @@ class PredictRequest:
             cost += _cost(image, self.inputs.shape)
             if cost >= PART_PIXELS:
                 yield cost, numbers
-                numbers, cost = [], 0
+                numbers = []
+                cost = 0
         if numbers:
             yield cost, numbers
 
@@ -398,7 +400,8 @@ def parse_infer(
     request = _known_keys(
         load_json(body if num_json_bytes is None else body[:num_json_bytes]), "The body", _V2_REQUEST_KEYS
     )
-    inputs, given_id = request.get("inputs"), request.get("id", "")
+    inputs = request.get("inputs")
+    given_id = request.get("id", "")
     if not isinstance(given_id, str):
         raise InputError('"id" must be a text.')
     if not isinstance(inputs, list) or len(inputs) != 1:

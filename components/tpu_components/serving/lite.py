@@ -78,7 +78,9 @@ def load_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int
     """Load the step function of a language model from its LiteRT file; returns it and the size of the state."""
     interpreter = _interpreter(path, num_threads)
     inputs = {details["dtype"]: details for details in interpreter.get_input_details()}
-    tokens, states, output = inputs[np.int32], inputs[np.float32], interpreter.get_output_details()[0]
+    tokens = inputs[np.int32]
+    states = inputs[np.float32]
+    output = interpreter.get_output_details()[0]
     size = 0
 
     def step(ids: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

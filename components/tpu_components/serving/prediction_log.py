@@ -64,7 +64,8 @@ class PredictionLog:
                 f"Cannot log predictions to {path}: {error.strerror}. Expected a file that can be written, in a folder "
                 "that is there. Choose another --log."
             ) from error
-        self._share, self._with_content = share, with_content
+        self._share = share
+        self._with_content = with_content
         self._model_name, self._version = registered
         self._waiting: queue.Queue[Callable[[], Iterator[str]] | None] = queue.Queue(
             _MOST_WAITING_BODIES if with_content else _MOST_WAITING
@@ -84,7 +85,8 @@ class PredictionLog:
         """
         places = [place for place in range(len(outputs)) if self._random.random() < self._share]
         if places:
-            time, content = datetime.datetime.now(datetime.UTC), content if self._with_content else None
+            time = datetime.datetime.now(datetime.UTC)
+            content = content if self._with_content else None
             with contextlib.suppress(queue.Full):
                 self._waiting.put_nowait(functools.partial(self._lines, model, outputs, places, time, seconds, content))
 

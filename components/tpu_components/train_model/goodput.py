@@ -74,10 +74,15 @@ class GoodputRecorder:
         is_writer: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._path, self._digest, self._clock, self._is_writer = folder / SESSIONS_FILE, digest, clock, is_writer
-        self._lock, self._is_accepted = threading.Lock(), False
+        self._path = folder / SESSIONS_FILE
+        self._digest = digest
+        self._clock = clock
+        self._is_writer = is_writer
+        self._lock = threading.Lock()
+        self._is_accepted = False
         self._before: bytes | None = None  # Content of the file before this session.
-        self._now, self._earlier = _Session(started, started), list[_Session]()
+        self._now = _Session(started, started)
+        self._earlier = list[_Session]()
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             self._before = self._path.read_bytes()
             self._earlier = self._read(json.loads(self._before))
@@ -173,7 +178,8 @@ class GoodputRecorder:
 
         If an InputError ends the block before `accept`, the earlier file is restored and the session is not counted.
         """
-        was_there, is_refused = self._path.parent.is_dir(), False
+        was_there = self._path.parent.is_dir()
+        is_refused = False
         self.save()  # At once: the block may be killed within 10 seconds.
         try:
             with repeated(self.save, EVERY_SECONDS):

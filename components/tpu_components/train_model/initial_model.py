@@ -73,7 +73,8 @@ def find_initial_model(named: str, manifest: Manifest, scratch: Path) -> Initial
     if not named:
         return None
     if (referred := parse_reference(named)) is None:
-        name, directory = named, fetch_folder(named, scratch)
+        name = named
+        directory = fetch_folder(named, scratch)
     else:
         registry, wanted = referred
         version = registry.find(wanted)

@@ -306,7 +306,8 @@ class JobSet:
 
     def _print_new(self, pod: Any) -> None:
         """Print the new lines of a pod's log. Timestamps distinguish equal lines."""
-        name, now = pod.metadata.name, time.monotonic()
+        name = pod.metadata.name
+        now = time.monotonic()
         # Fetch only the new end of a long log. After the node has rotated the log, fetch all of the new one.
         recent = {"since_seconds": math.ceil(now - self._asked[name]) + OVERLAP_SECONDS} if name in self._asked else {}
         printed = self._printed.setdefault(name, set())
@@ -318,7 +319,8 @@ class JobSet:
 
     def _tell_failure(self, pod: Any, code: int) -> None:
         self._told.add(pod.metadata.name)
-        index, lines = pod.metadata.labels.get(INDEX_LABEL), self._log(pod, tail_lines=_LAST_LINES).splitlines()
+        index = pod.metadata.labels.get(INDEX_LABEL)
+        lines = self._log(pod, tail_lines=_LAST_LINES).splitlines()
         self._last = f"host {index} ended with exit code {code}: {' | '.join(lines[-_LAST_LINES:])}"
         progress.say(STEP, self._last)
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
@@ -373,7 +375,8 @@ def cluster_errors(cluster: str, denied: str = "") -> Iterator[None]:
     except urllib3.exceptions.HTTPError as error:
         raise OutageError(f"{cluster} does not answer: {describe(error)}.") from error
     except ApiException as error:
-        status, refused = error.status, f"{cluster} refuses: {error.status} {message_of(error)}"
+        status = error.status
+        refused = f"{cluster} refuses: {error.status} {message_of(error)}"
         if status == 429 or status >= 500:
             raise OutageError(f"{cluster} answers {status} {error.reason}.") from error
         if status in (401, 403):

@@ -40,7 +40,8 @@ class FitLoop:
     is_resident = False
 
     def __init__(self, session: Session, reader: EpochReader) -> None:
-        self._session, self._reader = session, reader
+        self._session = session
+        self._reader = reader
 
     def run_epoch(self, bar: progress.Progress) -> dict[str, float]:
         """Run an epoch, or the rest of one after a checkpoint; returns the metrics. `bar` shows the progress.
@@ -52,7 +53,8 @@ class FitLoop:
         epoch, first = session.progress.epoch, session.progress.step
 
         def end_step(batch: int, logs: Mapping[str, Any]) -> None:
-            step, loss = first + batch + 1, float(logs["loss"])
+            step = first + batch + 1
+            loss = float(logs["loss"])
             if not np.isfinite(loss):
                 raise session.divergence(step, "the loss")
             session.end_first_step()
@@ -79,7 +81,8 @@ class ResidentFeed:
 
     def __init__(self, program: Program, examples: records.Examples, seed: int, share: Share) -> None:
         inputs, *_, self._order = program.source
-        self._program, self._seed = program, seed
+        self._program = program
+        self._seed = seed
         flat = examples.inputs.reshape(-1, *inputs.shape[1:])
         arrays = (flat, examples.labels, examples.weights)
         self._examples = tuple(put_everywhere(array, program.mesh, share, inputs.shape[0]) for array in arrays)
@@ -109,7 +112,8 @@ class StreamedFeed:
     """Batches that the host streams to the device, prepared while the device computes."""
 
     def __init__(self, program: Program, reader: EpochReader) -> None:
-        self._program, self._reader = program, reader
+        self._program = program
+        self._reader = reader
         self._batches: Iterator[tuple[np.ndarray, ...]] = iter(())
 
     def open(self, epoch: int, start_step: int) -> None:
@@ -119,9 +123,11 @@ class StreamedFeed:
     def take(self, limit: int) -> tuple[Any, int]:
         """See `ResidentFeed.take`. The last block of an epoch is padded; the program ignores the padding."""
         arrays, mesh = self._program.source, self._program.mesh
-        source, count = next(self._batches), 1
+        source = next(self._batches)
+        count = 1
         if self._program.block_steps:
-            count, batch = min(limit, self._program.block_steps), source
+            count = min(limit, self._program.block_steps)
+            batch = source
             source = tuple(np.empty((self._program.block_steps, *part.shape), part.dtype) for part in batch)
             for i in range(count):
                 for block, part in zip(source, batch if i == 0 else next(self._batches), strict=True):
@@ -179,7 +185,8 @@ class _Pace:
 
     def __init__(self, params: TrainParams, group: ProcessGroup) -> None:
         self.steps = params.steps_per_execution or 1
-        self._is_fixed, self._group = params.steps_per_execution > 0, group
+        self._is_fixed = params.steps_per_execution > 0
+        self._group = group
         self._seconds = min(_LOOK_SECONDS, params.checkpoint_seconds)
         self._num_blocks = 0
 
@@ -205,15 +212,19 @@ class DeviceLoop:
     """
 
     def __init__(self, session: Session, program: Program, feed: ResidentFeed | StreamedFeed) -> None:
-        self._session, self._feed = session, feed
-        self._model, self._program, self.is_resident = program.model, program, program.is_resident
+        self._session = session
+        self._feed = feed
+        self._model = program.model
+        self._program = program
+        self.is_resident = program.is_resident
         self._pace = _Pace(session.params, session.group)
         self._stage: Any = None  # Stage that `_run` is compiled for.
         self._to_profile = 0  # Steps until the end of the profile.
 
     def run_epoch(self, bar: progress.Progress) -> dict[str, float]:
         """See `FitLoop.run_epoch`."""
-        session, clock = self._session, self._session.stopwatch
+        session = self._session
+        clock = self._session.stopwatch
         if session.stage is not self._stage:
             self._stage, self._run = session.stage, self._program.jit()
         first = step = shown = session.progress.step
@@ -240,7 +251,8 @@ class DeviceLoop:
             self._pace.learn(now - before)
             before = now
             is_due = session.is_due(step)
-            ready, earlier = earlier, (watch, step)
+            ready = earlier
+            earlier = (watch, step)
             if is_due or step == session.steps or not session.has_stepped or self._to_profile:
                 self._to_profile = 0 if session.has_stepped else session.params.profile_steps
                 ready = earlier
@@ -249,7 +261,8 @@ class DeviceLoop:
             with clock.measure(COMPUTE):
                 loss = self._look(*ready, first)
             bar.update(session.examples_before(ready[1]) - session.examples_before(shown), f"loss {loss:.4f}")
-            shown, looked = ready[1], now
+            shown = ready[1]
+            looked = now
             if is_due:
                 self._leave(carry)
                 session.save_checkpoint(step)
@@ -293,7 +306,10 @@ def make_loop(session: Session, records_dir: Path, validation_bytes: int) -> Dev
     Raises:
         InputError: If `residency` is `device`, and the training split cannot be resident.
     """
-    params, manifest, device, share = session.params, session.manifest, session.device, session.group.hosts.share
+    params = session.params
+    manifest = session.manifest
+    device = session.device
+    share = session.group.hosts.share
     own_bytes = records.decoded_bytes(manifest, TRAIN) // share.count
     stays = is_resident(params.residency, device.backend, own_bytes, params.in_memory_mib)
     batch = manifest.interface.batch_shapes(session.batch_size)

@@ -28,14 +28,16 @@ class Stopwatch:
     def __init__(self, *kinds: str) -> None:
         self.kinds = (*kinds, HOST)
         self._seconds = dict.fromkeys(self.kinds, 0.0)
-        self._kind, self._since = HOST, time.monotonic()
+        self._kind = HOST
+        self._since = time.monotonic()
         self.waited_seconds = 0.0
 
     @contextlib.contextmanager
     def measure(self, kind: str) -> Iterator[None]:
         """Add the time of a `with` block to the total of `kind`, without the time of nested `measure` blocks."""
         self._charge()
-        outer, self._kind = self._kind, kind
+        outer = self._kind
+        self._kind = kind
         try:
             yield
         finally:
@@ -45,12 +47,14 @@ class Stopwatch:
     def take(self) -> dict[str, float]:
         """Return the seconds of each of `kinds` and of `host` since the last call; their sum is the elapsed time."""
         self._charge()
-        taken, self._seconds = self._seconds, dict.fromkeys(self.kinds, 0.0)
+        taken = self._seconds
+        self._seconds = dict.fromkeys(self.kinds, 0.0)
         return taken
 
     def take_waited(self) -> float:
         """Return `waited_seconds` and reset them."""
-        taken, self.waited_seconds = self.waited_seconds, 0.0
+        taken = self.waited_seconds
+        self.waited_seconds = 0.0
         return taken
 
     def _charge(self) -> None:
@@ -80,14 +84,17 @@ class StepProfile:
         start: Callable[[str], Any],
         stop: Callable[[], Any],
     ) -> None:
-        self._examples_left, self._log_dir = num_steps * batch_size, log_dir
-        self._start, self._stop = start, stop
+        self._examples_left = num_steps * batch_size
+        self._log_dir = log_dir
+        self._start = start
+        self._stop = stop
         self._is_compiled = self._is_on = False
 
     @contextlib.contextmanager
     def watching(self, bar: progress.Progress, num_examples: int) -> Iterator[progress.Progress]:
         """Profile during an epoch of `num_examples`. Yields a progress bar to update in place of `bar`."""
-        self._bar, self._epoch_left = bar, num_examples
+        self._bar = bar
+        self._epoch_left = num_examples
         self._begin()
         try:
             yield self

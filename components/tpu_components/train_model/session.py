@@ -96,9 +96,14 @@ class Session:
         recorder: GoodputRecorder,
         initial: InitialModel | None = None,
     ) -> None:
-        self.params, self.manifest, self.device, self.group = params, manifest, device, group
+        self.params = params
+        self.manifest = manifest
+        self.device = device
+        self.group = group
         self.initial = initial
-        self.checkpoint_dir, self.recorder, self.is_writer = checkpoint_dir, recorder, group.hosts.is_writer
+        self.checkpoint_dir = checkpoint_dir
+        self.recorder = recorder
+        self.is_writer = group.hosts.is_writer
         self.batch_size = params.batch_size_per_replica * device.num_replicas
         self.num_examples = manifest.split(TRAIN).num_examples
         self.steps = steps_per_epoch(self.num_examples, self.batch_size)
@@ -111,7 +116,8 @@ class Session:
             weights = initial.weights(self.model)
             with device.scope():
                 checkpoint.assign(self.model.weights, weights)
-        self.freezer, self.stages = Freezer(self.model), plan_stages(params)
+        self.freezer = Freezer(self.model)
+        self.stages = plan_stages(params)
         for stage in self.stages:  # Raises for a name that matches no layer, before training.
             self.freezer.freeze(stage.frozen)
         self._compile(self.stages[0])
@@ -124,7 +130,8 @@ class Session:
         self.progress = TrainingProgress(identity=identity, batch_size=self.batch_size)
         self.best: Mapping[str, Array] | None = None  # Weights of the best epoch.
         self.has_stepped = False
-        self._unchanged, self.writer = unchanged, checkpoint.Writer()
+        self._unchanged = unchanged
+        self.writer = checkpoint.Writer()
         self.parts: PartsWriter | None = None
         if params.sharding == FULLY_SHARDED and group.hosts.count > 1:
             self.parts = PartsWriter(checkpoint_dir, group.agree(time.time_ns()), group)

@@ -152,7 +152,8 @@ class _Training:
 
     def __init__(self, session: Session, records_dir: Path) -> None:
         params, manifest = session.params, session.manifest
-        self._session, self._records_dir = session, records_dir
+        self._session = session
+        self._records_dir = records_dir
         # Passages of a corpus may overlap; each character counts once. Convert the count to a number of examples.
         targets = math.prod(manifest.interface.target_shape)
         counted = manifest.split(TRAIN).statistics.get("num_characters", session.num_examples * targets)
@@ -218,7 +219,8 @@ class _Training:
             session.writer.close()
 
     def _run_epochs(self) -> None:
-        session, params = self._session, self._session.params
+        session = self._session
+        params = self._session.params
         plural = session.manifest.input.plural
         profiled = params.profile_steps if session.is_writer else 0
         profile = StepProfile(profiled, session.batch_size, self._tensorboard_dir, *profiler(session.device.backend))
@@ -252,7 +254,8 @@ class _Training:
             callback.on_epoch_end(int(entry["epoch"]) - 1, dict(logs))
 
     def _say_stage(self) -> None:
-        session, stage = self._session, self._session.stage
+        session = self._session
+        stage = self._session.stage
         if stage.number and (session.progress.epoch, session.progress.step) == (stage.first_epoch, 0):
             frozen = f"{', '.join(stage.frozen)} frozen" if stage.frozen else "nothing frozen"
             progress.say(
@@ -269,8 +272,10 @@ class _Training:
             seconds: Time that this session spent on the epoch.
             num_examples: Number of examples of the epoch that this session trained on.
         """
-        session, stopwatch = self._session, self._session.stopwatch
-        now, metric = session.progress, session.manifest.interface.task.metric
+        session = self._session
+        stopwatch = self._session.stopwatch
+        now = session.progress
+        metric = session.manifest.interface.task.metric
         now.waited_seconds += stopwatch.take_waited()
         steps_of_stage = (now.epoch + 1 - session.stage.first_epoch) * session.steps
         entry = {
@@ -304,10 +309,13 @@ class _Training:
             arrays = checkpoint.snapshot(session.variables())
         # This entry is written now, so time after this line counts to the next epoch.
         now.history.append(entry | {f"{kind}_seconds": spent for kind, spent in stopwatch.take().items()})
-        now.epoch, now.step, now.seconds = now.epoch + 1, 0, now.seconds + seconds
+        now.epoch = now.epoch + 1
+        now.step = 0
+        now.seconds = now.seconds + seconds
         is_best = now.best_loss is None or self._sign * (judged - now.best_loss) > 0
         if is_best:
-            now.best_loss, now.best_epoch = judged, now.epoch
+            now.best_loss = judged
+            now.best_epoch = now.epoch
             session.best = weights
         with stopwatch.measure(CHECKPOINT):
             session.write(arrays, weights if is_best else None)
@@ -339,7 +347,8 @@ class _Training:
 
     def _should_stop(self) -> bool:
         session = self._session
-        patience, now = session.params.early_stopping_epochs, session.progress
+        patience = session.params.early_stopping_epochs
+        now = session.progress
         if patience and now.epoch - max(now.best_epoch, session.stages[-1].first_epoch) >= patience:
             better = "higher" if self._sign == HIGHER else "lower"
             progress.say(STEP, f"stopped early: no {better} {_in_words(self._judged_by)} for {patience} epochs")
@@ -348,7 +357,9 @@ class _Training:
 
     def result(self) -> TrainResult:
         """Return the outcome of the training."""
-        session, now, device = self._session, self._session.progress, self._session.device
+        session = self._session
+        now = self._session.progress
+        device = self._session.device
         last = now.history[-1]
         trained = max(now.seconds - now.start_seconds - now.waited_seconds, 0.0)
         paid = session.recorder.paid_seconds(trained, now.waited_seconds + now.end_seconds)
@@ -376,7 +387,9 @@ class _Training:
 
     def save(self, output: Path, result: TrainResult) -> None:
         """Write the model's folder atomically."""
-        session, manifest, initial = self._session, self._session.manifest, self._session.initial
+        session = self._session
+        manifest = self._session.manifest
+        initial = self._session.initial
         keras.distribution.set_distribution(None)  # Only this host builds the copy that verifies the saved model.
         progress.say(STEP, describe_time(result.time))
         if result.sessions > 1:
@@ -426,7 +439,8 @@ class _Training:
         last = session.select_weights(arrays)
         for file, weights in ((LAST_WEIGHTS_FILE, last), (BEST_WEIGHTS_FILE, best or last)):
             assign(weights)
-            optimizer, model.optimizer = model.optimizer, None  # Keras would save its variables too.
+            optimizer = model.optimizer
+            model.optimizer = None  # Keras would save its variables too.
             model.save_weights(directory / file)
             model.optimizer = optimizer
 

@@ -40,7 +40,9 @@ class ValidationSplit:
     def __init__(
         self, directory: Path, manifest: Manifest, batch_size: int, in_memory_mib: int, share: Share = WHOLE
     ) -> None:
-        self._directory, self._manifest, self._share = directory, manifest, share
+        self._directory = directory
+        self._manifest = manifest
+        self._share = share
         self.most = -(-manifest.split(VALIDATION).num_examples // share.count)
         self.held: Examples | None = None
         if is_held_in_memory(records.decoded_bytes(manifest, VALIDATION) // share.count, in_memory_mib):
@@ -92,7 +94,9 @@ class ShardedPredictor:
     """
 
     def __init__(self, model: Any, batch_shape: Sequence[int], mesh: Any, share: Share = WHOLE) -> None:
-        self._model, self._batch_shape, self._mesh = model, tuple(batch_shape), mesh
+        self._model = model
+        self._batch_shape = tuple(batch_shape)
+        self._mesh = mesh
         self._own_batch = batch_shape[0] // share.count
         self._held: Any = None
         whole = None if jax.process_count() == 1 else array_sharding(mesh, 0)
@@ -121,7 +125,8 @@ class ShardedPredictor:
             inputs: Inputs at these positions.
         """
         values = [variable.value for variable in self._model.variables]
-        first, count = positions.start // self._own_batch, -(-len(positions) // self._own_batch)
+        first = positions.start // self._own_batch
+        count = -(-len(positions) // self._own_batch)
         if self._held is not None:
             outputs = [self._predict(values, self._held, np.int32(first + number)) for number in range(count)]
         else:
@@ -150,7 +155,9 @@ class Validation:
     """
 
     def __init__(self, session: Session, split: ValidationSplit, metrics: Sequence[Any], is_resident: bool) -> None:
-        self._session, self._split, self._metrics = session, split, metrics
+        self._session = session
+        self._split = split
+        self._metrics = metrics
         self._predictor: ShardedPredictor | None = None
         share = session.group.hosts.share
         if is_resident or share.count > 1:
@@ -161,7 +168,9 @@ class Validation:
 
     def measure(self) -> dict[str, float]:
         """Return loss and metrics of the whole split, by name."""
-        session, losses, scores = self._session, [], []
+        session = self._session
+        losses = []
+        scores = []
         answers: list[list[np.ndarray]] = []
         task = session.manifest.interface.task
         for positions, examples in self._split.parts():

@@ -86,7 +86,8 @@ class Tracer:
     """
 
     def __init__(self, roots: Sequence[Path] = ROOTS, data_folders: Sequence[Path] = ()) -> None:
-        self._roots, self._data_folders = roots, data_folders
+        self._roots = roots
+        self._data_folders = data_folders
         self._module_files = functools.cache(self._find_module)
         self._references = functools.cache(self._look_up)
 
@@ -96,7 +97,10 @@ class Tracer:
         Args:
             modules: Dotted names, for example `tpu_components.train_model.component`, or absolute paths of files.
         """
-        files, libraries, followed, waiting = dict[str, Path](), set[str](), set[str | Path](), [*modules]
+        files = dict[str, Path]()
+        libraries = set[str]()
+        followed = set[str | Path]()
+        waiting = [*modules]
         while waiting:
             item = waiting.pop()
             if item in followed:
@@ -177,7 +181,8 @@ def _find_references(source: bytes, is_python: bool) -> References:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # Importing the file reports it.
         return (), frozenset()
-    imports, strings = [], set()
+    imports = []
+    strings = set()
     for node in _run(tree):
         if isinstance(node, ast.Import):
             imports += [(0, alias.name) for alias in node.names]
@@ -195,7 +200,8 @@ def _path_parts(node: ast.AST) -> list[str]:
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         if not (right := _path_parts(node.right)):
             return parts
-        parts, node = [*right, *parts], node.left
+        parts = [*right, *parts]
+        node = node.left
     if isinstance(node, ast.Constant):
         return [node.value, *parts] if isinstance(node.value, str) else parts
     return [*_arguments(node), *parts] if isinstance(node, ast.Call) else parts
@@ -203,7 +209,8 @@ def _path_parts(node: ast.AST) -> list[str]:
 
 def _arguments(call: ast.Call) -> list[str]:
     """Return the string literals that end a call that joins a path; empty for other calls."""
-    function, before = call.func, list[ast.expr]()
+    function = call.func
+    before = list[ast.expr]()
     name = _name_of(function)
     if name == "joinpath" and isinstance(function, ast.Attribute):
         before = [function.value]
@@ -236,7 +243,8 @@ def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
     for root in roots:
         if module.partition(".")[0] not in OUR_PACKAGES and is_installed(root):
             continue  # An installed project lies beside all libraries.
-        files, folder = [], root
+        files = []
+        folder = root
         for part in module.split("."):
             for path in (folder / part / "__init__.py", folder / f"{part}.py"):
                 if path.is_file():

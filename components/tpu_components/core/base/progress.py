@@ -44,7 +44,9 @@ class Progress(Protocol):
 
 class _Lines:
     def __init__(self, step: str, total: int, unit: str) -> None:
-        self._step, self._total, self._unit = step, total, unit
+        self._step = step
+        self._total = total
+        self._unit = unit
         self._done = 0
         self._start = self._last = time.monotonic()
 

@@ -62,7 +62,8 @@ class Backoff:
         """
         import tenacity
 
-        start, longer = self.clock(), tenacity.wait_exponential(_FIRST_SECONDS, _MOST_SECONDS)
+        start = self.clock()
+        longer = tenacity.wait_exponential(_FIRST_SECONDS, _MOST_SECONDS)
         attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(OutageError),
             wait=lambda state: longer(state) * (0.5 + 0.5 * random.random()),

@@ -32,7 +32,8 @@ class Terminated(SystemExit):
         self, exit_code: int = EXIT_CODE, words: str = "ended by SIGTERM; run the same step again to continue"
     ) -> None:
         super().__init__(exit_code)
-        self.exit_code, self._words = exit_code, words
+        self.exit_code = exit_code
+        self._words = words
 
     def __str__(self) -> str:
         return self._words

@@ -140,7 +140,8 @@ def check_fields(value: Any) -> None:
     """
     mistakes = Mistakes()
     for name, field in fields_of(value.__class__).items():
-        kind, held = field.kind, getattr(value, name)
+        kind = field.kind
+        held = getattr(value, name)
         is_mapping = typing.get_origin(kind) is Mapping
         if (allowed := allowed_by(typing.get_args(kind)[1] if is_mapping else kind)) is None:
             continue
@@ -334,7 +335,8 @@ def _plain(raw: Any, kind: type, where: str, form: _Form) -> Any:
 
 
 def _mapping(raw: Mapping[Any, Any], items: Sequence[Any], where: str, form: _Form) -> dict[str, Any]:
-    mistakes, values = Mistakes(is_first_enough=not form.is_by_hand), {}
+    mistakes = Mistakes(is_first_enough=not form.is_by_hand)
+    values = {}
     for name, value in raw.items():
         if (allowed := allowed_by(items[0])) is not None and name not in allowed:
             mistakes.add(unknown_key(name, allowed, where))
@@ -428,11 +430,13 @@ def _choose(raw: Any, kinds: Sequence[Any], where: str) -> Any:
 def _dataclass(raw: Mapping[str, Any], kind: type, where: str, form: _Form) -> Any:
     if hasattr(kind, "upgrade") and form.any_version:
         raw = kind.upgrade(raw)
-    fields, nested = fields_of(kind), dataclasses.replace(form, fixed={})
+    fields = fields_of(kind)
+    nested = dataclasses.replace(form, fixed={})
     wanted = [name for name, field in fields.items() if field.declared.init and name not in form.fixed]
     constant = [name for name, field in fields.items() if not field.declared.init and raw.get(name) == field.default]
     needs_all = not (form.any_version or form.is_by_hand)
-    mistakes, values = Mistakes(is_first_enough=not form.is_by_hand), {}
+    mistakes = Mistakes(is_first_enough=not form.is_by_hand)
+    values = {}
     for name in [] if form.any_version else [name for name in raw if name not in (*wanted, *constant)]:
         mistakes.add(unknown_key(name, wanted, where))
     for name in wanted:

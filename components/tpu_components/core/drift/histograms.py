@@ -24,8 +24,10 @@ def draw_histograms(name: str, by_series: Mapping[str, Distribution], colours: M
     """
     edges = _choose_edges(list(by_series.values()))
     counts = np.array([_rebin(distribution, edges) for distribution in by_series.values()])
-    shares, bins = counts / counts.sum(1, keepdims=True), range(len(edges) - 1)
-    width, bar = _CHART_WIDTH / len(bins), 0.86 * _CHART_WIDTH / len(bins) / len(by_series)
+    shares = counts / counts.sum(1, keepdims=True)
+    bins = range(len(edges) - 1)
+    width = _CHART_WIDTH / len(bins)
+    bar = 0.86 * _CHART_WIDTH / len(bins) / len(by_series)
     parts = []
     for row, (series, distribution) in enumerate(by_series.items()):
         for number in bins:
@@ -33,7 +35,8 @@ def draw_histograms(name: str, by_series: Mapping[str, Distribution], colours: M
             low = edges[number] if number else min(edges[0], distribution.minimum)
             high = edges[number + 1] if number < bins[-1] else max(edges[-1], distribution.maximum)
             said = f"{series}: {counts[row, number]:,.0f} from {low:g} to {high:g}"
-            x, y = number * width + row * bar, _CHART_HEIGHT - height
+            x = number * width + row * bar
+            y = _CHART_HEIGHT - height
             parts.append(
                 f'<g><title>{said}</title><rect x="{x:.1f}" y="{y:.1f}" width="{bar:.1f}" height="{height:.1f}" '
                 f'fill="var(--{colours[series]})"/></g>'
@@ -41,7 +44,8 @@ def draw_histograms(name: str, by_series: Mapping[str, Distribution], colours: M
     every = max(1, -(-len(bins) // 6))
     for place, edge in enumerate(edges):
         if place % every == 0:
-            x, anchor = place * width, "start" if not place else "end" if place >= len(bins) - 1 else "middle"
+            x = place * width
+            anchor = "start" if not place else "end" if place >= len(bins) - 1 else "middle"
             place_of_text = f'x="{x:.1f}" y="{_CHART_HEIGHT + 14}" text-anchor="{anchor}"'
             parts.append(f'<text {place_of_text} font-size="11" fill="var(--muted)">{edge:g}</text>')
     return markupsafe.Markup(

@@ -108,7 +108,8 @@ def measure_pictures(pictures: Sequence[np.ndarray]) -> np.ndarray:
 def _measure(grey: np.ndarray) -> np.ndarray:
     """Return brightness, contrast and sharpness, int16[N, 3]; `grey` is 4 times the grey levels, uint16[N, h, w]."""
     _, height, width = grey.shape
-    flat, count = grey.reshape(len(grey), -1), height * width
+    flat = grey.reshape(len(grey), -1)
+    count = height * width
     # Sums in int32 are twice as fast, and those over 127 x 127 pixels fit into it.
     total = flat.sum(1, dtype=np.int32).astype(np.int64)
     squares = np.einsum("ij,ij->i", flat, flat, dtype=np.int64, casting="unsafe")

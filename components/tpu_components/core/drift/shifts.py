@@ -116,7 +116,8 @@ def say_rule(shifts: Sequence[Shift]) -> str:
     """Return a description of the decision rule and tests; empty if there are no shifts."""
     if not shifts:
         return ""
-    allowed, figures_by_test = shifts[0].allowed, dict[str, list[str]]()
+    allowed = shifts[0].allowed
+    figures_by_test = dict[str, list[str]]()
     for shift in shifts:
         figures_by_test.setdefault(shift.test, []).append(shift.figure.replace("_", " "))
     tests = "; ".join(f"{test} ({', '.join(figures)})" for test, figures in figures_by_test.items())

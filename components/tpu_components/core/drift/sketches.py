@@ -91,7 +91,8 @@ class DataSketch:
     @classmethod
     def make(cls, manifest: Manifest) -> Self:
         """Return the sketch of a data set."""
-        splits, names = [*manifest.splits.values()], manifest.class_names
+        splits = [*manifest.splits.values()]
+        names = manifest.class_names
         counts = [] if manifest.task == REGRESSION else np.sum([split.class_counts for split in splits], axis=0)
         figures = dict.fromkeys(name for split in splits for name in split.distributions)
         targets = [(split.num_examples, split.targets) for split in splits]
@@ -225,10 +226,12 @@ def pool_bins(parts: Sequence[Distribution]) -> tuple[tuple[float, ...], tuple[i
     # Values outside of the edges belong to the first or last bin.
     below[:, 0], below[:, -1] = 0, [part.num_examples for part in parts]
     is_known = (below != _UNKNOWN).all(axis=0)
-    edges, counts = edges[is_known], np.diff(below[:, is_known].sum(axis=0))
+    edges = edges[is_known]
+    counts = np.diff(below[:, is_known].sum(axis=0))
     is_filled = counts > 0
     beside_filled = np.append(is_filled, False) | np.insert(is_filled, 0, False)
-    edges, below_edges = edges[beside_filled], np.insert(np.cumsum(counts), 0, 0)[beside_filled]
+    edges = edges[beside_filled]
+    below_edges = np.insert(np.cumsum(counts), 0, 0)[beside_filled]
     return tuple(edges.tolist()), tuple(np.diff(below_edges).tolist())
 
 

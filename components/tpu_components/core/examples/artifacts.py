@@ -236,7 +236,8 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
             InputError: If a shard does not match the manifest.
         """
         for split in self.splits.values():
-            own, start = share.within(split.num_examples), 0
+            own = share.within(split.num_examples)
+            start = 0
             for shard in split.shards:
                 is_own = start < own.stop and own.start < start + shard.num_examples
                 _check_shard(directory / shard.name, shard, verify and is_own)

@@ -34,7 +34,8 @@ def decode_batch(files: Sequence[bytes], inputs: ImageInput) -> np.ndarray:
     Raises:
         UnreadableImageError: If a file is damaged.
     """
-    batch, rule = _aligned((len(files), *inputs.fed_shape)), inputs.stored_rule
+    batch = _aligned((len(files), *inputs.fed_shape))
+    rule = inputs.stored_rule
     size = max(1, len(files) // (_RUNS_PER_WORKER * _WORKERS))
 
     def decode(start: int) -> None:

@@ -106,8 +106,11 @@ class InMemoryReader:
     def __init__(self, examples: records.Examples, cut: Cut, seed: int) -> None:
         with tf.device("CPU"):
             # Tensors, not arrays: an array would be copied into the graph of every epoch.
-            self._inputs, self._labels = tf.constant(examples.inputs), tf.constant(examples.labels)
-        self._weights, self._cut, self._seed = examples.weights, cut, seed
+            self._inputs = tf.constant(examples.inputs)
+            self._labels = tf.constant(examples.labels)
+        self._weights = examples.weights
+        self._cut = cut
+        self._seed = seed
 
     def batches(self, epoch: int, start_step: int) -> Any:
         """Return a tf.data.Dataset; see `EpochReader`."""
@@ -132,8 +135,11 @@ class StreamingReader:
     """
 
     def __init__(self, directory: Path, manifest: Manifest, cut: Cut, seed: int, shuffle_buffer: int) -> None:
-        self._directory, self._manifest, self._cut = directory, manifest, cut
-        self._seed, self._shuffle_buffer = seed, max(shuffle_buffer // cut.share.count, 1)
+        self._directory = directory
+        self._manifest = manifest
+        self._cut = cut
+        self._seed = seed
+        self._shuffle_buffer = max(shuffle_buffer // cut.share.count, 1)
 
     def batches(self, epoch: int, start_step: int) -> Any:
         """Return a tf.data.Dataset; see `EpochReader`."""

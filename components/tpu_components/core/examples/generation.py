@@ -74,7 +74,8 @@ def generate(
     state = np.zeros((len(prompts), state_size), np.float32)
     for position in range(prompts.shape[1]):
         probabilities, state = step(prompts[:, position], state)
-    random, heat = np.random.default_rng(seed), np.array(temperatures, np.float64)
+    random = np.random.default_rng(seed)
+    heat = np.array(temperatures, np.float64)
     added = np.empty((len(prompts), length), np.int32)
     for position in range(length):
         added[:, position] = draw(probabilities, heat, random)

@@ -231,7 +231,8 @@ def open_image(
     height, width, kind = jpeg_header(content, rule.max_pixels)
     if not kind or content.count(_START_OF_SCAN) > _MAX_SCANS:
         image = _open_with_pillow(content, rule, watch)
-        size, num_pixels = (image.height, image.width), math.prod(_decoded_size(image, content))
+        size = (image.height, image.width)
+        num_pixels = math.prod(_decoded_size(image, content))
 
         def load() -> Picture:
             try:
@@ -255,7 +256,8 @@ def open_image(
         return OpenImage(num_pixels, len(content), load)
 
     def decode() -> Picture:
-        orientation, wanted = _orientation(content) if rule.upright else 1, rule.image_size
+        orientation = _orientation(content) if rule.upright else 1
+        wanted = rule.image_size
         if wanted and orientation >= 5:
             wanted = wanted[::-1]
         scale = reduction((height, width), wanted) if wanted and rule.reduced else 1

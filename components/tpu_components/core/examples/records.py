@@ -284,7 +284,9 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
         - with `with_keys`: `key` string[batch], and for texts `text` string[batch].
     """
     inputs, interface = manifest.input, manifest.interface
-    feature, task, is_corpus = inputs.feature, interface.task, isinstance(inputs, CorpusInput)
+    feature = inputs.feature
+    task = interface.task
+    is_corpus = isinstance(inputs, CorpusInput)
     is_cut = inputs.fed_shape != inputs.shape and not with_margin
     names = [feature]
     if with_keys:

@@ -130,7 +130,8 @@ class UnicodeTokenization(Tokenization):
 
     def __init__(self, name: str, single: str, marks: str = "") -> None:
         super().__init__(name)
-        self._single, self._marks = single, marks
+        self._single = single
+        self._marks = marks
         self._fold_short = functools.lru_cache(_CACHED_RUNS)(self._fold)
 
     @functools.cached_property
@@ -295,7 +296,9 @@ class Tokenizer:
 
     def __init__(self, inputs: TextInput, vocabulary: Sequence[bytes]) -> None:
         self._given = inputs
-        self.shape, self.dtype, self.noun = inputs.shape, inputs.dtype, inputs.noun
+        self.shape = inputs.shape
+        self.dtype = inputs.dtype
+        self.noun = inputs.noun
         rule = find_tokenization(inputs.tokenization)
         self._split = rule.split
         self._ids = _ids_of(rule, vocabulary)

@@ -259,7 +259,9 @@ class _RemoteFile(io.RawIOBase):
     """A file in a bucket; every read requests a range of bytes."""
 
     def __init__(self, uri: str, size: int) -> None:
-        self._uri, self._size, self._at = uri, size, 0
+        self._uri = uri
+        self._size = size
+        self._at = 0
 
     def readable(self) -> bool:
         return True
@@ -436,7 +438,8 @@ def _said_once() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.unraisablehook, sys.excepthook = ignored, printed
+        sys.unraisablehook = ignored
+        sys.excepthook = printed
 
 
 @contextlib.contextmanager
@@ -465,7 +468,8 @@ def naming_faults() -> Iterator[None]:
             "more, or allow more."
         ) from error
     except (OSError, RuntimeError) as error:
-        number, name = _number(error), getattr(error, "filename", None)
+        number = _number(error)
+        name = getattr(error, "filename", None)
         if number in _OUTAGES:
             raise PlatformError(_OUTAGES[number].format(name or "a file")) from error
         if number in _MISNAMED:
@@ -617,7 +621,8 @@ def require_free_bytes(path: Path, num_bytes: int) -> None:
     places = [place for place in (_staging_dir(path), _existing_parent(path.absolute())) if place]
     devices = [os.stat(place).st_dev for place in places]
     for place, device in zip(places, devices, strict=True):
-        free, needed = shutil.disk_usage(place).free, num_bytes * devices.count(device)
+        free = shutil.disk_usage(place).free
+        needed = num_bytes * devices.count(device)
         if needed > free:
             where = f" in {place}, where its files are staged" if place == _staging_dir(path) else ""
             raise InputError(
@@ -723,7 +728,8 @@ def staged_directory(final: Path | str) -> Iterator[Path]:
     Raises:
         InputError: If the disk fills up inside the block.
     """
-    path, in_bucket = Path(final), is_remote(str(final))
+    path = Path(final)
+    in_bucket = is_remote(str(final))
     with naming_full_disk(Path(tempfile.gettempdir()) if in_bucket else path):
         if not in_bucket and not path.is_relative_to(BUCKETS_MOUNT):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -87,7 +87,9 @@ class JsonFile:
     _step: ClassVar[str]
 
     def __init_subclass__(cls, *, name: str, what: str, step: str) -> None:
-        cls._name, cls._what, cls._step = name, what, step
+        cls._name = name
+        cls._what = what
+        cls._step = step
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of the file as a dict."""

@@ -45,7 +45,8 @@ class VertexService:
     """
 
     def __init__(self, project: str, region: str, address: str = "", credentials: Any = None) -> None:
-        self.project, self.region = project, region
+        self.project = project
+        self.region = region
         self._address = address or os.environ.get(ADDRESS_VARIABLE, "")
         self._given_credentials = credentials
         self._clients: dict[tuple[str, str], Any] = {}

@@ -335,7 +335,8 @@ class ProcessGroup:
                 self._meeting_at = int(told[0][1])
         if self._meeting_at != self._blocks:
             return False
-        self._meetings, self._meeting_at = self._meetings + 1, 0
+        self._meetings = self._meetings + 1
+        self._meeting_at = 0
         return True
 
     def ask_to_end(self) -> None:

@@ -253,7 +253,8 @@ class Slice:
 
     def _by_vertex(self, price: Price) -> Price:
         """Convert Compute Engine's price to Vertex AI's."""
-        factor, origin = self.generation.vertex_factor or 1.0, self.generation.sources["vertex_factor"]
+        factor = self.generation.vertex_factor or 1.0
+        origin = self.generation.sources["vertex_factor"]
         is_attested = not price.is_spot and not origin.text.startswith("assumed")
         doubt = "" if is_attested else ", an assumed factor"
         return dataclasses.replace(
@@ -359,7 +360,8 @@ def _as_tuple(value: Any) -> Any:
 def _read_prices(rows: Iterable[Mapping[str, Any]], entry: Slice) -> Iterator[Price]:
     """Yield the prices of a slice from the rows of the price list, which are per slice or per chip of a generation."""
     for row in rows:
-        is_own, is_per_chip = row.get("slice") == entry.name, row.get("generation") == entry.generation.name
+        is_own = row.get("slice") == entry.name
+        is_per_chip = row.get("generation") == entry.generation.name
         if is_own or is_per_chip:
             usd_per_hour = row["usd_per_hour"] if is_own else round(row["usd_per_chip_hour"] * entry.chips, 4)
             spot = row.get("spot", False)
@@ -472,7 +474,8 @@ class MachineSpec:
             object.__setattr__(self, key, value)
         if self.region and self.region not in machine.regions:
             raise InputError(_explain_region(machine, self.region))
-        able, reserved = machine.generation.boot_disk_types, _RESERVATION.fullmatch(self.reservation)
+        able = machine.generation.boot_disk_types
+        reserved = _RESERVATION.fullmatch(self.reservation)
         check_together(
             (
                 self.spot and machine.hosts > 1,
@@ -645,7 +648,8 @@ def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
 
 def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
     """Return an error message for fields of Vertex's machine spec that no slice has. It lists the nearest slices."""
-    slices, machine_type = load_catalogue().slices, wanted["machine_type"]
+    slices = load_catalogue().slices
+    machine_type = wanted["machine_type"]
     generations = {entry.generation for entry in slices if entry.machine_type == machine_type}
     if not generations:
         known = dict.fromkeys(entry.machine_type for entry in slices)

@@ -190,7 +190,8 @@ def open_bundle(content: bytes, digest: str, where: str) -> Opened:
             f"Refused the code in {where}: expected SHA-256 {digest[:16]}…, received {received[:16]}…. It has been "
             "changed since; train again, or restore the file."
         )
-    folder, name = _scratch() / digest[:16], Path(where).name
+    folder = _scratch() / digest[:16]
+    name = Path(where).name
     try:
         if name.endswith(".keras"):
             storage.write_bytes(folder / name, content)

@@ -61,7 +61,8 @@ class StepModel:
         """
         # TensorFlow cannot split into a single part.
         states = ops.split(state, np.cumsum(self._sizes)[:-1].tolist(), axis=-1) if self._sizes[1:] else [state]
-        values, after = tokens, list[Any]()
+        values = tokens
+        after = list[Any]()
         for layer in self._layers:
             if type(layer).__name__ in _RECURRENT:
                 count = len(_state_sizes(layer))

@@ -334,7 +334,8 @@ def build_model(
 def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], warn: Callable[[str], None]) -> Any:
     module: Mapping[str, Any]
     if name.endswith(".keras"):
-        model, module = _load_keras_file(name, warn), {}
+        model = _load_keras_file(name, warn)
+        module = {}
     else:
         model, module = _run_builder(name, interface, parameters)
     if not isinstance(model, keras.Model):
@@ -429,7 +430,8 @@ def _advise_on_shape(name: str, model: Any, interface: Interface) -> str:
     last = _last_layer(interface.task)
     if isinstance(model.output_shape, list):
         return f"Return keras.Model(inputs, output) with the one output that answers, which ends with {last}."
-    received, wanted = model.output_shape[1:], interface.output_shape
+    received = model.output_shape[1:]
+    wanted = interface.output_shape
     if interface.task_name == LANGUAGE_MODEL:
         return f"End it with {last}, after recurrent layers with return_sequences=True."
     if not received and _may_have_one_output(interface):
@@ -488,7 +490,8 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
     methods = ("train_step", "compute_loss")
     lost = [method for method in methods if getattr(type(model), method) is not getattr(keras.Model, method)]
     if lost:
-        own, kind = " and ".join(lost), type(model).__name__
+        own = " and ".join(lost)
+        kind = type(model).__name__
         raise InputError(
             f"Cannot train the model {name!r} by its own {own}: a functional model is saved, without this class. "
             f"Return {kind}(inputs, outputs) from {_BUILDER}, with inputs = keras.Input(…), or remove {own}; a layer's "

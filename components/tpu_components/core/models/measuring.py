@@ -97,7 +97,8 @@ def convert_targets(
     Raises:
         InputError: If the function takes neither form, or takes only class numbers and the targets are vectors.
     """
-    num_classes, has_numbers = interface.num_classes, interface.task_name == CLASSIFICATION
+    num_classes = interface.num_classes
+    has_numbers = interface.task_name == CLASSIFICATION
     # The number of examples differs from the number of classes, so that wrong shapes cannot match by accident. The
     # first two examples are of one class, to detect a loss that compares examples of a class.
     labels = np.maximum(np.arange(5 if num_classes == 4 else 4) - 1, 0) % num_classes

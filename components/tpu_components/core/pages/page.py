@@ -159,7 +159,8 @@ def _hovered(figure: "Figure", axes: "Axes") -> Iterator[str]:
 
     points = [(line.get_label(), np.asarray(line.get_xydata())) for line in axes.lines if line.get_linestyle() != "--"]
     points += [(dots.get_label(), np.asarray(dots.get_offsets())) for dots in axes.collections]
-    scale, height = 72 / figure.dpi, 72 * figure.get_figheight()  # SVG counts in points, from the top.
+    scale = 72 / figure.dpi
+    height = 72 * figure.get_figheight()  # SVG counts in points, from the top.
     for label, values in points:
         if str(label).startswith("_"):
             continue

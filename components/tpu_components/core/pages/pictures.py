@@ -23,12 +23,16 @@ def show_picture(pixels: np.ndarray, side: int, name: str, hint: str = "") -> ma
         name: Text for readers who do not see the picture.
         hint: Tooltip; the name by default.
     """
-    image, look = image_of(pixels), markupsafe.Markup()
+    image = image_of(pixels)
+    look = markupsafe.Markup()
     if max(image.size) <= side:
-        kind, content, look = "png", encode_png(pixels), _CRISP
+        kind = "png"
+        content = encode_png(pixels)
+        look = _CRISP
     else:
         image.thumbnail((_DENSITY * side, _DENSITY * side))
         small = np.asarray(image)
-        kind, content = "jpeg", encode_jpeg(small.reshape(*small.shape[:2], -1), _JPEG_QUALITY)
+        kind = "jpeg"
+        content = encode_jpeg(small.reshape(*small.shape[:2], -1), _JPEG_QUALITY)
     source = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
     return _PICTURE.format(source, name, hint or name, look)

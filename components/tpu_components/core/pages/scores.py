@@ -69,7 +69,8 @@ class Score:
             return percent(value, digits) if metric.is_share else signed(value, digits, "-")
 
         low, high = bounds or (number, number)
-        low, high = max(low, -math.inf if metric.name == "r2" else 0.0), min(high, metric.most)
+        low = max(low, -math.inf if metric.name == "r2" else 0.0)
+        high = min(high, metric.most)
         interval = f"{shown(low)} to {shown(high)}" if 0 < high - low < math.inf else ""
         score = cls(metric, label, number, shown(number), interval)
         if before is None:

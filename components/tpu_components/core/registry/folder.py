@@ -59,7 +59,8 @@ class ModelRegistry:
         if not str(root) or storage.is_remote(str(root)):
             raise InputError(f"A registry is a folder on this machine. Received: {str(root)!r}.")
         check_registry(str(root), model_name)
-        self.root, self.model_name = Path(root), model_name
+        self.root = Path(root)
+        self.model_name = model_name
         self.directory = self.root / model_name
 
     def require(self) -> None:
@@ -98,7 +99,8 @@ class ModelRegistry:
         Raises:
             InputError: If the version does not exist, or cannot be read.
         """
-        known, number = self.numbers(), number.zfill(4) if number.isdecimal() else number
+        known = self.numbers()
+        number = number.zfill(4) if number.isdecimal() else number
         if number not in known:
             raise InputError(
                 f"{self.model_name!r} has no version {number!r} in {self.root}: expected one of "

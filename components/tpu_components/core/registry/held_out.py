@@ -94,7 +94,8 @@ class HeldOutSet:
             InputError: If a file in `place` cannot be read.
         """
         identities = as_ids(identities)
-        entries, sets = list[PastDecision](), dict[str, np.ndarray]()
+        entries = list[PastDecision]()
+        sets = dict[str, np.ndarray]()
         files = storage.list_known(place)
         for file in files:
             if not file.name.endswith((".json", EXAMPLES_FILE)):

@@ -85,7 +85,8 @@ def check_registry(root: str, model_name: str) -> None:
             f"Cannot use the registry {root!r}: expected a folder, or projects/PROJECT/locations/REGION/models for "
             "Vertex AI's. The model's name and version do not belong there: deploy.model_name, deploy.alias."
         )
-    form, words = MODEL_NAME, "letters, digits, '-', '_' and '.', at most 64"
+    form = MODEL_NAME
+    words = "letters, digits, '-', '_' and '.', at most 64"
     if is_on_vertex(root):
         form = VERTEX_MODEL_NAME
         words = (

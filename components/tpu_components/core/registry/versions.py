@@ -278,7 +278,8 @@ def check_promotable(registry: Registry, number: str, alias: str, champion: str 
     Raises:
         InputError: If the alias has moved since the comparison, or the version's model was rolled back.
     """
-    current, version = registry.find(check_alias(alias)), registry.version(number)
+    current = registry.find(check_alias(alias))
+    version = registry.version(number)
     received = current.model_digest if current else ""
     if champion is not None and as_label(received) not in map(as_label, (champion, version.model_digest)):
         raise InputError(

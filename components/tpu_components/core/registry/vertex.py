@@ -100,10 +100,12 @@ class VertexRegistry:
         self, root: str, model_name: str, service: VertexService | None = None, backoff: Backoff | None = None
     ) -> None:
         check_registry(root, model_name)
-        self.root, self.model_name = root, model_name
+        self.root = root
+        self.model_name = model_name
         self.parent = root.removesuffix("/models")
         _, project, _, region, _ = root.split("/")
-        self.service, self.backoff = service or VertexService(project, region), backoff or Backoff()
+        self.service = service or VertexService(project, region)
+        self.backoff = backoff or Backoff()
 
     @property
     def name(self) -> str:

@@ -161,8 +161,10 @@ def _of_classes(task: Task, labels: np.ndarray, probabilities: np.ndarray, top_k
 
 
 def _of_labels(task: Task, labels: np.ndarray, probabilities: np.ndarray, top_k: int, members: Any) -> Estimators:
-    true, predicted = labels > 0, probabilities > THRESHOLD
-    hits, wholes = 2.0 * (true & predicted), 1.0 * true + predicted
+    true = labels > 0
+    predicted = probabilities > THRESHOLD
+    hits = 2.0 * (true & predicted)
+    wholes = 1.0 * true + predicted
     return {
         "micro_f1": lambda: _ratio_of_hits(hits.sum(axis=1), wholes.sum(axis=1), members),
         "macro_f1": lambda: _mean_of_shares(hits, wholes, members, is_f1=True),
@@ -210,7 +212,8 @@ _ESTIMATORS: Mapping[str, Callable[[Task, np.ndarray, np.ndarray, int, Any], Est
 
 def count_classes(labels: np.ndarray, probabilities: np.ndarray) -> tuple[Any, Any, Any]:
     """Return three sparse float64[examples, classes]: 1 for correct predictions, true classes and predicted classes."""
-    places, shape = np.arange(len(labels)), probabilities.shape
+    places = np.arange(len(labels))
+    shape = probabilities.shape
     true, predicted = (
         sparse.csr_array((np.ones(len(labels)), (places, classes)), shape=shape)
         for classes in (labels, probabilities.argmax(axis=1))
@@ -253,7 +256,8 @@ def _ratio_of_hits(parts: np.ndarray, wholes: np.ndarray, members: Any) -> Estim
 
 def _explained(targets: np.ndarray, values: np.ndarray) -> Estimate | None:
     """Estimate R², averaged over the targets; None if a target has the same value in all examples."""
-    errors, whole = np.square(targets - values), np.square(targets - targets.mean(axis=0))
+    errors = np.square(targets - values)
+    whole = np.square(targets - targets.mean(axis=0))
     variance = targets.var(axis=0)
     if not variance.all():
         return None
@@ -344,7 +348,9 @@ def _mean_of_shares(parts: Any, wholes: Any, members: Any, is_f1: bool = False) 
         members: Whether an example belongs to a class, of the same shape.
         is_f1: Whether the ratio is F1, whose bias on few examples is corrected.
     """
-    right, counts, decide = parts.sum(axis=0), wholes.sum(axis=0), _count_deciding(wholes != 0, members)
+    right = parts.sum(axis=0)
+    counts = wholes.sum(axis=0)
+    decide = _count_deciding(wholes != 0, members)
     centers, scales = _centers(right, counts, decide)
     influence = (parts @ scales - wholes @ (centers * scales)) * (parts.shape[0] / len(counts))
     bias = 0.0
@@ -368,7 +374,8 @@ def _mean_over_classes(
     inverse = 1 / decide[decide > 0]
     # Support is all examples if classes are equally large; otherwise mainly the examples of the smallest classes.
     support = float(inverse.sum() ** 2 / (inverse**3).sum()) if len(inverse) else 0.0
-    freedom, value = 2 * standard_error(influence)[1], float(values.mean())
+    freedom = 2 * standard_error(influence)[1]
+    value = float(values.mean())
     return Estimate(value, influence, support=support, freedom=freedom, bias=bias, smallest=smallest)
 
 
@@ -400,7 +407,8 @@ def mean_area(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> 
     rights = np.stack([_rights(*column) for column in zip(positive.T, scores.T, strict=True)], axis=1)
     counts = positive.sum(axis=0)
     areas = np.where(positive, rights, 0).sum(axis=0) / counts
-    influence, fewest = np.zeros(num_examples), counts
+    influence = np.zeros(num_examples)
+    fewest = counts
     for kind, number in ((positive, counts), (~positive, num_examples - counts)):
         decide = _count_deciding(kind, members)
         centers, scales = _centers(areas * number, number, decide)
@@ -483,12 +491,14 @@ def _calibration_error(hit: np.ndarray, probabilities: np.ndarray, members: Any)
     confidence, places = _confidence(probabilities)
     gap = hit - confidence
     influence = _mean(gap * np.sign(np.bincount(places, gap))[places]).influence
-    shared, num_drawn = np.eye(len(bins)), math.inf
+    shared = np.eye(len(bins))
+    num_drawn = math.inf
     if members is not None:
         own = sparse.csr_array((np.ones(len(gap)), (np.arange(len(gap)), np.unique(places, return_inverse=True)[1])))
         means = own @ np.array([item["accuracy"] - item["confidence"] for item in bins])
         apart = own.multiply((gap - means)[:, None]).tocsr()
-        grouped, single = members @ apart, np.maximum(apart.multiply(apart).sum(axis=0), 1e-12)
+        grouped = members @ apart
+        single = np.maximum(apart.multiply(apart).sum(axis=0), 1e-12)
         shared = (grouped.T @ grouped).toarray() / np.sqrt(np.outer(single, single))
         np.fill_diagonal(shared, np.maximum(shared.diagonal(), 1))
         num_drawn = members.shape[0] - 1
@@ -512,7 +522,8 @@ def _calibration_interval(
         sure: Two-sided confidence.
     """
     counts, middle, accuracy = (np.array([item[name] for item in bins]) for name in ("count", "confidence", "accuracy"))
-    gaps, weights = accuracy - middle, counts / counts.sum()
+    gaps = accuracy - middle
+    weights = counts / counts.sum()
     smoothed = (accuracy * counts + 1) / (counts + 2)
     errors = np.sqrt(np.maximum(middle * (1 - middle), smoothed * (1 - smoothed)) / counts)
     values, vectors = np.linalg.eigh(shared)
@@ -562,7 +573,8 @@ def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] 
         return None
     error *= estimate.correction
     value = min(max(estimate.value + estimate.bias, 0.0), 1.0)
-    spread, number = value * (1 - value), estimate.support
+    spread = value * (1 - value)
+    number = estimate.support
     if error > 0 and spread > 0:
         freedom = min(estimate.support - 1, len(estimate.influence) - 1, estimate.freedom)
         ratio = special.ndtri((1 + confidence) / 2) / special.stdtrit(freedom, (1 + confidence) / 2)
@@ -587,7 +599,8 @@ def find_probability(estimate: Estimate, bound: float) -> float | None:
 
 
 def _share_interval(share: float, number: float, confidence: float) -> tuple[float, float]:
-    hits, tail = share * number, (1 - confidence) / 2
+    hits = share * number
+    tail = (1 - confidence) / 2
     low = special.betaincinv(hits, number - hits + 1, tail) if hits > 0 else 0.0
     high = special.betaincinv(hits + 1, number - hits, 1 - tail) if hits < number else 1.0
     return float(low), float(high)
@@ -667,7 +680,8 @@ def _compare_means(
         half = math.hypot(float(special.stdtrit(freedom, confidence)) * error, slack)
         luck = float(special.stdtr(freedom, -advantage / error))
         detectable = half + float(special.stdtrit(freedom, _POWER)) * error
-        least, most = advantage - half - max(bias, 0), advantage + half + max(-bias, 0)
+        least = advantage - half - max(bias, 0)
+        most = advantage + half + max(-bias, 0)
         return Difference(advantage, least, most, luck, detectable)
     if not slack:  # Every example has the same influence on both metrics.
         known = 0.0 if advantage == 0 else None
@@ -705,11 +719,13 @@ def find_chance(better: int, worse: int, n: int, difference: float) -> float:
     share_worse = (math.sqrt(max(b * b - 4 * a * c, 0)) - b) / (2 * a)
     share_worse = min(max(share_worse, 0.0, -difference), 1.0)
     share_better = min(max(share_worse + difference, 0.0), 1.0 - share_worse)
-    middle, reach = n * share_worse, 8 * math.sqrt(n * share_worse) + 8
+    middle = n * share_worse
+    reach = 8 * math.sqrt(n * share_worse) + 8
     numbers = np.arange(max(0, int(middle - reach)), min(n, int(middle + reach)) + 1)
     log_shares = special.gammaln(n + 1) - special.gammaln(numbers + 1) - special.gammaln(n - numbers + 1)
     shares = np.exp(log_shares + special.xlogy(numbers, share_worse) + special.xlog1py(n - numbers, -share_worse))
-    share, rest = min(share_better / (1 - share_worse), 1.0) if share_worse < 1 else 0.0, n - numbers
+    share = min(share_better / (1 - share_worse), 1.0) if share_worse < 1 else 0.0
+    rest = n - numbers
     needed = better - worse + numbers  # Fewest examples that only the challenger has right.
     return float(shares @ special.bdtrc(np.minimum(needed - 1, rest), rest, share))
 

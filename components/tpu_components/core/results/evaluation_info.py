@@ -291,7 +291,8 @@ class TestSetUse:
         """Rule, always passed, that says how many decisions the test set has had; None for the only decision."""
         if self.planned == 1 and self.number == 1:
             return None
-        whole, fresh = level(self.whole, 3), f"Draw a fresh one: data.retired_tests=[{self.examples}]"
+        whole = level(self.whole, 3)
+        fresh = f"Draw a fresh one: data.retired_tests=[{self.examples}]"
         text = f"decision {self.number:,} on this test set"
         if self.planned > 1:
             text += f", of {self.planned:,} that share an error rate of {whole}: this one has {level(self.rate, 2)}"

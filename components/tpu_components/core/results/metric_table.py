@@ -9,7 +9,9 @@ from collections.abc import Mapping
 
 from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
 
-HIGHER, LOWER, NEITHER = 1, -1, 0
+HIGHER = 1
+LOWER = -1
+NEITHER = 0
 NO_CONFIDENCE = 0.5  # Confidence without a margin: of two equal models, either scores higher half of the time.
 
 

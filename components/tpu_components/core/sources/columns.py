@@ -32,7 +32,9 @@ class Column:
     """
 
     def __init__(self, dtype: np.dtype, shape: tuple[int, ...] = ()) -> None:
-        self._content, self._dtype, self._shape = bytearray(), dtype, shape
+        self._content = bytearray()
+        self._dtype = dtype
+        self._shape = shape
 
     def extend(self, rows: np.ndarray) -> None:
         """Append rows.
@@ -62,7 +64,8 @@ class Pieces(Sequence[bytes]):
     """
 
     def __init__(self, content: bytes | bytearray, ends: np.ndarray) -> None:
-        self._content, self._ends = content, ends
+        self._content = content
+        self._ends = ends
 
     @classmethod
     def collect(cls, pieces: Iterable[bytes]) -> "Pieces":
@@ -93,7 +96,8 @@ class Pieces(Sequence[bytes]):
 
     def at(self, places: np.ndarray) -> list[bytes]:
         """Return the byte strings at indices int[…]; three times as fast as one at a time."""
-        places, content = np.asarray(places), memoryview(self._content)
+        places = np.asarray(places)
+        content = memoryview(self._content)
         begins = np.where(places > 0, self._ends[places - 1], 0).tolist() if len(places) else []
         return [bytes(content[begin:end]) for begin, end in zip(begins, self._ends[places].tolist(), strict=True)]
 
@@ -196,7 +200,8 @@ class Files:
     @classmethod
     def collect(cls, files: Iterable[StoredFile]) -> Self:
         """Return the sizes and versions of files."""
-        sizes, versions = NumbersBuilder(), array.array("Q")
+        sizes = NumbersBuilder()
+        versions = array.array("Q")
         for file in files:
             sizes.add(file.num_bytes)
             versions.append(_digest(file.version))
@@ -242,7 +247,8 @@ class PiecesBuilder:
     """Builder of `Pieces`: bytes of any length are appended one by one."""
 
     def __init__(self) -> None:
-        self._content, self._ends = bytearray(), NumbersBuilder()
+        self._content = bytearray()
+        self._ends = NumbersBuilder()
 
     def add(self, piece: bytes) -> None:
         """Append a byte string."""
@@ -261,7 +267,8 @@ def hash_unit(seed: int, purpose: str, keys: Sequence[str]) -> np.ndarray:
         >>> hash_unit(0, "split", ["a", "a"]).tolist() == hash_unit(0, "split", ["a"]).tolist() * 2
         True
     """
-    base, result = hashlib.blake2b(f"{seed}/{purpose}/".encode(), digest_size=8), np.empty(len(keys))
+    base = hashlib.blake2b(f"{seed}/{purpose}/".encode(), digest_size=8)
+    result = np.empty(len(keys))
     encoded = iter(keys.encoded if isinstance(keys, Names) else map(str.encode, keys))
     for at in range(0, len(keys), _LOOKED_AT_ONCE):
         digests = bytearray()

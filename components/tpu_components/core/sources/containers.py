@@ -36,7 +36,8 @@ def list_containers(location: str, suffixes: Sequence[str]) -> list[Container]:
     folder, _, pattern = location.rpartition("/")
     if any(sign in location for sign in _WILDCARDS):
         fixed = re.split(rf"[{re.escape(_WILDCARDS)}]", location)[0].rpartition("/")[0]
-        folder, pattern = fixed or ("/" if location.startswith("/") else "."), location[len(fixed) :].lstrip("/")
+        folder = fixed or ("/" if location.startswith("/") else ".")
+        pattern = location[len(fixed) :].lstrip("/")
         files = [file for file in storage.list_files(folder) if fnmatch.fnmatchcase(file.name, pattern)]
     elif location.lower().endswith(tuple(suffixes)):
         folder = folder or ("/" if location.startswith("/") else ".")

@@ -36,7 +36,8 @@ def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
         )
     passages = CorpusInput(params.num_tokens, len(known) + len(_RESERVED))
     ids = _to_ids(text, known).astype(passages.stored_dtype)
-    places, at = dict[str, int](), 0
+    places = dict[str, int]()
+    at = 0
     splits, starts, ends = list[str](), list[int](), list[int]()
     for split, size in sizes.items():
         if size:

@@ -417,7 +417,8 @@ def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
         InputError: If the images are in several places or outside the folder, or a path occurs twice.
     """
     written = rows.names("path")
-    relative, absolute = written, None
+    relative = written
+    absolute = None
     if all(path.startswith("/") or storage.is_remote(path) for path in written):
         root = storage.common_folder(list(written))
         if root is None:
@@ -425,7 +426,8 @@ def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
                 f"Paths in {location} are in several places: {shortened(written[0])!r} and others. Expected all on "
                 "this machine, or all in one bucket. Copy the images to one place."
             )
-        relative, absolute = Names.collect(path.removeprefix(root).lstrip("/") for path in written), written
+        relative = Names.collect(path.removeprefix(root).lstrip("/") for path in written)
+        absolute = written
     else:
         root = _folder_of(location)
     keys = PiecesBuilder()

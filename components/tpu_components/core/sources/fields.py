@@ -93,7 +93,8 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
             "Correct it."
         )
     by_lower = {name.lower(): name for name in reversed(fields)}
-    names, notes = dict(params.columns), []
+    names = dict(params.columns)
+    notes = []
     for what, usual in _NAMES.items():
         field = next((by_lower[name] for name in usual if name in by_lower), None)
         if what in names or field is None or (what == "label" and params.target_columns):
@@ -297,7 +298,8 @@ def list_rows(
             )
     labels, classes, unusable = read_targets(values, chosen, keys)
     reasons = [unusable]
-    names, weights = chosen.names, None
+    names = chosen.names
+    weights = None
     if chosen.labelled and "split" in names:
         splits, without_split = read_splits(values[names["split"]], chosen.params.source)
         reasons.append(without_split)

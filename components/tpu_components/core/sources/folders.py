@@ -154,7 +154,10 @@ def _list(location: str, files: Iterable[storage.StoredFile]) -> _Listed:
     Raises:
         InputError: If a name is not UTF-8.
     """
-    names, numbers, folder_of, garbled = PiecesBuilder(), dict[str, int](), array.array("i"), list[str]()
+    names = PiecesBuilder()
+    numbers = dict[str, int]()
+    folder_of = array.array("i")
+    garbled = list[str]()
 
     def each_named() -> Iterator[storage.StoredFile]:
         for file in files:

@@ -64,7 +64,8 @@ def find_source(text: str) -> tuple[Source, str]:
     """
     kind, location = split_source(text)
     if kind not in SOURCES:
-        is_folder, near = os.path.isdir(text), did_you_mean(kind or location, SOURCES)
+        is_folder = os.path.isdir(text)
+        near = did_you_mean(kind or location, SOURCES)
         hint = f" Did you mean images:{text}, or text:{text}?" if is_folder else near
         raise InputError(f"Unknown source {text!r}: expected one of {', '.join(source.form for source in _ALL)}.{hint}")
     if not location:
@@ -229,7 +230,8 @@ def _check_classes_of_splits(source: str, listing: Listing, is_of_folders: bool)
     def classes_where(where: np.ndarray) -> set[str]:
         return set(classes[np.unique(listing.labels[where])].tolist())
 
-    trained, judged = classes_where(listing.splits == TRAIN), classes_where(listing.splits != TRAIN)
+    trained = classes_where(listing.splits == TRAIN)
+    judged = classes_where(listing.splits != TRAIN)
     lacking = {"training": judged - trained if trained else set()}
     if is_of_folders:
         lacking["test"] = trained - judged if judged else set()
@@ -248,7 +250,8 @@ def _check_classes_of_splits(source: str, listing: Listing, is_of_folders: bool)
 
 def _check_kind(listing: Listing, params: WriteParams) -> None:
     """Refuse parameters that have no effect on this kind of example."""
-    kind, default = "a corpus" if listing.corpus else f"{listing.kind}s", WriteParams(params.source)
+    kind = "a corpus" if listing.corpus else f"{listing.kind}s"
+    default = WriteParams(params.source)
     for name in _NOT_FOR[kind]:
         if getattr(params, name) != getattr(default, name):
             raise InputError(

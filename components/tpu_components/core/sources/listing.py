@@ -47,7 +47,9 @@ class Corpus:
 
     def passage(self, split: str, example: int) -> np.ndarray:
         """Return the num_tokens + 1 character IDs of a passage; before the start of the split, 0 (padding)."""
-        ids, width, end = self.ids[split], self.input.num_tokens + 1, int(self.ends[example])
+        ids = self.ids[split]
+        width = self.input.num_tokens + 1
+        end = int(self.ends[example])
         known = ids[max(end - width, 0) : end]
         return np.concatenate([np.full(width - len(known), PADDING, ids.dtype), known])
 

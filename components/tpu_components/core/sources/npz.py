@@ -30,7 +30,8 @@ def list_npz(location: str, params: WriteParams, labelled: bool) -> Listing:
     pairs = {f"{side}_{alias}": split for split, names in SPLIT_NAMES.items() for alias in names for side in "xy"}
     named = [name for name in data if re.match(r"[xy]_", name, re.IGNORECASE)]
     for name in named:
-        split, partner = pairs.get(name), {"x": "y", "y": "x"}[name[0].lower()] + name[1:]
+        split = pairs.get(name)
+        partner = {"x": "y", "y": "x"}[name[0].lower()] + name[1:]
         if split is None or partner not in data or (split in arrays and name[0] == "x"):
             raise InputError(
                 f"Cannot use {name!r} in {location}: expected one pair for each split, as x_train and y_train, "

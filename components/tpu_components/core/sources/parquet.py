@@ -170,7 +170,9 @@ def list_hub(location: str, params: WriteParams, labelled: bool) -> Listing:
     for file in files:
         if file.name.startswith(f"{config}/"):
             by_split.setdefault(file.name.split("/")[1], []).append(file)
-    notes, chosen, splits = [], list[Container](), list[str]()
+    notes = []
+    chosen = list[Container]()
+    splits = list[str]()
     for split, of_split in by_split.items():
         known = split_named(split.removeprefix("partial-"))
         if labelled and (not known or _is_unlabelled(of_split, params)):
@@ -178,7 +180,8 @@ def list_hub(location: str, params: WriteParams, labelled: bool) -> Listing:
             continue
         if split.startswith("partial-"):
             notes.append(f"of the split {split!r} the hub has only a part as Parquet")
-        chosen, splits = chosen + of_split, splits + [known or split] * len(of_split)
+        chosen = chosen + of_split
+        splits = splits + [known or split] * len(of_split)
     if not chosen:
         raise InputError(
             f"Cannot use {params.source!r}: expected a split train, validation or test with labels, received "
@@ -242,7 +245,8 @@ def _list_tables(
     with _opened(files[0]) as table:
         schema = table.schema_arrow
     chosen = choose_fields([*map(as_nfc, schema.names)], params, files[0].path, labelled)
-    column, is_text = chosen.names[chosen.content], chosen.content == "text"
+    column = chosen.names[chosen.content]
+    is_text = chosen.content == "text"
     kind = schema.field(by_nfc(schema.names)[column]).type
     of_texts = (types.is_string, types.is_large_string, types.is_string_view)
     of_images = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary, _has_bytes)

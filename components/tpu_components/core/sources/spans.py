@@ -73,7 +73,9 @@ class Spans:
         return len(self.files)
 
     def __getitem__(self, example: int) -> Span:
-        path, offset, size = self.paths[self.files[example]], int(self.offsets[example]), int(self.sizes[example])
+        path = self.paths[self.files[example]]
+        offset = int(self.offsets[example])
+        size = int(self.sizes[example])
         return Span(path, offset, size, self.are_copies)
 
 
@@ -88,7 +90,10 @@ class LaterSpans:
     """
 
     def __init__(self, paths: tuple[str, ...], num_bytes: int, count: int, find: Callable[[], Spans]) -> None:
-        self.paths, self.num_bytes, self._count, self._find = paths, num_bytes, count, find
+        self.paths = paths
+        self.num_bytes = num_bytes
+        self._count = count
+        self._find = find
 
     @functools.cached_property
     def _found(self) -> Spans:

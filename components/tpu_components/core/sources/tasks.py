@@ -111,8 +111,11 @@ def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Selection]]:
     with reading(uri, "tasks that the step has written whole", "Remove it, and run the step again."):
         arrays = read_arrays(uri, storage.read_bytes(uri))
         told = typed_json.decode(arrays["told"].tobytes())
-        root, columns = str(told["root"]), [told["keys"], _contents(arrays), told["values"], *map(arrays.get, _NUMBERS)]
-        numbers, counts, stored_key = arrays["numbers"].tolist(), arrays["counts"].tolist(), str(told["key"])
+        root = str(told["root"])
+        columns = [told["keys"], _contents(arrays), told["values"], *map(arrays.get, _NUMBERS)]
+        numbers = arrays["numbers"].tolist()
+        counts = arrays["counts"].tolist()
+        stored_key = str(told["key"])
         if len(numbers) != len(counts) or any(rows is not None and len(rows) != sum(counts) for rows in columns):
             raise ValueError("columns of different lengths")
     if stored_key != key:

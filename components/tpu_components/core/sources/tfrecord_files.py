@@ -189,7 +189,8 @@ def _read_file(file: Container, chosen: Chosen, is_raw: bool) -> Iterator[_Row]:
     Raises:
         InputError: If a record is damaged, or has no image or text.
     """
-    name, number = chosen.names[chosen.content], 0
+    name = chosen.names[chosen.content]
+    number = 0
     are_ascii = all(map(str.isascii, (name, *chosen.wanted)))
     try:
         for frame, offset in _frames(file):

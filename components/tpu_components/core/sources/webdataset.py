@@ -92,7 +92,8 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
             "NAME.json beside NAME.jpg, or a folder for each class."
         )
     kept = [] if labelled else [n for n in ("id", *params.slice_columns) if any(n in each.kept for each in examples)]
-    weights, name = None, params.columns.get("weight")
+    weights = None
+    name = params.columns.get("weight")
     if labelled and name:
         column, _, without_weight = read_weights([example.kept.get("weight") for example in examples], name, keys)
         weights = column[:, 0]
@@ -212,7 +213,9 @@ class _Group:
     """The files of an archive that share a name up to the first dot."""
 
     def __init__(self, stem: str, path: str, params: WriteParams) -> None:
-        self.stem, self._path, self._params = stem, path, params
+        self.stem = stem
+        self._path = path
+        self._params = params
         self._images: list[tuple[str, Span]] = []
         self._label: Any = None
         self._kept: dict[str, Any] = {}

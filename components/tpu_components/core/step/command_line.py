@@ -88,7 +88,8 @@ def flags_of(params: Any) -> list[str]:
     """Return the command-line flags for the values of a Params dataclass, as `add_params` reads them."""
     words = []
     for field in dataclasses.fields(params):
-        flag, value = field.name.replace("_", "-"), getattr(params, field.name)
+        flag = field.name.replace("_", "-")
+        value = getattr(params, field.name)
         if dataclasses.is_dataclass(value):
             words += flags_of(value)
         elif isinstance(value, bool):

@@ -101,7 +101,8 @@ def post(address: str, text: str, backoff: Backoff | None = None) -> None:
     )
     host = _host_of(url, address)  # No more of the URL goes into a log.
     opener = urllib.request.build_opener(_Refusing)
-    body, headers = json.dumps({"text": text}).encode(), {"Content-Type": "application/json"}
+    body = json.dumps({"text": text}).encode()
+    headers = {"Content-Type": "application/json"}
 
     def send() -> None:
         try:

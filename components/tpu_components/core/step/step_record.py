@@ -72,7 +72,9 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
     if runner := os.environ.get(RUNNER_VARIABLE):
         end_with(int(runner))
     start = time.monotonic()
-    state, message, mistake = State.SUCCEEDED, "", False
+    state = State.SUCCEEDED
+    message = ""
+    mistake = False
     try:
         with termination.heard(), storage.naming_faults(), progress.never_silent(step):
             yield

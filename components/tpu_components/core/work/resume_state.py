@@ -112,12 +112,14 @@ class ResumeState:
         Raises:
             InputError: If the piece is missing or damaged, or a field of its note is missing or has the wrong type.
         """
-        uri, note_uri = f"{self.root}/whole/{name}", f"{self.root}/notes/{name}.json"
+        uri = f"{self.root}/whole/{name}"
+        note_uri = f"{self.root}/notes/{name}.json"
         with reading(note_uri, "the note of a finished piece", f"Remove {self.root}, and run the step again."):
             note: dict[str, Any] = typed_values.read(typed_json.decode(storage.read_bytes(note_uri)), Mapping[str, Any])
             for field, kind in {"file": Mapping[str, int | str], **(fields or {})}.items():
                 typed_values.read(note[field], kind, field)
-        content, expected = storage.read_bytes(uri), note["file"].get("crc32c")
+        content = storage.read_bytes(uri)
+        expected = note["file"].get("crc32c")
         if (received := _crc32c(content)) != expected:
             raise InputError(
                 f"{uri} is damaged: expected checksum {expected}, received {received}. Remove it, and run its range "

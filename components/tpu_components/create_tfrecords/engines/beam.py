@@ -53,9 +53,11 @@ def write_with_beam(params: WriteParams, directory: Path, data_version: str = ""
     storage.require_writable(directory)
     own = directory.parent / f".{directory.name}.parts"
     planned, prepared = fan_out.prepare_parts(params, data_version)
-    tasks, job = prepared.cut(planned.num_ranges), f"tpu-pipelines-records-{planned.key[:16]}"
+    tasks = prepared.cut(planned.num_ranges)
+    job = f"tpu-pipelines-records-{planned.key[:16]}"
     parts = ResumeState(storage.join(options.get("temp_location", "") or str(own), job)).begin(planned.key)
-    finished, listing = parts.finished(), prepared.plan.listing
+    finished = parts.finished()
+    listing = prepared.plan.listing
 
     def pack(number: int) -> bytes:
         counts = {i: len(tasks[i].examples) for i in planned.parts_of(number)}
@@ -116,7 +118,8 @@ def _write_by(python: str, params: WriteParams, directory: Path, data_version: s
                     reason += line
                 else:
                     sys.stderr.write(line)
-            result, code = process.stdout.read(), process.wait()
+            result = process.stdout.read()
+            code = process.wait()
         except BaseException:
             process.terminate()
             raise

@@ -120,7 +120,8 @@ def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int)
             the folder is in a bucket and has parts of another data set.
     """
     planned, prepared = _prepare_again(params, plan_dir)
-    numbers, parts = planned.parts_of(number), ResumeState(directory).begin(planned.key)
+    numbers = planned.parts_of(number)
+    parts = ResumeState(directory).begin(planned.key)
     there = parts.whole(map(part_name, numbers))
     missing = [i for i in numbers if part_name(i) not in there]
     tasks = prepared.cut(planned.num_ranges)
@@ -189,7 +190,8 @@ def _prepare_again(params: WriteParams, plan_dir: str) -> tuple[PartsPlan, Prepa
     """
     with tempfile.TemporaryDirectory() as folder:
         here = storage.localize(plan_dir, Path(folder))
-        planned, plan = PartsPlan.load(here), plan_dataset(params)
+        planned = PartsPlan.load(here)
+        plan = plan_dataset(params)
         if (key := _key(plan)) != planned.key:
             raise InputError(
                 f"The data, the parameters or the code have changed since {plan_dir} was written: expected "

@@ -135,7 +135,8 @@ def _build(compilation: Compilation) -> tuple[Any, int]:
     """Return the Keras model, compiled for the stage with the most trainable parameters, and the stage's number."""
     training, interface = compilation.training, compilation.interface
     model = build_model(training.model, interface, training.model_parameters)
-    steps, replicas = steps_per_epoch(compilation.num_examples, compilation.batch_size), compilation.machine.devices
+    steps = steps_per_epoch(compilation.num_examples, compilation.batch_size)
+    replicas = compilation.machine.devices
     stage = freeze_least(model, training)
     weights = [1.0] * interface.num_classes if training.weighs_classes else []
     compile_model(model, interface, stage.params, replicas, steps, jit_compile=True, class_weights=weights)
@@ -277,7 +278,8 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
     """
     layers: list[str] = []
     start = time.monotonic()
-    build, is_jax = functools.partial(_build, compilation), compilation.training.backend == "jax"
+    build = functools.partial(_build, compilation)
+    is_jax = compilation.training.backend == "jax"
     try:
         model, stage = _without_values(build) if is_jax else build()
         learning_rate = _peak_learning_rate(model, compilation)
@@ -370,7 +372,8 @@ class _Failure:
     """
 
     def __init__(self, error: BaseException, model: str, layers: Sequence[str]) -> None:
-        self._model, self._layers = model, layers
+        self._model = model
+        self._layers = layers
         self._chain = chain_of(error)  # Keras wraps the errors of layers.
         self._text = "\n".join(str(link) for link in self._chain)
 
@@ -397,7 +400,8 @@ class _Failure:
         if host_call := self._called(_HOST_CALLS):
             # Independent of the error: no backend can compile a call of the host for a TPU.
             name, place = host_call
-            layer, source = layer if place == source else "", place
+            layer = layer if place == source else ""
+            source = place
             reason = f"tf.{name} runs Python on the host, which a TPU program cannot call; write it with keras.ops"
         elif not source and (operation := self._operation()) and (called := self._called((operation,))):
             source = called[1]
@@ -425,7 +429,8 @@ class _Failure:
     def _operation(self) -> str:
         """Return the outermost operation of keras.ops in the traceback, such as `nonzero`; empty if there is none."""
         for frame, _ in self._frames():
-            itself, code = frame.f_locals.get("self"), frame.f_code
+            itself = frame.f_locals.get("self")
+            code = frame.f_code
             if isinstance(itself, keras.Operation) and not isinstance(itself, keras.Layer):
                 return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(itself).__name__).lower()
             if re.search("/keras/src/(ops|backend)/", code.co_filename) and hasattr(keras.ops, code.co_name):
@@ -452,7 +457,8 @@ class _Failure:
             if os.path.realpath(f"/{path}") in own:
                 source = f"{os.path.basename(path)}:{line}"
         for frame, number in self._frames():
-            itself, path = frame.f_locals.get("self"), frame.f_code.co_filename
+            itself = frame.f_locals.get("self")
+            path = frame.f_code.co_filename
             if isinstance(itself, keras.Layer):
                 layer = itself.name
             if os.path.realpath(path) in own:

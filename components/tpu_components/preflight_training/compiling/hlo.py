@@ -372,7 +372,8 @@ class _Program:
         for instruction in scope.values():
             inner, repetitions = "", 1
             if instruction.opcode == "while":
-                inner, trips = instruction.called("body")[0], self._trips(instruction.called("condition")[0])
+                inner = instruction.called("body")[0]
+                trips = self._trips(instruction.called("condition")[0])
                 repetitions = trips or 1
                 if trips is None:
                     yield instruction, scope, times
@@ -508,7 +509,8 @@ class _Program:
             if instruction.opcode == "bitcast" and instruction.operands and instruction.operands[0] in scope:
                 instruction = scope[instruction.operands[0]]
             elif instruction.opcode == "fusion" and (inner := self.computations.get(instruction.called("calls")[0])):
-                instruction, scope = next(reversed(inner.values())), inner
+                instruction = next(reversed(inner.values()))
+                scope = inner
             else:
                 return instruction, scope
 

@@ -242,9 +242,11 @@ class Clock:
     def read(self) -> float:
         """Return the seconds since the clock was made. Call it often, because it samples the threads' states."""
         wall, (cpu, is_runnable) = self._now(), self._sample()
-        passed, computed = wall - self._wall, max(cpu - self._cpu, 0.0)
+        passed = wall - self._wall
+        computed = max(cpu - self._cpu, 0.0)
         self._seconds += min(passed, computed) if is_runnable else passed
-        self._wall, self._cpu = wall, cpu
+        self._wall = wall
+        self._cpu = cpu
         return self._seconds
 
     def _sample(self) -> tuple[float, bool]:

@@ -107,7 +107,8 @@ class Writer:
 
     def wait(self) -> None:
         """Wait until the job is done; raises the error of the job."""
-        job, self._job = self._job, None
+        job = self._job
+        self._job = None
         if job is not None:
             job.result()
 
@@ -192,7 +193,8 @@ def hold(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
     """Replace the values of variables by NumPy arrays in host memory, from which Keras can save them to a file."""
     for name, variable in variables.items():
         # Keras cannot move a variable to host memory; `assign` would put the whole value on one device.
-        variable._layout, variable._value = None, np.asarray(arrays[name])
+        variable._layout = None
+        variable._value = np.asarray(arrays[name])
 
 
 def _placed(array: Array, variable: Any) -> Any:

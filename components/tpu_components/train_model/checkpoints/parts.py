@@ -38,7 +38,9 @@ class ArrayInParts:
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any, pieces: Mapping[_Bounds, Any]) -> None:
-        self.shape, self.dtype, self.pieces = tuple(shape), np.dtype(dtype), pieces
+        self.shape = tuple(shape)
+        self.dtype = np.dtype(dtype)
+        self.pieces = pieces
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         """Return a slice of the array, assembled from the available parts.
@@ -110,8 +112,11 @@ class PartsWriter:
     """
 
     def __init__(self, folder: Path, session: int, group: ProcessGroup) -> None:
-        self._folder, self._hosts = folder / PARTS_DIR, group.hosts
-        self._session, self._group, self._number = session, group, 0
+        self._folder = folder / PARTS_DIR
+        self._hosts = group.hosts
+        self._session = session
+        self._group = group
+        self._number = 0
 
     def check_folder(self) -> None:
         """Check that all hosts share one folder of checkpoints.

@@ -123,7 +123,8 @@ def _cut_and_resize(images: Any, least_area: float, draws: Draws, size: tuple[in
     The area is drawn uniformly and the aspect ratio log-uniformly; each side is clipped to the image
     (https://arxiv.org/abs/1409.4842, section 6).
     """
-    batch, pixels = ops.shape(images)[0], ops.cast(images, "float32")
+    batch = ops.shape(images)[0]
+    pixels = ops.cast(images, "float32")
     area = least_area + (1 - least_area) * draws.shares(batch)
     aspect = ops.exp(np.log(_LARGEST_ASPECT) * (2 * draws.shares(batch) - 1))
     for axis, side in ((1, ops.sqrt(area / aspect)), (2, ops.sqrt(area * aspect))):
@@ -154,8 +155,10 @@ def _flip_and_crop(images: Any, params: TrainParams, draws: Draws, wanted: tuple
     """Crop the centre of images, shifted randomly by up to `random_crop_pixels` with mirrored edges, and flip them."""
     batch = ops.shape(images)[0]
     for axis, direction in ((1, "vertical"), (2, "horizontal")):
-        pixels, flips = params.random_crop_pixels, direction in params.random_flip
-        length, size = images.shape[axis], wanted[axis - 1]
+        pixels = params.random_crop_pixels
+        flips = direction in params.random_flip
+        length = images.shape[axis]
+        size = wanted[axis - 1]
         before = (length - size) // 2
         if not flips and not pixels:
             if before:

@@ -78,7 +78,8 @@ def _unwrapped(optimizer: Any) -> Any:
 def learning_rate_at(optimizer: Any, step: int) -> float:
     """Return the learning rate at a step, counted from 0 over the whole training."""
     optimizer = _unwrapped(optimizer)
-    rate, step = optimizer._learning_rate, step // (optimizer.gradient_accumulation_steps or 1)
+    rate = optimizer._learning_rate
+    step = step // (optimizer.gradient_accumulation_steps or 1)
     is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     return float(np.asarray(rate(step) if is_schedule else rate))
 
@@ -389,9 +390,11 @@ def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
         loss: The model's loss, as `model.compile` takes it.
         unpenalized: Metric of the weighted loss without regularization terms; None if the model has none.
     """
-    plain, each = functools.partial(type(model).compute_metrics, model), keras.losses.get(loss)
+    plain = functools.partial(type(model).compute_metrics, model)
+    each = keras.losses.get(loss)
     if unpenalized is not None:
-        add, unpenalized.update_state = unpenalized.update_state, lambda *_, **__: None
+        add = unpenalized.update_state
+        unpenalized.update_state = lambda *_, **__: None
 
     def compute_metrics(x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if unpenalized is not None:
@@ -458,9 +461,11 @@ def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> l
             `ReduceLROnPlateau` meets a schedule.
     """
     named = [_create("callback", name, parameters) for name, parameters in params.callbacks.items()]
-    callbacks, names = [*named, *brought_by(model).callbacks], [re.sub("^validation_", "val_", name) for name in known]
+    callbacks = [*named, *brought_by(model).callbacks]
+    names = [re.sub("^validation_", "val_", name) for name in known]
     for callback in callbacks:
-        kind, monitor = type(callback).__name__, getattr(callback, "monitor", None)
+        kind = type(callback).__name__
+        monitor = getattr(callback, "monitor", None)
         if monitor is not None and monitor not in {*names, *known}:
             raise InputError(
                 f"The callback {kind} monitors {monitor!r}, which is not measured: expected one of {', '.join(names)}."
@@ -581,7 +586,8 @@ def _check_step(model: Any, batch: Sequence[np.ndarray]) -> None:
                 tf.function(model.train_step).get_concrete_function(tuple(map(tf.constant, batch))).structured_outputs
             )
     except Exception as error:  # The step may raise anything.
-        takes, other = ", ".join(inspect.signature(model.train_step).parameters), "tensorflow" if is_jax else "jax"
+        takes = ", ".join(inspect.signature(model.train_step).parameters)
+        other = "tensorflow" if is_jax else "jax"
         raise InputError(
             f"The model's own train_step({takes}) fails with backend={keras.backend.backend()}: {describe(error)}. "
             f"Correct it, or set training.backend={other} if it is written for that."

@@ -160,7 +160,8 @@ class Program:
 
     def trace(self) -> Any:
         """Return a `jax.stages.Traced`; the devices of the mesh need not exist."""
-        abstract, whole = jax.ShapeDtypeStruct, array_sharding(self.mesh, None)
+        abstract = jax.ShapeDtypeStruct
+        whole = array_sharding(self.mesh, None)
         state = tuple(
             [abstract(variable.shape, variable.dtype, sharding=self._sharding_of(variable)) for variable in kind]
             for kind in state_of(self.model)

@@ -111,7 +111,8 @@ def gathering_weights(model: Any, mesh: Any) -> Iterator[None]:
         model: A keras.Model, whose `compute_loss_and_updates` is wrapped.
         mesh: Devices that hold parts of the weights.
     """
-    plain, dtypes = model.compute_loss_and_updates, compute_dtypes(model)
+    plain = model.compute_loss_and_updates
+    dtypes = compute_dtypes(model)
 
     def compute(trainable_variables: Sequence[Any], *others: Any, **options: Any) -> Any:
         wholes = [_gather(value, dtype, mesh) for value, dtype in zip(trainable_variables, dtypes, strict=True)]

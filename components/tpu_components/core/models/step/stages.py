@@ -41,7 +41,8 @@ def plan_stages(params: TrainParams) -> tuple[PlannedStage, ...]:
     """
     if not params.stages:
         return (PlannedStage(params),)
-    planned, first_epoch = [], 0
+    planned = []
+    first_epoch = 0
     for number, stage in enumerate(params.stages, 1):
         rate = stage.learning_rate or params.learning_rate
         own = dataclasses.replace(params, epochs=stage.epochs, learning_rate=rate, stages=())

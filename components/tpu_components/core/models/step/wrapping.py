@@ -42,7 +42,9 @@ def extend_step(
         the variables themselves. Variables that are not floats, such as dropout's random state, have no average.
     """
     weights = model.variables
-    optimizer, plain, uses_jax = model.optimizer, model.train_step, keras.backend.backend() == "jax"
+    optimizer = model.optimizer
+    plain = model.train_step
+    uses_jax = keras.backend.backend() == "jax"
     augments = params.moves_pixels or params.softens_labels or has_margin
     add_variable = functools.partial(optimizer.add_variable, aggregation="only_first_replica")
     if augments:
@@ -79,7 +81,8 @@ def extend_step(
     @functools.wraps(plain)  # Keeps the program's name.
     def jax_step(state: Any, data: Any) -> Any:
         with keras.StatelessScope(state_mapping=zip(optimizer.variables, state[2], strict=True)):
-            data, steps = prepare(data), optimizer._iterations.value
+            data = prepare(data)
+            steps = optimizer._iterations.value
         logs, state = plain(state, data)
         variables = [*model.trainable_variables, *model.non_trainable_variables, *optimizer.variables]
         values = [*state[0], *state[1], *state[2]]

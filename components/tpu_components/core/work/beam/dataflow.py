@@ -50,8 +50,11 @@ class DataflowJob:
     """
 
     def __init__(self, pipeline: Any, options: Mapping[str, str], step: str, backoff: Backoff | None = None) -> None:
-        self._pipeline, self._name, self._step = pipeline, options["job_name"], step
-        self._project, self._region = options["project"], options["region"]
+        self._pipeline = pipeline
+        self._name = options["job_name"]
+        self._step = step
+        self._project = options["project"]
+        self._region = options["region"]
         self._backoff = backoff or Backoff()
         self._result: Any = None
 
@@ -139,7 +142,9 @@ class DataflowJob:
 
     def _errors(self) -> list[str]:
         """Return the job's error messages, oldest first, each once."""
-        client, texts, token = self._pipeline.runner.dataflow_client, list[str](), None
+        client = self._pipeline.runner.dataflow_client
+        texts = list[str]()
+        token = None
         with self._translated():
             while token != "":
                 page, token = client.list_messages(
