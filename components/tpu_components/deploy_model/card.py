@@ -19,6 +19,7 @@ import yaml
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import byte_size, dollars, percent, plain_number, show
+from tpu_components.core.base.typed_values import with_role
 from tpu_components.core.drift.shifts import Shift, find_shifts, say_verdict
 from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_of
@@ -48,6 +49,7 @@ from tpu_components.core.examples.text import START
 from tpu_components.core.files import typed_json
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.core.models.step.hyperparameters import Part, TrainParams
 from tpu_components.core.pages.blocks import Block, Fields, Section, Sentences, Table, as_markdown
 from tpu_components.core.pages.markdown import fence, plain, quote
 from tpu_components.core.pages.scores import Score, scores_of, table_of
@@ -65,30 +67,6 @@ _DRIFTED = 5
 _TARGETS = 20
 _NAMED = 5  # Regression targets in the first sentence.
 _NAME = 60  # Longest name of a class or slice, in characters.
-# Hyper-parameters to show, in this order, unless they are off.
-_SETTINGS = (
-    "initial_model",
-    "epochs",
-    "stages",
-    "batch_size_per_replica",
-    "num_replicas",
-    "optimizer",
-    "learning_rate",
-    "learning_rate_scaling",
-    "learning_rate_schedule",
-    "warmup_epochs",
-    "weight_decay",
-    "random_flip",
-    "random_crop_pixels",
-    "random_resized_crop",
-    "mixup_alpha",
-    "label_smoothing",
-    "ema_decay",
-    "early_stopping_epochs",
-    "precision",
-    "backend",
-    "sharding",
-)
 # From https://huggingface.co/docs/hub/repositories-licenses (August 2026); the hub calls any other licence `other`.
 _HUB_LICENCES = """
     afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
@@ -479,7 +457,8 @@ def _classes(manifest: Manifest) -> list[tuple[str, tuple[int, ...]]]:
 def _procedure(model: ModelInfo) -> list[Block]:
     """Return the hyper-parameters that are in effect, and how many epochs, examples and steps the model was trained."""
     training = model.training
-    settings = {name: training.get(name) for name in _SETTINGS if training.get(name) not in _OFF}
+    shown = with_role(TrainParams, Part.CARD)
+    settings = {name: training.get(name) for name in shown if training.get(name) not in _OFF}
     settings = {"model_parameters": _pairs(model.parameters), **settings, "seed": training.get("seed", "")}
     rows = [(markupsafe.Markup(f"`{name}`"), str(value)) for name, value in settings.items() if value != ""]
     epoch, seen, steps = (_count(training.get(name)) for name in ("best_epoch", "examples_seen", "steps"))

@@ -70,6 +70,10 @@ NotNegative = Annotated[int, Range(0)]
 Seed = Annotated[int, Range(0, below=2**32)]
 
 
+class Role(enum.Enum):
+    """What a field belongs to, in its type: `Annotated[int, Part.HOST]` for a subclass `Part`."""
+
+
 def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
 
@@ -97,12 +101,14 @@ class Field:
         kind: Type of the value; see `read`.
         meaning: Description in the docstring of the dataclass; empty if there is none.
         declared: The field as `dataclasses.fields` returns it, with its default.
+        roles: What the field belongs to.
     """
 
     name: str
     kind: Any
     meaning: str
     declared: "dataclasses.Field[Any]"
+    roles: frozenset[Role] = frozenset()
 
     @property
     def is_required(self) -> bool:
@@ -126,10 +132,26 @@ def fields_of(kind: Any) -> Mapping[str, Field]:
     entries = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", section, re.MULTILINE)
     meanings = {name: re.sub(r"\s+", " ", text) for name, text in entries}
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {
-        field.name: Field(field.name, hints[field.name], meanings.get(field.name, ""), field)
-        for field in dataclasses.fields(kind)
-    }
+    fields = {}
+    for field in dataclasses.fields(kind):
+        own, roles = _without_roles(hints[field.name])
+        fields[field.name] = Field(field.name, own, meanings.get(field.name, ""), field, roles)
+    return fields
+
+
+def _without_roles(kind: Any) -> tuple[Any, frozenset[Role]]:
+    """Return the type of a field without its roles, and the roles."""
+    if typing.get_origin(kind) is not Annotated:
+        return kind, frozenset()
+    own, *added = typing.get_args(kind)
+    roles = frozenset(item for item in added if isinstance(item, Role))
+    values = tuple(item for item in added if item not in roles)
+    return (Annotated[(own, *values)] if values else own), roles
+
+
+def with_role(kind: Any, role: Role) -> list[str]:
+    """Return the names of a dataclass's fields that have a role."""
+    return [name for name, field in fields_of(kind).items() if role in field.roles]
 
 
 def check_fields(value: Any) -> None:

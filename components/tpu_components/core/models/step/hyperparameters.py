@@ -1,6 +1,7 @@
 """Hyper-parameters of a training, for train_model and preflight_training."""
 
 import dataclasses
+import enum
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
@@ -11,39 +12,26 @@ from tpu_components.core.base.typed_values import (
     NotNegative,
     Positive,
     Range,
+    Role,
     Seed,
     Share,
     check_fields,
     check_together,
+    with_role,
 )
 from tpu_components.core.examples.feeding import RESIDENCIES
 from tpu_components.core.machines.device import ACCELERATORS, BACKENDS, PRECISIONS
 from tpu_components.core.models.step.sharding import FULLY_SHARDED, SHARDINGS
 
 AUTO = OF_THE_TASK = OF_THE_MODEL = "auto"
-# Parameters that do not change the compiled program: the host uses them, or the program takes them as arguments.
-_OUTSIDE_THE_PROGRAM = (
-    "initial_model",
-    "early_stopping_epochs",
-    "monitor",
-    "seed",
-    "accelerator",
-    "num_replicas",
-    "in_memory_mib",
-    "shuffle_buffer",
-    "checkpoint_seconds",
-    "profile_steps",
-)
-# Parameters that decide the optimizer.
-_OPTIMIZER = (
-    "optimizer",
-    "optimizer_parameters",
-    "learning_rate",
-    "learning_rate_schedule",
-    "schedule_parameters",
-    "warmup_epochs",
-    "weight_decay",
-)
+
+
+class Part(Role):
+    """What a parameter of a training belongs to."""
+
+    OPTIMIZER = enum.auto()  # If one of these is changed, a compiled model's own optimizer is replaced.
+    HOST = enum.auto()  # Outside of the compiled program: the host uses it, or the program takes it as an argument.
+    CARD = enum.auto()  # Shown on the model card.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,44 +129,44 @@ class TrainParams:
 
     model: str
     model_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    epochs: Positive = 10
-    batch_size_per_replica: Positive = 128
-    optimizer: str = OF_THE_MODEL
-    optimizer_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    learning_rate: Annotated[float, Range(above=0, below=math.inf)] = 0.001
-    learning_rate_scaling: Annotated[str, ("auto", "linear", "sqrt", "none")] = "auto"
-    learning_rate_schedule: str = "constant"
-    schedule_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    warmup_epochs: Amount = 0.0
-    stages: tuple[Stage, ...] = ()
-    initial_model: str = ""
-    weight_decay: Amount = 0.0
+    epochs: Annotated[Positive, Part.CARD] = 10
+    batch_size_per_replica: Annotated[Positive, Part.CARD] = 128
+    optimizer: Annotated[str, Part.OPTIMIZER, Part.CARD] = OF_THE_MODEL
+    optimizer_parameters: Annotated[Mapping[str, Any], Part.OPTIMIZER] = dataclasses.field(default_factory=dict)
+    learning_rate: Annotated[float, Range(above=0, below=math.inf), Part.OPTIMIZER, Part.CARD] = 0.001
+    learning_rate_scaling: Annotated[str, ("auto", "linear", "sqrt", "none"), Part.CARD] = "auto"
+    learning_rate_schedule: Annotated[str, Part.OPTIMIZER, Part.CARD] = "constant"
+    schedule_parameters: Annotated[Mapping[str, Any], Part.OPTIMIZER] = dataclasses.field(default_factory=dict)
+    warmup_epochs: Annotated[Amount, Part.OPTIMIZER, Part.CARD] = 0.0
+    stages: Annotated[tuple[Stage, ...], Part.CARD] = ()
+    initial_model: Annotated[str, Part.HOST, Part.CARD] = ""
+    weight_decay: Annotated[Amount, Part.OPTIMIZER, Part.CARD] = 0.0
     loss: str = OF_THE_TASK
     loss_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     metrics: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     balance_classes: bool = False
     class_weights: Mapping[str, Amount] = dataclasses.field(default_factory=dict)
-    random_flip: Annotated[str, ("none", "horizontal", "vertical", "horizontal_and_vertical")] = "none"
-    random_crop_pixels: NotNegative = 0
-    random_resized_crop: Share = 0.0
-    mixup_alpha: Annotated[float, Range(0, 10)] = 0.0
-    label_smoothing: Annotated[float, Range(0, below=1)] = 0.0
-    ema_decay: Annotated[float, Range(0, below=1)] = 0.0
-    early_stopping_epochs: NotNegative = 0
-    monitor: str = AUTO
+    random_flip: Annotated[str, ("none", "horizontal", "vertical", "horizontal_and_vertical"), Part.CARD] = "none"
+    random_crop_pixels: Annotated[NotNegative, Part.CARD] = 0
+    random_resized_crop: Annotated[Share, Part.CARD] = 0.0
+    mixup_alpha: Annotated[float, Range(0, 10), Part.CARD] = 0.0
+    label_smoothing: Annotated[float, Range(0, below=1), Part.CARD] = 0.0
+    ema_decay: Annotated[float, Range(0, below=1), Part.CARD] = 0.0
+    early_stopping_epochs: Annotated[NotNegative, Part.HOST, Part.CARD] = 0
+    monitor: Annotated[str, Part.HOST] = AUTO
     callbacks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    seed: Seed = 0
-    backend: Annotated[str, BACKENDS] = "auto"
-    accelerator: Annotated[str, ACCELERATORS] = "auto"
-    num_replicas: NotNegative = 0
-    precision: Annotated[str, PRECISIONS] = "auto"
-    in_memory_mib: NotNegative = 4096
-    shuffle_buffer: Positive = 20_000
+    seed: Annotated[Seed, Part.HOST] = 0
+    backend: Annotated[str, BACKENDS, Part.CARD] = "auto"
+    accelerator: Annotated[str, ACCELERATORS, Part.HOST] = "auto"
+    num_replicas: Annotated[NotNegative, Part.HOST, Part.CARD] = 0
+    precision: Annotated[str, PRECISIONS, Part.CARD] = "auto"
+    in_memory_mib: Annotated[NotNegative, Part.HOST] = 4096
+    shuffle_buffer: Annotated[Positive, Part.HOST] = 20_000
     residency: Annotated[str, RESIDENCIES] = "auto"
     steps_per_execution: NotNegative = 0
-    sharding: Annotated[str, SHARDINGS] = "replicated"
-    checkpoint_seconds: Amount = 60.0
-    profile_steps: NotNegative = 0
+    sharding: Annotated[str, SHARDINGS, Part.CARD] = "replicated"
+    checkpoint_seconds: Annotated[Amount, Part.HOST] = 60.0
+    profile_steps: Annotated[NotNegative, Part.HOST] = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -224,13 +212,15 @@ class TrainParams:
     @property
     def of_optimizer(self) -> tuple[str, ...]:
         """Names of changed optimizer and learning-rate settings; if empty, a compiled model keeps its optimizer."""
-        return tuple(name for name in _OPTIMIZER if getattr(self, name) != getattr(TrainParams(self.model), name))
+        usual = TrainParams(self.model)
+        names = with_role(TrainParams, Part.OPTIMIZER)
+        return tuple(name for name in names if getattr(self, name) != getattr(usual, name))
 
     @property
     def program(self) -> Self:
         """Copy with defaults for all parameters outside the compiled program, so that equal programs compare equal."""
         defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(self)}
-        return dataclasses.replace(self, **{name: defaults[name] for name in _OUTSIDE_THE_PROGRAM})
+        return dataclasses.replace(self, **{name: defaults[name] for name in with_role(TrainParams, Part.HOST)})
 
     def check_batch_fits(self, num_train_examples: int) -> None:
         """Check that a global batch is not larger than the training split.
