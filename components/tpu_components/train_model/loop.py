@@ -125,7 +125,7 @@ class StreamedFeed:
         arrays, mesh = self._program.source, self._program.mesh
         source = next(self._batches)
         count = 1
-        if self._program.block_steps:
+        if self._program.loops:
             count = min(limit, self._program.block_steps)
             batch = source
             source = tuple(np.empty((self._program.block_steps, *part.shape), part.dtype) for part in batch)
@@ -239,7 +239,7 @@ class DeviceLoop:
             with clock.measure(INPUT):
                 source, count = self._feed.take(min(self._to_profile or self._pace.steps, session.steps - step))
             with clock.measure(COMPUTE):
-                if self._program.block_steps:
+                if self._program.loops:
                     carry, watch = self._run(carry, watch, source, np.int32(count))
                 else:
                     for _ in range(count):

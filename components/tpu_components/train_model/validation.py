@@ -63,8 +63,10 @@ class ValidationSplit:
         All hosts get the same ranges; a host may have one example fewer. Each range starts at a batch.
         """
         read = self._read()
+        inputs, labels, weights = (np.empty(*shape) for shape in self._manifest.interface.batch_shapes(0))
+        nothing = Examples(inputs, labels, weights)  # Another host may have one example more.
         for start in range(0, self.most, self._part):
-            yield range(start, min(start + self._part, self.most)), next(read)
+            yield range(start, min(start + self._part, self.most)), next(read, nothing)
 
     def _read(self) -> Iterator[Examples]:
         if self.held is not None:
@@ -79,8 +81,6 @@ class ValidationSplit:
                 yield Examples(
                     *(fields[name] for name in (self._manifest.input.feature, LABEL_FEATURE, WEIGHT_FEATURE))
                 )
-        inputs, labels, weights = (np.empty(*shape) for shape in self._manifest.interface.batch_shapes(0))
-        yield Examples(inputs, labels, weights)  # Empty: another host may have one example more.
 
 
 class ShardedPredictor:

@@ -124,28 +124,35 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
         first = next(iter(" ".join(str(error).split()).split(". ")), "")
         raise InputError(f"The model {name!r} cannot be saved: {first or type(error).__name__}. {_ADVICE}") from error
     code = None
-    try:
-        rebuilt = _rebuild(config, {})
-    except Exception as error:  # Keras may raise anything here, and below.
-        if name.endswith(".keras") or (code := bundle_of(name)) is None:
+    rebuilt, error = _try_to_rebuild(config, {})
+    if error is not None:
+        code = None if name.endswith(".keras") else bundle_of(name)
+        if code is None:
             raise InputError(
                 f"The model {name!r} cannot be rebuilt without its code ({explain(error)}), as evaluation "
                 "and export have to. Give it as a .py file or module:function, whose code is kept with the model."
             ) from error
         objects = custom_objects(open_bundle(code.content, code.digest, code.name))
-        try:
-            rebuilt = _rebuild(config, objects)
-        except Exception as second:
+        rebuilt, error = _try_to_rebuild(config, objects)
+        if error is not None:
             raise InputError(
-                f"The model {name!r} cannot be rebuilt from its file ({explain(second)}), as evaluation "
+                f"The model {name!r} cannot be rebuilt from its file ({explain(error)}), as evaluation "
                 f"and export have to. {_ADVICE}"
-            ) from second
+            ) from error
     set_measured(model, measured_by(rebuilt))  # Copies for validation; the compiled step has its own.
-    del rebuilt
+    del rebuilt, error
     gc.collect()  # Frees the second model's device memory; it has reference cycles.
     if task == LANGUAGE_MODEL:
         StepModel(model)
     return code
+
+
+def _try_to_rebuild(config: dict[str, Any], objects: dict[str, Any]) -> tuple[Any, Exception | None]:
+    """Return the model of a configuration and None; or None and the error, which may be any that Keras raises."""
+    try:
+        return _rebuild(config, objects), None
+    except Exception as error:
+        return None, error
 
 
 def _rebuild(config: dict[str, Any], objects: dict[str, Any]) -> Any:

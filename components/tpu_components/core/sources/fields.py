@@ -102,11 +102,13 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
         names[what] = field
         if field != what:
             notes.append(f"{field!r} is taken for the {what}; data.columns may name another one")
-    content = next((what for what in ("image", "text") if what in params.columns), "")
-    content = content or next((what for what in ("image", "text") if what in names), "")
+    named = params.columns if {"image", "text"} & set(params.columns) else names
+    content = next((what for what in ("image", "text") if what in named), "")
     chosen = Chosen(params, labelled, content, names, tuple(notes))
-    missing = [] if content else ["image (or text)"]
-    if missing := [*missing, *(name for name in (*chosen.targets, *chosen.kept) if name not in fields)]:
+    missing = [name for name in (*chosen.targets, *chosen.kept) if name not in fields]
+    if not content:
+        missing.insert(0, "image (or text)")
+    if missing:
         raise InputError(
             f"Missing in {location}: {quoted(missing)}. Received: {quoted(list(fields))}. Say which they are: "
             f"data.columns={{image: …, label: …}}."
@@ -194,7 +196,7 @@ def _check_not_hot(values: Sequence[Any], name: str, keys: Sequence[str]) -> Non
 
 
 def _check_single(values: Sequence[Any], name: str, keys: Sequence[str]) -> None:
-    several = next((i for i, value in enumerate(values) if isinstance(value, list) and len(value) > 1), None)
+    several = next((i for i, value in enumerate(values) if _has_several(value)), None)
     if several is not None:
         _check_not_hot(values, name, keys)
         raise InputError(
@@ -210,6 +212,11 @@ def read_weights(values: Sequence[Any], name: str, keys: Sequence[str]) -> Targe
         InputError: If a weight is negative, infinite or not a number.
     """
     return parse_numbers([map(_only, values)], (name,), keys, WEIGHTS)
+
+
+def _has_several(value: Any) -> bool:
+    """Return whether a field has several values. A feature of a record is a list even if it has one value or none."""
+    return isinstance(value, list) and len(value) > 1
 
 
 def _only(value: Any) -> Any:
@@ -244,9 +251,8 @@ def read_kept(values: Mapping[str, Sequence[Any]], chosen: Chosen) -> dict[str, 
     if chosen.labelled:
         return {}
     fields = {**({"id": chosen.names["id"]} if "id" in chosen.names else {}), **{name: name for name in chosen.kept}}
-    # A feature of a record is a list even if it has one value or none.
     return {
-        name: [(value or [None])[0] if isinstance(value, list) and len(value) < 2 else value for value in values[field]]
+        name: [value if _has_several(value) else _only(value) for value in values[field]]
         for name, field in fields.items()
     }
 

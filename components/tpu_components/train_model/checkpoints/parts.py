@@ -9,7 +9,6 @@ image may have, and single hosts and replicated weights would still need the pre
 
 import contextlib
 import dataclasses
-import functools
 import io
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ class ArrayInParts:
     Args:
         shape: Shape of the whole array.
         dtype: Type of the values.
-        pieces: Parts by their bounds; each is an array or a function that reads one.
+        pieces: Parts by their bounds: arrays, or parts of a file.
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any, pieces: Mapping[_Bounds, Any]) -> None:
@@ -54,8 +53,7 @@ class ArrayInParts:
         for bounds, piece in self.pieces.items():
             common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(bounds, wanted, strict=True)]
             if all(start < end for start, end in common):
-                values = piece() if callable(piece) else piece
-                part = np.asarray(values)[_within(common, bounds)]
+                part = np.asarray(piece)[_within(common, bounds)]
                 box[_within(common, wanted)] = part
                 missing -= part.size
         if missing:
@@ -185,13 +183,21 @@ def open_parts(folder: Path, manifest: PartsManifest) -> dict[str, ArrayInParts]
         for key in keys:
             array, _, ranges = key.partition("@")
             bounds = tuple((int(a), int(b)) for a, _, b in (part.partition(":") for part in ranges.split(",")))
-            pieces[array][bounds] = functools.partial(_read, path, key)
+            pieces[array][bounds] = _PartInFile(path, key)
     return {name: ArrayInParts(shape, kind, pieces[name]) for name, (shape, kind) in manifest.arrays.items()}
 
 
-def _read(path: Path, key: str) -> np.ndarray:
-    with _opened(path) as file:
-        return np.asarray(file[key])  # Verifies the checksum.
+@dataclasses.dataclass(frozen=True)
+class _PartInFile:
+    """A part of an array that is read when it is used."""
+
+    path: Path
+    key: str
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        with _opened(self.path) as file:
+            part = np.asarray(file[self.key])  # Verifies the checksum.
+        return part if dtype is None else part.astype(dtype)
 
 
 @contextlib.contextmanager

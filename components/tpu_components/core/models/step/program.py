@@ -74,21 +74,22 @@ class Program:
         """Examples per step."""
         return self.batch[0][0][0]
 
-    @functools.cached_property
-    def block_steps(self) -> int:
-        """Largest number of batches that a call of the program receives and loops over; 0 if a call runs one step.
+    @property
+    def loops(self) -> bool:
+        """Whether a call of the program runs a number of steps; otherwise it runs one.
 
-        It is 1 if the split is resident: the program loops too, but gathers the batches itself. On a CPU there is no
-        loop unless `steps_per_execution` is set: there, XLA runs a convolution in a loop on one thread, 15 times slower
-        than outside.
+        On a CPU there is no loop unless `steps_per_execution` is set: there, XLA runs a convolution in a loop on one
+        thread, 15 times slower than outside.
         """
         steps = self.params.steps_per_execution
-        if steps == 1 or (steps == 0 and self.accelerator == "cpu"):
-            return 0
-        if self.is_resident:
-            return 1
+        return steps > 1 or (steps == 0 and self.accelerator != "cpu")
+
+    @functools.cached_property
+    def block_steps(self) -> int:
+        """Largest number of streamed batches that a call of a program that loops receives."""
         batch_bytes = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in self.batch)
-        return steps or max(1, min(_MAX_BLOCK_STEPS, _BLOCK_BYTES // batch_bytes))
+        fitting = max(1, min(_MAX_BLOCK_STEPS, _BLOCK_BYTES // batch_bytes))
+        return self.params.steps_per_execution or fitting
 
     @property
     def source(self) -> tuple[Array, ...]:
@@ -102,7 +103,7 @@ class Program:
                 *(Array((self.num_examples, *shape), kind) for shape, kind in others),
                 Array((steps, self.batch_size), "int32", 1),
             )
-        if not self.block_steps:
+        if not self.loops:
             return tuple(Array(shape, kind, 0) for shape, kind in self.batch)
         return tuple(Array((self.block_steps, *shape), kind, 1) for shape, kind in self.batch)
 
@@ -116,7 +117,7 @@ class Program:
             position = place * self.batch_size + jnp.arange(self.batch_size, dtype=jnp.int32)
             targets, weights = (jnp.take(array, chosen, axis=0, mode="clip") for array in (targets, weights))
             return images, targets, weights * (position < self.num_examples)
-        if not self.block_steps:
+        if not self.loops:
             return source
         return tuple(lax.dynamic_index_in_dim(array, index, keepdims=False) for array in source)
 
@@ -131,7 +132,7 @@ class Program:
     def function(self) -> Callable[..., tuple[Any, Watch]]:
         """Return the function that `jit` compiles: (carry, watch, source[, number of steps]) → (carry, watch).
 
-        It trains for one step, or with `block_steps` for a number of steps. The carry is the state of Keras's
+        It trains for one step, or if it `loops`, for a number of steps. The carry is the state of Keras's
         `train_step` and the position in the epoch, int32[].
         """
 
@@ -142,7 +143,7 @@ class Program:
             # The number of steps is an argument, so that one program handles blocks of any length.
             return lax.fori_loop(0, count, lambda i, kept: self._step(kept[0], kept[1], source, i), (carry, watch))
 
-        return train_block if self.block_steps else train_step
+        return train_block if self.loops else train_step
 
     def _sharding_of(self, variable: Any) -> Any:
         return variable_sharding(self.mesh, variable.shape, self.params.sharding)
@@ -171,7 +172,7 @@ class Program:
             abstract(array.shape, array.dtype, sharding=array_sharding(self.mesh, array.sharded_axis))
             for array in self.source
         )
-        count = (abstract((), np.int32),) if self.block_steps else ()
+        count = (abstract((), np.int32),) if self.loops else ()
         return self.jit().trace((state, place), Watch(finite, loss), source, *count)
 
 

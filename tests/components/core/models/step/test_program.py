@@ -8,12 +8,16 @@ from tpu_components.core.models.step.program import Program
 
 @pytest.mark.parametrize(
     ("asked", "accelerator", "batch_bytes", "steps"),
-    [(0, "cpu", 1, 0), (0, "tpu", 1 << 20, 64), (0, "gpu", 1 << 30, 1), (1, "tpu", 1, 0), (7, "cpu", 1, 7)],
+    [(0, "cpu", 1, None), (0, "tpu", 1 << 20, 64), (0, "gpu", 1 << 30, 1), (1, "tpu", 1, None), (7, "cpu", 1, 7)],
 )
 def test_blocks_are_for_accelerators_unless_they_are_asked_for(asked, accelerator, batch_bytes, steps):
     params = TrainParams("m", steps_per_execution=asked)
-    assert Program(None, [((batch_bytes,), "uint8")], 1, params, False, accelerator).block_steps == steps
-    assert Program(None, [((batch_bytes,), "uint8")], 1, params, True, accelerator).block_steps == min(steps, 1)
+    streamed, resident = (
+        Program(None, [((batch_bytes,), "uint8")], 1, params, is_resident, accelerator) for is_resident in (False, True)
+    )
+    assert streamed.loops == resident.loops == (steps is not None)
+    if streamed.loops:
+        assert streamed.block_steps == steps
 
 
 _FITS = """
