@@ -1,8 +1,8 @@
 """Makes the splits that an earlier version draws for data sets whose names are as macOS writes them, in Unicode's NFD.
 
-    cd CHECKOUT && ITS_PYTHON …/tests/golden/earlier/splits.py …/tests/golden/earlier/COMMIT.splits.json
+    cd CHECKOUT && .venv/bin/python …/tests/golden/earlier/splits.py …/tests/golden/earlier/COMMIT.splits.json
 
-CHECKOUT and ITS_PYTHON: see `make.py`. `tests/e2e/test_upgrade.py` makes the same data sets and compares the splits.
+CHECKOUT: see `make.py`. `tests/e2e/test_upgrade.py` makes the same data sets and compares the splits.
 """
 
 import csv
