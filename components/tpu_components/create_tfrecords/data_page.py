@@ -92,7 +92,7 @@ def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[
         "Targets": _targets(manifest),
         f"Figures of the {manifest.input.plural}": _charts(manifest, num_examples),
         "Samples": _samples(manifest, samples),
-        "Set aside": _set_aside(manifest),
+        "Quarantined": _quarantined(manifest),
         "Copies": _copies(manifest, copies),
     }
     return page.render(
@@ -115,7 +115,7 @@ def _numbers(manifest: Manifest, copies: Mapping[str, Any], num_examples: int) -
             Figure(name, f"{split.num_examples:,}", [f"{percent(split.num_examples / num_examples, 1)} of all"])
             for name, split in manifest.splits.items()
         ),
-        Figure("set aside", **judged(len(manifest.quarantined), "unreadable, not stored")),
+        Figure("quarantined", **judged(len(manifest.quarantined), "unreadable, not stored")),
         Figure("copies", f"{copies['exact'] + copies['near']:,}", [left_out]),
         Figure("copies across splits", **judged(copies["across_splits"], "sets: they flatter the result")),
         Figure("copies of several labels", **judged(copies["contradictory"], "sets: at least one label is wrong")),
@@ -199,7 +199,7 @@ def _samples(manifest: Manifest, samples: Mapping[str, markupsafe.Markup]) -> li
     return [note, [_SAMPLES.format(*pair) for pair in samples.items()]] if samples else []
 
 
-def _set_aside(manifest: Manifest) -> list[Block]:
+def _quarantined(manifest: Manifest) -> list[Block]:
     aside = sorted(manifest.quarantined, key=lambda item: item.key)[:_ASIDE_ROWS]
     note = f"The first {len(aside)} of {len(manifest.quarantined):,}; dataset.json lists all."
     table = Table({"Input": "<", "Reason": "<"}, [(item.key, Cell(item.reason, "path")) for item in aside])

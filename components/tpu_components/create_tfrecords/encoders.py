@@ -85,7 +85,7 @@ class ImageEncoder:
             known: Result of `identify` for `content`, if it is known.
 
         Raises:
-            UnreadableError: If the example must be set aside.
+            UnreadableError: If the example must be quarantined.
             InputError: If the shape of the image differs from the others, which stops the writing.
         """
         if self.input.encoding == ENCODED:

@@ -1,4 +1,4 @@
-"""Log messages about the written data set, and a check that not too many inputs were set aside."""
+"""Log messages about the written data set, and a check that not too many inputs were quarantined."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -119,7 +119,7 @@ def say_shares(plan: DatasetPlan, manifest: Manifest) -> None:
 
 
 def check_budget(plan: DatasetPlan, manifest: Manifest) -> None:
-    """Log the inputs that were set aside, with the reasons, and check that they are few.
+    """Log the inputs that were quarantined, with the reasons, and check that they are few.
 
     Raises:
         InputError: If their share is larger than `max_bad_fraction`, or a split has no examples left.
@@ -131,10 +131,10 @@ def check_budget(plan: DatasetPlan, manifest: Manifest) -> None:
         progress.say(STEP, note)
     shown = bad[: _LISTED if len(bad) > max_bad_fraction * total else _SHOWN]
     for item in shown:
-        progress.say(STEP, f"set aside {item.key!r}: {item.reason}")
+        progress.say(STEP, f"quarantined {item.key!r}: {item.reason}")
     if len(bad) > len(shown):
         progress.say(STEP, f"and {len(bad) - len(shown):,} more; the manifest lists them")
     require_few(bad, total, plan.params, "are unreadable")
     for name in plan.order:
         if name not in manifest.splits or not manifest.splits[name].num_examples:
-            raise InputError(f"The {name!r} split has no readable examples left after {len(bad)} were set aside.")
+            raise InputError(f"The {name!r} split has no readable examples left after {len(bad)} were quarantined.")

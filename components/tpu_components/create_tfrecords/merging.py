@@ -222,7 +222,7 @@ class Merger:
     def _describe(self, split: str, examples: np.ndarray, counts: np.ndarray, figures: np.ndarray) -> Split:
         task = self._plan.params.task
         listing = self._plan.listing
-        # If all inputs of a split were set aside, there is nothing to count.
+        # If all inputs of a split were quarantined, there is nothing to count.
         labels = listing.labels[examples]
         class_names = listing.class_names
         is_regression = task == REGRESSION and len(labels)

@@ -58,7 +58,7 @@ class Part:
             not measured. None for passages of a corpus.
         looks: Perceptual hashes of images, uint8[kept, 8, 9]; None for texts.
         num_pixels: Number of pixels in each image's file, int32[kept]; None for texts.
-        bad: Examples that were set aside.
+        bad: Examples that were quarantined.
         content: Framed records; empty until `read_records` has read them from `path`.
     """
 
@@ -267,7 +267,7 @@ def read_part(uri: str, file: bytes) -> Part:
 
 
 def check_part(part: Part, listing: Listing, indices: np.ndarray) -> None:
-    """Check that each example of a task is in its part, with its key, label and weight, or has been set aside.
+    """Check that each example of a task is in its part, with its key, label and weight, or has been quarantined.
 
     The encoded pictures and texts themselves are not checked, because they would have to be encoded again.
 
@@ -289,7 +289,7 @@ def check_part(part: Part, listing: Listing, indices: np.ndarray) -> None:
         if np.any(np.diff(part.kept) <= 0) or np.any(part.kept < 0):
             raise ValueError("examples in another order")
         if (keys := [item.key for item in part.bad]) != pick(listing.keys, indices[left]):
-            raise ValueError(f"{len(part.kept):,} examples and {len(keys):,} set aside, of {len(indices):,} others")
+            raise ValueError(f"{len(part.kept):,} examples and {len(keys):,} quarantined, of {len(indices):,} others")
         kept = indices[part.kept]
         weights = [None] * len(kept) if listing.weights is None else listing.weights[kept, None].tolist()
         labels = listing.labels[kept].tolist()

@@ -94,7 +94,7 @@ def _where(listing: Listing, params: WriteParams) -> str:
 
 
 def require_few(bad: Sequence[Quarantined], total: int, params: WriteParams, what: str) -> None:
-    """Check that not too many inputs are set aside.
+    """Check that not too many inputs are quarantined.
 
     Raises:
         InputError: If their share is larger than `max_bad_fraction`.

@@ -427,7 +427,7 @@ def _data(facts: CardFacts) -> list[Block]:
         ("Examples", _pairs({name: f"{split.num_examples:,}" for name, split in splits.items()})),
         ("Divided by", manifest.split_rule),
         ("Fingerprint", manifest.fingerprint),
-        ("Set aside", f"{len(manifest.quarantined):,} unreadable" if manifest.quarantined else "none"),
+        ("Quarantined", f"{len(manifest.quarantined):,} unreadable" if manifest.quarantined else "none"),
         ("Copies", _copies(facts.copies)),
         (f"Beside the data of version {champion}", "" if facts.shifts is None else say_verdict(facts.shifts)),
     ]

@@ -200,7 +200,7 @@ def describe_run(split: str, manifest: Manifest, info: ModelInfo) -> tuple[str, 
         "Data fingerprint": manifest.fingerprint[:16],
         "Splits": ", ".join(f"{name} {split.num_examples:,}" for name, split in manifest.splits.items()),
         "Scored on": split,
-        "Set aside": f"{len(manifest.quarantined):,} unreadable inputs",
+        "Quarantined": f"{len(manifest.quarantined):,} unreadable inputs",
         "Trained on": f"{replicas}, {training['backend']}, {training['precision']}",
         "Training": f"{training['epochs']} epochs{in_stages}, {training['seconds']:,.0f} s, "
         f"{training['examples_per_second']:,.0f} {manifest.input.plural}/s",

@@ -229,7 +229,7 @@ def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Re
         data["channels"], reasons["data.channels"] = 3, "Grey and colour are mixed: all in colour; 1 for all in grey."
     if overview.bad_share and not params.max_bad_fraction:
         data["max_bad_fraction"] = min(0.5, math.ceil(200 * overview.bad_share) / 100)
-        reasons["data.max_bad_fraction"] = "Share that may be set aside and listed; what was found stands above."
+        reasons["data.max_bad_fraction"] = "Share that may be quarantined and listed; what was found stands above."
     if overview.kind == TEXT and overview.lengths:
         longest = sorted(overview.lengths)[int(0.9 * (len(overview.lengths) - 1))]  # The 90% quantile.
         data["num_tokens"] = min(400, max(16, 16 * math.ceil(longest / 16)))

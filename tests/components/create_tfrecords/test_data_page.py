@@ -36,7 +36,7 @@ def test_the_page_shows_balance_figures_samples_copies_and_what_was_set_aside(wr
     text = (written / "data.html").read_text()
     page = Page(text)
     words = " ".join(page.words)
-    for said in ("Classes, largest first", "brightness", "sharpness", "Samples", "Set aside", "damaged.png"):
+    for said in ("Classes, largest first", "brightness", "sharpness", "Samples", "Quarantined", "damaged.png"):
         assert said in words
     assert "several labels" in words
     assert "copy.png" in words

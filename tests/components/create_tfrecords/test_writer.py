@@ -304,7 +304,7 @@ def test_unreadable_images_within_budget_are_set_aside_and_the_rest_written(imag
         "cat/0003.jpeg": "not an image",
         "dog/0004.jpeg": "damaged JPEG: Premature end of JPEG file",
     }
-    assert "set aside 'cat/0003.jpeg': not an image" in capsys.readouterr().err
+    assert "quarantined 'cat/0003.jpeg': not an image" in capsys.readouterr().err
     assert sum(len(_read(tmp_path / "out", split)) for split in manifest.splits) == 18
 
 
@@ -363,7 +363,7 @@ def test_a_split_left_without_readable_images_is_refused(image_folder, tmp_path)
     for name in ("cat", "dog"):
         (folder / "test" / name).mkdir(parents=True)
         (folder / "test" / name / "x.png").write_bytes(b"text")
-    with pytest.raises(InputError, match=r"The 'test' split has no readable examples left after 2 were set aside"):
+    with pytest.raises(InputError, match=r"The 'test' split has no readable examples left after 2 were quarantined"):
         write_records(WriteParams(f"images:{folder}", max_bad_fraction=0.5), tmp_path / "out")
 
 

@@ -128,7 +128,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Quarantined:
-    """Key of an input that was set aside, and the reason."""
+    """Key of an input that was quarantined, and the reason."""
 
     key: str
     reason: str
@@ -164,7 +164,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         features: Type of each feature of a tf.train.Example.
         class_names: Class names; a label is an index into them. For a regression, the names of the targets.
         splits: Splits by name; empty splits are left out.
-        quarantined: Inputs that were set aside.
+        quarantined: Inputs that were quarantined.
         common_words: Counts of the most frequent words in the training split; the empty name has the count of all other
             words. Empty for images and in older files.
         num_left_out: Number of examples in no split, because they are copies of held-out examples.

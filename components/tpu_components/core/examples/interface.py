@@ -23,7 +23,7 @@ THRESHOLD = 0.5  # A label of a multi-label model is predicted if its probabilit
 
 
 class UnreadableError(Exception):
-    """An example cannot be used and is set aside. The message is the reason, without the name of the example."""
+    """An example cannot be used and is quarantined. The message is the reason, without the name of the example."""
 
 
 @dataclasses.dataclass(frozen=True)

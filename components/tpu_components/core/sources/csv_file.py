@@ -253,7 +253,7 @@ def _read_table(table: Table, params: WriteParams, labelled: bool) -> _Rows:
         others.append("weight")
     wanted = list(dict.fromkeys([example, *targets, *others]))
     _check_columns(table, wanted, targets)
-    # Empty texts are set aside later, when they are read.
+    # Empty texts are quarantined later, when they are read.
     missing = {name: _EMPTY for name in wanted if name not in ("text", "id", *params.slice_columns)}
     numbers = [*targets, "weight", "split"] if labelled else []
     missing |= {name: MISSING for name in numbers if name in {*wanted, *table.columns}}

@@ -282,7 +282,7 @@ def list_rows(
     identify: Callable[[], np.ndarray] | None,
     **content: Any,
 ) -> Listing:
-    """Return the listing of examples with fields. Examples without a target, split or weight are set aside.
+    """Return the listing of examples with fields. Examples without a target, split or weight are quarantined.
 
     Args:
         values: Values of the fields `chosen.wanted`, by field name.

@@ -144,7 +144,7 @@ def list_unlabelled(params: WriteParams) -> Listing:
 
 
 def _without_empty_classes(listing: Listing) -> Listing:
-    """Return the listing without classes of which all examples were set aside, for example for their weights."""
+    """Return the listing without classes of which all examples were quarantined, for example for their weights."""
     labels = listing.labels
     used = np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(axis=0))
     if len(used) == len(listing.class_names):

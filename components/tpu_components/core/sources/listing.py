@@ -81,7 +81,7 @@ class Listing:
             for copies; None if the keys are used.
         has_ids: Whether `identities` are ids from the source; otherwise, they are paths or hashes.
         hashes: uint64[num_examples]: `identify` of the images or texts that the listing holds; None if it holds none.
-        bad: Inputs that are not examples, such as a row without a label; they are set aside like unreadable ones.
+        bad: Inputs that are not examples, such as a row without a label; they are quarantined like unreadable ones.
         weights: Weights of the examples in the training's loss, float32[num_examples]; None without `columns.weight`.
     """
 

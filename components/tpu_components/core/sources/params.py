@@ -211,7 +211,7 @@ class WriteParams:
 
 @dataclasses.dataclass(frozen=True)
 class WriteResult:
-    """Numbers of written examples, of inputs set aside and of shards, and the fingerprint of the content."""
+    """Numbers of written examples, of quarantined inputs and of shards, and the fingerprint of the content."""
 
     num_examples: int
     split_examples: dict[str, int]

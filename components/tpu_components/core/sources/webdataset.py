@@ -236,7 +236,7 @@ class _Group:
             if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # As PowerShell writes it.
                 with contextlib.suppress(UnicodeDecodeError):
                     return content.decode("utf-16").strip()
-            # As bytes: a label that is not UTF-8 is set aside with its image.
+            # As bytes: a label that is not UTF-8 is quarantined with its image.
             return content.removeprefix(codecs.BOM_UTF8).strip()
         with reading(f"{self.stem}.{suffix} in {self._path}", "the image's label", "Correct it."):
             facts = {as_nfc(field): value for field, value in typed_json.decode(content.decode("utf-8-sig")).items()}

@@ -240,7 +240,7 @@ def _one_less(arrays, fields):
         (_fewer_sizes, "bytes of records, and books of others"),
         (_other_names, "another name, label or weight"),
         (_another_order, "examples in another order"),
-        (_one_less, "set aside, of"),
+        (_one_less, "quarantined, of"),
     ],
 )
 def test_a_part_that_was_changed_is_refused_though_it_has_its_checksum(
