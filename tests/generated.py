@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from tests.cli import COMPONENTS, PIPELINES, REPOSITORY
+from tests.component_interfaces import with_interface
 from tests.test_repository import STEPS
 from tpu_components.core.base.typed_values import fields_of
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
@@ -53,6 +54,9 @@ def generated() -> dict[Path, str]:
     steps = {COMPONENTS / step / "README.md": params for step, params in STEPS.items()}
     steps[COMPONENTS / "serving" / "README.md"] = ServeParams
     files = {path: _with_parameters(path.read_text(), params) for path, params in steps.items()}
+    for step, params in STEPS.items():
+        component = COMPONENTS / step / "component.py"
+        files[component] = with_interface(component.read_text(), step, params)
     settings = _TABLE.sub(lambda _: f"\n{as_markdown()}", README.read_text())
     files[FRONT] = with_preflight(FRONT.read_text())
     return {SCHEMA: schema.as_text(), README: settings, **files}

@@ -95,13 +95,19 @@ def modules():
 
 
 def test_a_module_is_imported_by_the_path_below_components_or_pipelines():
-    """In a clone, too, by what Python itself does: no finder of ours, no second name, no link."""
+    """In a clone, too, by what Python itself does: no second name, no link."""
     for name, path in modules().items():
         spec = importlib.util.find_spec(name)
         assert spec is not None, name
         assert spec.origin == str(path)
-    for path in (*sources("components"), *sources("pipelines")):
-        assert not re.search(r"\b(meta_path|path_hooks)\b", path.read_text()), path
+
+
+def test_what_a_file_says_is_what_runs():
+    """No text is executed or planted as the source of a function, and Python's own finders find every module."""
+    pattern = re.compile(r"\bexec\s*\(|\bline[_]?cache\b|\b(meta|path)_(path|hooks)\b")
+    assert pattern.search("sys." + "_".join(("meta", "path")))
+    for path in (*sources("components"), *sources("pipelines"), *sources("tests")):
+        assert not pattern.search(path.read_text()), path
 
 
 def imported_modules(name, path, known):

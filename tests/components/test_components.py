@@ -7,6 +7,7 @@ import importlib.metadata
 import inspect
 import json
 import re
+import runpy
 import subprocess
 import sys
 import typing
@@ -16,14 +17,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kfp import dsl
+from kfp.dsl.base_component import BaseComponent
 from packaging.utils import canonicalize_name
 from sklearn.datasets import load_digits
 
 from tests.cli import REPOSITORY
+from tests.component_interfaces import key_names
 from tests.fakes.vertex_rules import check_outputs
 from tests.html_page import Page
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import fields_of, whole_numbers
+from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.core.models.step.hyperparameters import Stage
 from tpu_components.core.registry.folder import ModelRegistry
@@ -104,6 +108,51 @@ def test_every_input_reaches_its_field_with_its_type_after_it_has_travelled_as_j
     for values_sent in (sent, whole_numbers(sent)):  # Its driver writes them without a fraction that is 0.
         received = params_from({"records": "an artifact", **values_sent}, _params(step))
         assert repr(received) == repr(params)  # To ==, 60 and 60.0 are the same; in a record they are not.
+
+
+def _every_component():
+    """Those of the steps, and those that write or predict with several machines."""
+    modules = [importlib.import_module(f"tpu_components.{step}.component") for step in _STEPS]
+    members = [member for module in modules for member in vars(module).values()]
+    return [member.component_spec for member in members if isinstance(member, BaseComponent)]
+
+
+def test_every_input_and_output_of_every_component_has_a_description():
+    """KFP reads those of inputs in `Args:`, and those of outputs in `Returns:`."""
+    described, missing = 0, []
+    for component in _every_component():
+        for name, one in {**component.inputs, **(component.outputs or {})}.items():
+            described += bool(one.description)
+            missing += [] if one.description else [f"{component.name}: {name}"]
+    assert missing == []
+    assert described > 200
+
+
+def test_an_input_or_output_that_holds_the_fields_of_a_dataclass_names_them():
+    for step in _STEPS:
+        inputs = _component(step).component_spec.inputs
+        for name, field in fields_of(_params(step)).items():
+            assert [key for key in key_names(field.kind) if f"`{key}`" not in inputs[name].description] == [], name
+    footprint = _component("preflight_training").component_spec.outputs["footprint"].description
+    assert [key for key in key_names(Footprint) if f"`{key}`" not in footprint] == []
+
+
+def test_no_text_of_a_component_is_a_placeholder_to_a_platform():
+    """Argo and Vertex AI replace `{{…}}` in all that a step is sent, Kubernetes `$(…)` in a container's command."""
+    for component in _every_component():
+        source = component.implementation.container.command[-1]
+        specs = {**component.inputs, **(component.outputs or {})}.values()
+        for text in (source, *(one.description for one in specs)):
+            assert not re.search(r"\{\{|\$\(", text), component.name
+
+
+def test_the_readmes_pipeline_of_components_compiles(tmp_path):
+    readme = (REPOSITORY / "components" / "README.md").read_text()
+    (block,) = re.findall(r"```python\n([^`]*@dsl.pipeline.*?)```", readme, re.DOTALL)
+    (tmp_path / "own.py").write_text(block)
+    pipeline = runpy.run_path(str(tmp_path / "own.py"))["my_pipeline"]
+    tasks = pipeline.pipeline_spec.root.dag.tasks
+    assert tasks["train-model"].inputs.artifacts["records"].task_output_artifact.producer_task == "create-tfrecords"
 
 
 @pytest.mark.parametrize("step", _STEPS)

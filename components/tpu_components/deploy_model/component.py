@@ -1,17 +1,18 @@
-"""KFP wrapper of deploy_model."""
+"""KFP wrapper of deploy_model.
 
-from typing import Any, Dict
+The inputs after `*`, and their part of `Args:`, are the fields of DeployParams: `python -m tests.generated` writes
+them.
+"""
+
+from typing import Any, Dict, List
 
 from kfp import dsl
 
 from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
-from tpu_components.core.step.step_inputs import with_inputs
-from tpu_components.deploy_model.params import DeployParams
 
 
 @in_place_of_shell
 @dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
-@with_inputs(DeployParams)
 def deploy_model(
     records: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
@@ -19,9 +20,84 @@ def deploy_model(
     evaluation: dsl.Input[dsl.Artifact],
     deployment: dsl.Output[dsl.Artifact],
     fingerprint: Dict[str, str] = {},
-    **inputs: Any,
+    *,
+    registry: str,
+    model_name: str,
+    alias: str = "champion",
+    health_check_examples: int = 32,
+    health_check_tolerance: float = 0.01,
+    artifacts_uri: str = "",
+    serving_image: str = "",
+    endpoint: str = "",
+    endpoint_traffic: int = 100,
+    endpoint_machine_type: str = "n1-standard-2",
+    endpoint_max_replicas: int = 1,
+    endpoint_service_account: str = "",
+    endpoint_access: str = "public",
+    endpoint_network: str = "",
+    endpoint_projects: List[str] = [],
+    encryption_key: str = "",
+    signing_key: str = "",
+    verify_key: str = "",
+    lineage: Dict[str, Any] = {},
+    preflight: Dict[str, Any] = {},
+    licence: str = "",
+    notes: str = "",
 ) -> None:
-    """Register a promoted model and, after a health check, make it the champion."""
+    """Register a promoted model and, after a health check, make it the champion.
+
+    Args:
+        records: Records that create_tfrecords wrote.
+        model: Model that train_model wrote.
+        exported: Export that export_model wrote.
+        evaluation: Evaluation that evaluate_model wrote.
+        fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
+            when it changes.
+        registry: Local folder of the registry, not a bucket, or `projects/PROJECT/locations/REGION/models` for Vertex
+            AI's Model Registry. In a configuration: `vertex` is Vertex AI's registry in the settings' project and
+            region; empty is `registry` in the workspace for a local run. A compiled pipeline, on Kubeflow too, accepts
+            only Vertex AI's registry; if this is empty, it has no deploy_model.
+        model_name: Name of the model in the registry; runs with the same name compete for its alias. In a
+            configuration, the default is the name of the run.
+        alias: Alias to move to the new version.
+        health_check_examples: Number of examples that the registered export must predict before the alias moves.
+        health_check_tolerance: Largest allowed difference from the evaluated predictions, as a probability or in
+            standard deviations of a regression's target.
+        artifacts_uri: Folder on gs:// for the versions' models and exports, for a registry on Vertex AI. In a
+            configuration, empty is `registry` in the settings' bucket.
+        serving_image: Image of the server, for a registry on Vertex AI. Default: TPU_PIPELINES_SERVING_IMAGE, when the
+            pipeline is compiled.
+        endpoint: Id of the endpoint for the new version, for a registry on Vertex AI; created if missing. Empty deploys
+            to no endpoint.
+        endpoint_traffic: Percentage of the endpoint's requests for the new version; other versions share the rest in
+            proportion. The first version gets all requests.
+        endpoint_machine_type: Machine type of the endpoint.
+        endpoint_max_replicas: Largest number of machines. At least 1 machine runs, and costs, while a version is
+            deployed.
+        endpoint_service_account: Service account of the server; empty is an account without permissions.
+        endpoint_access: Network access of the endpoint: `public`, the service's address; `dedicated`, a public address
+            of its own; `private`, inside a network by Private Service Connect. It cannot be changed later.
+        endpoint_network: Network of a private endpoint's address: `projects/PROJECT/global/networks/NETWORK`, with the
+            project's id. The pipeline's steps must run in this network.
+        endpoint_projects: Further projects that may connect to a private endpoint. The endpoint's project and the
+            network's project always may.
+        encryption_key: Customer-managed encryption key (CMEK) for versions and endpoint on Vertex AI. In a
+            configuration, empty is the settings' key.
+        signing_key: File of a private EC key in PEM, local or on gs://, to sign a new version with. Its password, if
+            any, is TPU_PIPELINES_SIGNING_PASSWORD. Empty leaves versions unsigned.
+        verify_key: Public key: PEM text, or the path of a PEM file, local or on gs://. The alias moves only if the
+            version's signatures are valid; servers on Vertex AI verify them too. Empty disables the check.
+        lineage: Further facts to record with the version, by name. A pipeline passes `run`, `config` and `code`.
+        preflight: Output `footprint` of preflight_training, to record with the version: `machine`, `step_ms`,
+            `peak_bytes`, `usd_per_hour` and so on. A pipeline passes it; otherwise leave it empty.
+        licence: Identifier of the model's licence for its card, from SPDX's or Hugging Face's list, for example
+            `apache-2.0`. Empty states none.
+        notes: Your own text for the model's card, shown literally. It must not contain two opening braces in a row, the
+            pipeline's mark for placeholders.
+
+    Returns:
+        deployment: Result of the deployment, `deployment.json`: the new version, its alias and its endpoint.
+    """
     inputs = dict(locals())
     from tpu_components.core.step.step_record import run_component
     from tpu_components.deploy_model import DeployParams, deploy_model

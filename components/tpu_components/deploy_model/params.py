@@ -80,13 +80,14 @@ class DeployParams:
             any, is TPU_PIPELINES_SIGNING_PASSWORD. Empty leaves versions unsigned.
         verify_key: Public key: PEM text, or the path of a PEM file, local or on gs://. The alias moves only if the
             version's signatures are valid; servers on Vertex AI verify them too. Empty disables the check.
-        lineage: Further facts to record with the version, for example the run and its configuration.
-        preflight: Findings of preflight_training on the training's machine, to record with the version. A pipeline
-            passes them; otherwise leave it empty.
+        lineage: Further facts to record with the version, by name. A pipeline passes `run`, `config` and
+            `code`.
+        preflight: Output `footprint` of preflight_training, to record with the version: `machine`, `step_ms`,
+            `peak_bytes`, `usd_per_hour` and so on. A pipeline passes it; otherwise leave it empty.
         licence: Identifier of the model's licence for its card, from SPDX's or Hugging Face's list, for example
             `apache-2.0`. Empty states none.
-        notes: Your own text for the model's card, shown literally. It must not contain `{{`, the pipeline's mark for
-            placeholders.
+        notes: Your own text for the model's card, shown literally. It must not contain two opening braces in a row,
+            the pipeline's mark for placeholders.
     """
 
     registry: str

@@ -1,17 +1,18 @@
-"""KFP wrapper of evaluate_model."""
+"""KFP wrapper of evaluate_model.
 
-from typing import Any, Dict
+The inputs after `*`, and their part of `Args:`, are the fields of EvaluateParams: `python -m tests.generated` writes
+them.
+"""
+
+from typing import Any, Dict, List
 
 from kfp import dsl
 
 from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
-from tpu_components.core.step.step_inputs import with_inputs
-from tpu_components.evaluate_model.params import EvaluateParams
 
 
 @in_place_of_shell
 @dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
-@with_inputs(EvaluateParams)
 def evaluate_model(
     records: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
@@ -20,11 +21,80 @@ def evaluate_model(
     classification: dsl.Output[dsl.ClassificationMetrics],
     report: dsl.Output[dsl.HTML],
     fingerprint: Dict[str, str] = {},
-    **inputs: Any,
+    *,
+    champion: str = "",
+    minimum: Dict[str, float] = {},
+    maximum: Dict[str, float] = {},
+    max_regression: Dict[str, float] = {"accuracy": 0.0},
+    confidence: float = 0.95,
+    test_decisions: int = 1,
+    bound_confidence: float = 0.5,
+    slices: List[str] = ["class"],
+    slice_minimum: float = 0.0,
+    max_slice_regression: float = 0.05,
+    beat_baseline: bool = True,
+    split: str = "test",
+    top_k: int = 5,
+    batch_size_per_replica: int = 256,
+    backend: str = "auto",
+    accelerator: str = "auto",
+    num_replicas: int = 0,
+    num_pictures: int = 60,
 ) -> bool:
     """Score a model and the champion on one split; returns the gate's decision.
 
     The decision is the only unnamed output, because kfp.local can use no other output in a condition.
+
+    Args:
+        records: Records that create_tfrecords wrote.
+        model: Model that train_model wrote.
+        fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
+            when it changes.
+        champion: Model to beat: a folder that train_model wrote, local or on gs://, or a version in a registry,
+            `REGISTRY/MODEL@champion` or `REGISTRY/MODEL@0001`. REGISTRY is a local folder, or
+            `projects/PROJECT/locations/REGION/models` on Vertex AI. Empty means none; in a configuration, it means the
+            champion in the registry of the deploy section, if there is one.
+        minimum: Lowest allowed value of each metric for which higher is better, such as {"accuracy": 0.97}.
+        maximum: Highest allowed value of each metric for which lower is better, such as {"loss": 0.5}.
+        max_regression: Margin by which each metric may be worse than the champion's; with 0, it has to be better. Both
+            are tested with the confidence level `confidence`. With a margin above 0 and a registry, the model is also
+            compared with the best model that was ever promoted. In a configuration, the default is 0 for the task's own
+            metric: accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
+        confidence: Confidence level of the comparison with the champion, at least 0.5. With 0.95, at most about 5% of
+            the models that are no better (with a margin: that are worse by the margin) are promoted. With 0.5 there is
+            no significance test: the measured values are compared, and a tie is promoted.
+        test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`. With 52, a
+            retraining every week makes a false promotion in at most one of twenty years. With 1, each decision has the
+            whole rate. Decisions are counted in the registry of the champion.
+        bound_confidence: Confidence level of `minimum` and `maximum`. With 0.95, at most about one in twenty of the
+            models whose true value is the bound passes. 0.5 compares the measured value; the reason says how often a
+            model at the bound scores as high.
+        slices: Properties that divide the examples into slices, which are judged separately, so that a better mean does
+            not hide a slice that became worse: `class` (for multi-label data, each label), `length` of texts and `size`
+            of images (pixels of their files), both in quarters, and the columns of `data.slice_columns`.
+        slice_minimum: Lowest allowed accuracy of every slice, or F1 for multi-label data; not for a regression or a
+            language model. A slice fails if it is significantly lower.
+        max_slice_regression: Margin by which accuracy (or F1, or the loss of a regression) may be worse than the
+            champion's in a slice. A slice fails if it is significantly worse by more than the margin.
+        beat_baseline: Refuse a model that is not significantly better than the best constant prediction: the most
+            frequent class, the best set of labels, the mean, or the frequency of every character.
+        split: The split to score.
+        top_k: A prediction counts in top_k_accuracy if the true class is among the `top_k` most probable.
+        batch_size_per_replica: Examples per replica and step; changes speed and memory, and the metrics only by
+            rounding, because kernels for other sizes may sum in another order. The number of replicas does not change
+            the metrics.
+        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, otherwise tensorflow.
+        accelerator: `cpu`, `gpu`, `tpu` or `auto`. On a platform, `auto` is the accelerator of
+            `resources.evaluate_model.machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU.
+        num_replicas: Number of devices to use; 0 is all of them, or one on a CPU.
+        num_pictures: Number of wrong predictions that the report shows.
+
+    Returns:
+        evaluation: Evaluation: `evaluation.json`, `report.html` and the scored examples.
+        metrics: Metrics of the model, which platforms show and compare.
+        classification: Confusion matrix, for at most 100 classes, and ROC curve, for two, which platforms draw.
+        report: Report of the evaluation as an HTML page.
+        Output: Whether the gate promotes the model.
     """
     inputs = dict(locals())
     import json
@@ -63,4 +133,8 @@ def evaluate_model(
 @in_place_of_shell
 @dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
 def mark_promoted(model: dsl.Input[dsl.Model]) -> None:
-    """Do nothing. The step runs only if the gate promotes the model: platforms show which steps ran, not outputs."""
+    """Do nothing. The step runs only if the gate promotes the model: platforms show which steps ran, not outputs.
+
+    Args:
+        model: Model that the gate has promoted.
+    """

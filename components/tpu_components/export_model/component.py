@@ -1,25 +1,53 @@
-"""KFP wrapper of export_model."""
+"""KFP wrapper of export_model.
 
-from typing import Any, Dict
+The inputs after `*`, and their part of `Args:`, are the fields of ExportParams: `python -m tests.generated` writes
+them.
+"""
+
+from typing import Dict, List
 
 from kfp import dsl
 
 from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
-from tpu_components.core.step.step_inputs import with_inputs
-from tpu_components.export_model.params import ExportParams
 
 
 @in_place_of_shell
 @dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
-@with_inputs(ExportParams)
 def export_model(
     records: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     exported: dsl.Output[dsl.Model],
     fingerprint: Dict[str, str] = {},
-    **inputs: Any,
+    *,
+    tolerance: float = 0.0001,
+    min_agreement: float = 1.0,
+    max_int8_accuracy_drop: float = 0.01,
+    calibration_examples: int = 500,
+    split: str = "test",
+    required: List[str] = [],
 ) -> None:
-    """Export a trained model for CPU serving; a fresh process checks that the exports give the model's answers."""
+    """Export a trained model for CPU serving; a fresh process checks that the exports give the model's answers.
+
+    Args:
+        records: Records that create_tfrecords wrote.
+        model: Model that train_model wrote.
+        fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
+            when it changes.
+        tolerance: Largest allowed difference of SavedModel and float LiteRT from the trained model, as a probability or
+            in standard deviations of a regression's target.
+        min_agreement: Smallest share of examples for which SavedModel and float LiteRT must predict the same class or
+            labels as the trained model or, for a regression, numbers within a twentieth of a standard deviation.
+        max_int8_accuracy_drop: Accuracy that the int8 format may lose against the trained model; micro_f1 for
+            multi-label data, r2 for a regression. The format is left out if the loss is significantly larger, with 95%
+            confidence.
+        calibration_examples: Number of training images for the calibration of int8; not used for texts.
+        split: The split to compare on.
+        required: Formats without which the export fails: any of `saved_model`, `float` and `int8`. Other formats that
+            cannot be made, or differ too much, are left out with the reason.
+
+    Returns:
+        exported: Export: `saved_model/`, `model.tflite`, `model_int8.tflite` and `export.json`.
+    """
     inputs = dict(locals())
     from tpu_components.core.step.step_record import run_component
     from tpu_components.export_model import ExportParams, export_model

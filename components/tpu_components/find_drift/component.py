@@ -1,25 +1,43 @@
-"""KFP wrapper of find_drift."""
+"""KFP wrapper of find_drift.
+
+The inputs after `*`, and their part of `Args:`, are the fields of DriftParams: `python -m tests.generated` writes them.
+"""
 
 from typing import Any, Dict
 
 from kfp import dsl
 
 from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
-from tpu_components.core.step.step_inputs import with_inputs
-from tpu_components.find_drift.params import DriftParams
 
 
 @in_place_of_shell
 @dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
-@with_inputs(DriftParams)
 def find_drift(
     records: dsl.Input[dsl.Dataset],
     drift: dsl.Output[dsl.Artifact],
     page: dsl.Output[dsl.HTML],
     fingerprint: Dict[str, str] = {},
-    **inputs: Any,
+    *,
+    against: str,
+    confidence: float = 0.99,
+    stop: bool = False,
 ) -> bool:
-    """Compare records with the data of a registered version; returns whether they have drifted."""
+    """Compare records with the data of a registered version; returns whether they have drifted.
+
+    Args:
+        records: Records that create_tfrecords wrote.
+        fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
+            when it changes.
+        against: Data to compare with: a registered version, for example `runs/registry/digits@champion` or
+            `projects/PROJECT/locations/REGION/models/digits@champion`, or a folder of records, local or in a bucket.
+        confidence: Probability that no drift is reported between two samples of the same distribution.
+        stop: Whether a pipeline's step fails if the data have drifted. The command line has exit code 3 instead.
+
+    Returns:
+        drift: Comparison: `drift.json` and `drift.html`.
+        page: Comparison as an HTML page.
+        Output: Whether the data have drifted.
+    """
     inputs = dict(locals())
     import shutil
 
@@ -31,9 +49,9 @@ def find_drift(
     def show(result: Any) -> bool:
         shutil.copyfile(f"{drift.path}/{DRIFT_PAGE_FILE}", page.path)
         drift.metadata.update({"alike": result.alike, "drifted": list(result.drifted)})
-        if inputs["stop"] and not result.alike:
+        if stop and not result.alike:
             raise InputError(
-                f"Stopped, since the data have drifted from those of {inputs['against']}: {', '.join(result.drifted)}. "
+                f"Stopped, since the data have drifted from those of {against}: {', '.join(result.drifted)}. "
                 "Look at the page, and correct the data or leave stop out."
             )
         return not result.alike

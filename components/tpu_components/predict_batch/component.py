@@ -1,25 +1,62 @@
-"""KFP wrappers of predict_batch: as one step, by Beam, or fanned out over several."""
+"""KFP wrappers of predict_batch: as one step, by Beam, or fanned out over several.
+
+The inputs after `*`, and their part of `Args:`, are the fields of PredictParams: `python -m tests.generated` writes
+them.
+"""
 
 from typing import Any, Dict, List
 
 from kfp import dsl
 
 from tpu_components.core.base.container_images import BEAM_IMAGE, STEPS_IMAGE, in_place_of_shell
-from tpu_components.core.step.step_inputs import with_inputs
-from tpu_components.predict_batch.params import PredictParams
 
 
 @in_place_of_shell
 @dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
-@with_inputs(PredictParams)
 def predict_batch(
     exported: dsl.Input[dsl.Model],
     predictions: dsl.Output[dsl.Dataset],
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
-    **inputs: Any,
+    *,
+    source: str,
+    columns: Dict[str, str] = {},
+    keep: List[str] = [],
+    form: str = "jsonl",
+    use_int8: bool = False,
+    part_examples: int = 4096,
+    num_workers: int = 0,
+    engine: str = "local",
+    beam_options: Dict[str, str] = {},
 ) -> int:
-    """Predict every example of a source with an exported model; returns the number of predictions."""
+    """Predict every example of a source with an exported model; returns the number of predictions.
+
+    Args:
+        exported: Export that export_model wrote.
+        data_version: Digest of the source's content, from list_source. The step does not read it; the platform's cache
+            runs the step again when it changes.
+        fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
+            when it changes.
+        source: Kind and place of the examples, as in create_tfrecords, or `records:DIR` for records that
+            create_tfrecords wrote. Labels are not needed: `images:DIR` and `text:DIR` take every file below the folder.
+        columns: Names of a table's columns for `path`, `text` and `id`, if they differ from those of the training data,
+            for example {"path": "filename"}.
+        keep: Columns of a table, or fields of JSON files in archives, to copy to each prediction. The `id` is always
+            copied.
+        form: Format of the files: `jsonl`, a line for each example, or `parquet`, which needs `tpu-pipelines[parquet]`.
+        use_int8: Use the int8 model.
+        part_examples: Examples per file. A killed process loses at most one file.
+        num_workers: Processes to use; 0 means one per available CPU.
+        engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
+            Apache Beam runner. Both write the same bytes, and so do the commands of `predict_batch.fan_out`.
+        beam_options: Options of the Beam pipeline with Beam's own names, for example `runner`, `region`,
+            `worker_machine_type` and `max_num_workers`; an option without a value is "". Finished files are stored
+            below `temp_location`, which must be in a bucket for a `runner` on other machines.
+
+    Returns:
+        predictions: Predictions in files of examples, `set_aside.jsonl` and `predictions.json`.
+        Output: Number of predictions.
+    """
     inputs = dict(locals())
     from tpu_components.core.step.step_record import run_component
     from tpu_components.predict_batch import PredictParams, predict_batch
@@ -41,6 +78,20 @@ def predict_with_beam(
     """Predict every example on the workers of a Beam runner; returns the number of predictions.
 
     `asked` has the parameters of predict_batch.
+
+    Args:
+        exported: Export that export_model wrote.
+        source: Kind and place of the examples, as in predict_batch.
+        asked: Other inputs of predict_batch by name, such as {"use_int8": true}. Inputs that are left out have their
+            defaults.
+        data_version: Digest of the source's content, from list_source. The step does not read it; the platform's cache
+            runs the step again when it changes.
+        fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
+            when it changes.
+
+    Returns:
+        predictions: Predictions in files of examples, `set_aside.jsonl` and `predictions.json`.
+        Output: Number of predictions.
     """
     inputs = {**asked, **locals(), "engine": "beam"}
     from tpu_components.core.step.step_record import run_component
@@ -65,6 +116,22 @@ def answer_range(
     """Predict the examples of one range of the files; returns the number of files in the range.
 
     `asked` has the parameters of predict_batch.
+
+    Args:
+        exported: Export that export_model wrote.
+        number: Number of the range, from 0.
+        num_ranges: Number of ranges.
+        source: Kind and place of the examples, as in predict_batch.
+        asked: Other inputs of predict_batch by name, such as {"use_int8": true}. Inputs that are left out have their
+            defaults.
+        data_version: Digest of the source's content, from list_source. The step does not read it; the platform's cache
+            runs the step again when it changes.
+        fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
+            when it changes.
+
+    Returns:
+        answers: Predictions of the range.
+        Output: Number of files in the range.
     """
     inputs = {**asked, **locals()}
     from tpu_components.core.step.step_record import run_component
@@ -94,7 +161,23 @@ def merge_answers(
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
 ) -> int:
-    """Merge the files of predictions that parallel tasks wrote; returns the number of predictions."""
+    """Merge the files of predictions that parallel tasks wrote; returns the number of predictions.
+
+    Args:
+        exported: Export that export_model wrote.
+        answers: Predictions of all ranges, from answer_range.
+        source: Kind and place of the examples, as in predict_batch.
+        asked: Other inputs of predict_batch by name, such as {"use_int8": true}. Inputs that are left out have their
+            defaults.
+        data_version: Digest of the source's content, from list_source. The step does not read it; the platform's cache
+            runs the step again when it changes.
+        fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
+            when it changes.
+
+    Returns:
+        predictions: Predictions in files of examples, `set_aside.jsonl` and `predictions.json`.
+        Output: Number of predictions.
+    """
     inputs = {**asked, **locals()}
     from tpu_components.core.step.step_record import run_component
     from tpu_components.predict_batch import PredictParams, fan_out

@@ -1,29 +1,81 @@
-"""KFP wrapper of preflight_training."""
+"""KFP wrapper of preflight_training.
+
+The inputs after `*`, and their part of `Args:`, are the fields of PreflightParams: `python -m tests.generated` writes
+them.
+"""
 
 from typing import Any, Dict, NamedTuple
 
 from kfp import dsl
 
 from tpu_components.core.base.container_images import IMAGE, in_place_of_shell
-from tpu_components.core.step.step_inputs import with_inputs
-from tpu_components.preflight_training.params import PreflightParams
 
 
 @in_place_of_shell
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
-@with_inputs(PreflightParams)
 def preflight_training(
     records: dsl.Input[dsl.Dataset],
     preflight: dsl.Output[dsl.Artifact],
     report: dsl.Output[dsl.HTML],
     fingerprint: Dict[str, str] = {},
-    **inputs: Any,
+    *,
+    training: Dict[str, Any],
+    epochs: int = 0,
+    paid: Dict[str, Any] = {
+        "machine": "v5e-1",
+        "region": "",
+        "spot": False,
+        "target": "vertex",
+        "timeout_seconds": 0,
+        "attempts": 1,
+    },
+    find_largest_batch: bool = False,
+    max_step_ms: float = 0.0,
+    max_price_usd: float = 0.0,
+    max_host_wait: float = 0.0,
+    compile_timeout_seconds: float = 900.0,
+    compile_memory_mib: int = 16384,
 ) -> NamedTuple("Results", [("timeout", str), ("footprint", Dict[str, Any])]):  # type: ignore[valid-type]
     """Compile the training step for its machine; fails if it does not fit in memory or exceeds a budget.
 
+    Args:
+        records: Records that create_tfrecords wrote.
+        fingerprint: Digests of the step's `code` and of the `model`. The step does not read them; the platform's cache
+            runs the step again when one changes.
+        training: Parameters of train_model: model, hyper-parameters, backend, precision, and input pipeline. The `jax`
+            backend compiles the step of all replicas, `tensorflow` the step of one replica; `auto` is jax. A precision
+            of `auto` is mixed_bfloat16, as on a TPU. Keys: `model`, `model_parameters`, `epochs`,
+            `batch_size_per_replica`, `optimizer`, `optimizer_parameters`, `learning_rate`, `learning_rate_scaling`,
+            `learning_rate_schedule`, `schedule_parameters`, `warmup_epochs`, `stages`, `initial_model`, `weight_decay`,
+            `loss`, `loss_parameters`, `metrics`, `balance_classes`, `class_weights`, `random_flip`,
+            `random_crop_pixels`, `random_resized_crop`, `mixup_alpha`, `label_smoothing`, `ema_decay`,
+            `early_stopping_epochs`, `monitor`, `callbacks`, `seed`, `backend`, `accelerator`, `num_replicas`,
+            `precision`, `in_memory_mib`, `shuffle_buffer`, `residency`, `steps_per_execution`, `sharding`,
+            `checkpoint_seconds`, `profile_steps`.
+        epochs: Passes over the training split, for the time and price of a run; 0 takes the epochs of the training.
+        paid: The machine that is paid for: `machine`; `region`, `spot` and `target` (the platform), which decide its
+            price; `timeout_seconds`, the time limit of the training (0 derives it from the estimate); `attempts`, the
+            largest number of starts, each with this limit.
+        find_largest_batch: Find the largest batch per replica that fits, by compiling several. If false, only an upper
+            bound is computed; if the configured batch does not fit, the largest batch is found by compiling all the
+            same.
+        max_step_ms: Refuse a training whose step takes longer than this on the device, in milliseconds; 0 is no limit.
+        max_price_usd: Refuse a run whose expected price, at the target's prices, is above this number of US dollars; 0
+            is no limit. On Kubeflow and for GPUs, it also determines the time limit of the training, unless
+            `machine.timeout_seconds` is set. A run may cost more: see the highest price in preflight's report.
+        max_host_wait: Refuse a run in which the device waits for data for more than this share of the time; 0 is no
+            limit.
+        compile_timeout_seconds: Time limit of one compilation, in seconds, without the time in which a loaded machine
+            gives the compiler no CPU.
+        compile_memory_mib: Memory limit of a compilation, in MiB.
+
     Returns:
-        Time limit of the training in Vertex AI's format, seconds followed by `s`; and the footprint of the training
-        step, which is stored with a registered version.
+        preflight: Findings: `preflight.json` and `preflight.html`.
+        report: Findings as an HTML page.
+        timeout: Time limit of the training in Vertex AI's format, seconds followed by `s`.
+        footprint: Footprint of the training step, which is stored with a registered version. Keys: `machine`, `region`,
+            `spot`, `num_examples`, `num_validation`, `epochs`, `global_batch`, `parameters`, `step_ms`, `peak_bytes`,
+            `capacity_bytes`, `usd_per_hour`, `compiler`, `target`, `price_factor`.
     """
     inputs = dict(locals())
     import dataclasses

@@ -1,24 +1,142 @@
-"""KFP wrapper of train_model."""
+"""KFP wrapper of train_model.
 
-from typing import Any, Dict
+The inputs after `*`, and their part of `Args:`, are the fields of TrainParams: `python -m tests.generated` writes them.
+"""
+
+from typing import Any, Dict, List
 
 from kfp import dsl
 
 from tpu_components.core.base.container_images import IMAGE, in_place_of_shell
-from tpu_components.core.models.step.hyperparameters import TrainParams
-from tpu_components.core.step.step_inputs import with_inputs
 
 
 @in_place_of_shell
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
-@with_inputs(TrainParams)
 def train_model(
     records: dsl.Input[dsl.Dataset],
     trained: dsl.Output[dsl.Model],
     fingerprint: Dict[str, str] = {},
-    **inputs: Any,
+    *,
+    model: str,
+    model_parameters: Dict[str, Any] = {},
+    epochs: int = 10,
+    batch_size_per_replica: int = 128,
+    optimizer: str = "auto",
+    optimizer_parameters: Dict[str, Any] = {},
+    learning_rate: float = 0.001,
+    learning_rate_scaling: str = "auto",
+    learning_rate_schedule: str = "constant",
+    schedule_parameters: Dict[str, Any] = {},
+    warmup_epochs: float = 0.0,
+    stages: List[Dict[str, Any]] = [],
+    initial_model: str = "",
+    weight_decay: float = 0.0,
+    loss: str = "auto",
+    loss_parameters: Dict[str, Any] = {},
+    metrics: Dict[str, Dict[str, Any]] = {},
+    balance_classes: bool = False,
+    class_weights: Dict[str, float] = {},
+    random_flip: str = "none",
+    random_crop_pixels: int = 0,
+    random_resized_crop: float = 0.0,
+    mixup_alpha: float = 0.0,
+    label_smoothing: float = 0.0,
+    ema_decay: float = 0.0,
+    early_stopping_epochs: int = 0,
+    monitor: str = "auto",
+    callbacks: Dict[str, Dict[str, Any]] = {},
+    seed: int = 0,
+    backend: str = "auto",
+    accelerator: str = "auto",
+    num_replicas: int = 0,
+    precision: str = "auto",
+    in_memory_mib: int = 4096,
+    shuffle_buffer: int = 20000,
+    residency: str = "auto",
+    steps_per_execution: int = 0,
+    sharding: str = "replicated",
+    checkpoint_seconds: float = 60.0,
+    profile_steps: int = 0,
 ) -> None:
-    """Train a Keras model; a restarted task continues from its checkpoint."""
+    """Train a Keras model; a restarted task continues from its checkpoint.
+
+    Args:
+        records: Records that create_tfrecords wrote.
+        fingerprint: Digests of the step's `code`, of the `model` and of the `environment`, and the names of `image` and
+            `machine`. The step does not read them; the platform's cache runs the step again when one changes.
+        model: A registered name, a .py or .keras file, or module:function.
+        model_parameters: Hyper-parameters of the model: arguments of the function that builds it, by name, such as
+            `dropout`.
+        epochs: Largest number of passes over the training split.
+        batch_size_per_replica: Examples per replica and step; the global batch is this times the replicas.
+        optimizer: A Keras optimizer: `adam`, `adamw`, `sgd` (here with Nesterov momentum 0.9), `lion`, `muon`, …;
+            `auto` is the optimizer that the model is compiled with, if all other settings of optimizer and learning
+            rate have their defaults; otherwise it is `adam`.
+        optimizer_parameters: Parameters of the optimizer by Keras's names, such as `beta_1`, `global_clipnorm` or
+            `gradient_accumulation_steps`.
+        learning_rate: Peak learning rate for one replica.
+        learning_rate_scaling: Scaling of the learning rate by the number of replicas: `linear`, `sqrt` or `none`;
+            `auto` is `linear` for sgd and `sqrt` for other optimizers.
+        learning_rate_schedule: `constant`, `cosine` down to zero after the last step, or a schedule of Keras, such as
+            `exponential_decay`.
+        schedule_parameters: Parameters of the schedule by Keras's names; a number of steps may be given in epochs, as
+            `decay_epochs` for `decay_steps`.
+        warmup_epochs: Epochs over which the learning rate rises from zero.
+        stages: Stages of the training, in order, each with `epochs`, `frozen` (layers that are not trained, by name or
+            pattern) and `learning_rate`; schedule, warm-up and optimizer restart in each. Empty means a single stage.
+        initial_model: Model whose weights the training starts with: `REGISTRY/MODEL@VERSION`, in a configuration also
+            `MODEL@VERSION` from the configuration's registry, or a folder that train_model wrote, local or on gs://.
+            VERSION is a number or an alias, as in `digits@champion`. If the alias has no version yet, or this parameter
+            is empty, the training starts with new weights. Layers, inputs and classes must be the same.
+        weight_decay: Decoupled weight decay per step as in AdamW, multiplied by the learning rate. Biases, parameters
+            of normalisation layers and slopes of activations have none.
+        loss: A Keras loss, such as `categorical_focal_crossentropy`; `auto` uses the function `loss` in the model's
+            file, or the loss that the model is compiled with, or else the default loss of the task. For a regression,
+            the default loss is computed in standard deviations of each target; any other loss, also the model's own, is
+            computed in the targets' units.
+        loss_parameters: Parameters of the loss by Keras's names, such as `gamma`.
+        metrics: Additional metrics, for which the gate may set bounds: Keras metrics with their parameters, as
+            `{"f1_score": {"average": "macro"}}`, or metrics that come with the model, as `{"my_metric": {}}`.
+        balance_classes: Weigh every class in the loss by the inverse of its share of the training examples, so that
+            rare classes count as much as common ones.
+        class_weights: Weights of classes in the loss, by class name; 1 for classes that are not listed. They are
+            multiplied with the weights of `balance_classes`.
+        random_flip: Flip half of the training images: `none`, `horizontal`, `vertical` or `horizontal_and_vertical`.
+        random_crop_pixels: Shift training images randomly by up to this number of pixels, with mirrored edges.
+        random_resized_crop: Crop a random part of training images, with an aspect ratio of 3/4 to 4/3, and resize it to
+            the full size. The value is the smallest share of the area; 0.08 is usual for photos, 0 disables it.
+        mixup_alpha: Mix training images and labels in pairs, with shares from Beta(alpha, alpha); 0.2 is usual.
+        label_smoothing: Share of a training label that is spread evenly over all classes; 0.1 is usual.
+        ema_decay: Decay of the running average of the weights. The average is validated and saved instead of the
+            weights; 0 disables it.
+        early_stopping_epochs: Stop after this number of epochs of the last stage without improvement of `monitor`; 0
+            disables it.
+        monitor: Metric of the history that determines the best epoch, such as `validation_accuracy`; `auto` is
+            `validation_loss`, or `loss` if there is no validation split.
+        callbacks: Callbacks of Keras with their parameters, called at the end of each epoch, as
+            `{"reduce_lr_on_plateau": {"monitor": "val_loss", "patience": 3}}`; those of a function `callbacks` in the
+            model's file are called too.
+        seed: Seed of initial weights, order, dropout and augmentation.
+        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, else tensorflow.
+        accelerator: `cpu`, `gpu`, `tpu` or `auto`. On a platform, `auto` is the accelerator of the configuration's
+            `machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU, and never a TPU.
+        num_replicas: Number of devices; 0 uses all, or one on a CPU. On a CPU any number can be simulated.
+        precision: `float32`, `mixed_bfloat16` or `auto`, which depends on the device.
+        in_memory_mib: Largest decoded size of a split to hold in RAM; a larger split is streamed.
+        shuffle_buffer: Size of the shuffle buffer of a streamed split, in examples.
+        residency: Place of the training split: `device` keeps it in device memory, with the jax backend; `host` streams
+            batches from the host; `auto` is `device` if the split is held in RAM and fits beside the model.
+        steps_per_execution: Steps per call of the compiled program, with the jax backend; 0 uses as many as take a
+            quarter of a second, or 1 on a CPU.
+        sharding: Placement of weights on several devices, with the jax backend: `replicated` keeps a copy on each
+            device; `fully_sharded` keeps only a part of each large weight and of its optimizer state, for models that
+            do not fit in the memory of one device.
+        checkpoint_seconds: Time between checkpoints within an epoch; each epoch ends with a checkpoint too.
+        profile_steps: Number of steps to profile for TensorBoard, after the first; 0 disables it.
+
+    Returns:
+        trained: Trained model: best and last weights, architecture, `history.jsonl` and TensorBoard logs.
+    """
     inputs = dict(locals())
     import functools
 

@@ -18,6 +18,10 @@ def vertex_pipelines_notification_email(
     """Let Vertex AI send an e-mail: the service reads this component's name and inputs, and never runs it.
 
     Source of its name, inputs and container: google_cloud_pipeline_components/v1/vertex_notification_email/component.py
+
+    Args:
+        recipients: E-mail addresses to send to.
+        pipeline_task_final_status: How the run ended, from the platform.
     """
     module = "google_cloud_pipeline_components.container.v1.vertex_notification_email.executor"
     return dsl.ContainerSpec(
@@ -30,7 +34,15 @@ def vertex_pipelines_notification_email(
 @in_place_of_shell
 @dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
 def notify(run: str, address: str, page: str, run_id: str, status: dsl.PipelineTaskFinalStatus) -> None:
-    """Send a message to a webhook if the run did not succeed."""
+    """Send a message to a webhook if the run did not succeed.
+
+    Args:
+        run: Name of the run.
+        address: URL of the webhook.
+        page: Address of the run's page on the platform, without `run_id`.
+        run_id: Id of the run.
+        status: How the run ended, from the platform.
+    """
     from tpu_components.core.base.terminal import in_one_line
     from tpu_components.core.step.notification import message, post, reasons
 

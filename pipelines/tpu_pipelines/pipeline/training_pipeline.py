@@ -164,6 +164,14 @@ def training_pipeline(
         learning_rate: float = config.training.learning_rate,
         champion: str = config.champion,
     ) -> None:
+        """Run the steps.
+
+        Args:
+            source: Kind and place of the data, as in create_tfrecords.
+            epochs: Largest number of passes over the training split.
+            learning_rate: Peak learning rate for one replica.
+            champion: Model to beat, as in evaluate_model; empty for none.
+        """
         with dsl.ExitHandler(exit_task(), name="run") if exit_task else contextlib.nullcontext():
             add_steps(source, epochs, learning_rate, champion)
 

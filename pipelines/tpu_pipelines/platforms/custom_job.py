@@ -22,6 +22,21 @@ from tpu_pipelines.platforms.jobs import Step, slug
 LAUNCHER_IMAGE = "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"
 _LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
 _RESOURCES = "gcp_resources"  # Output by which a restarted launcher finds its job.
+_DESCRIPTIONS = {  # Of the inputs and outputs that a custom job has besides those of its step.
+    "location": "Region of the job.",
+    "timeout": "Time limit of the job: seconds followed by `s`.",
+    "strategy": "Kind of the machine: `STANDARD` or `SPOT`.",
+    "restart_job_on_worker_restart": "Whether the entire job restarts when one of its workers does.",
+    "service_account": "Service account of the job; empty is the service's default.",
+    "tensorboard": "TensorBoard instance for the job's logs; empty for none.",
+    "network": "Peered VPC network of the job; empty for none.",
+    "psc_interface_config": "Interface to a VPC network. Key: `network_attachment`. Empty for none.",
+    "encryption_spec_key_name": "Customer-managed encryption key; empty is the service's own key.",
+    "enable_web_access": "Whether a shell can be opened on the job's machines.",
+    "persistent_resource_id": "Persistent resource that the job runs on.",
+    "labels": "Labels of the job by name: the configured ones, `tpu_pipelines_run` and `tpu_pipelines_machine`.",
+    _RESOURCES: "The job that the launcher started, as JSON.",
+}
 _MOST_VARIABLES = 100  # custom_job.proto: ContainerSpec.env
 _TYPES = {str: "STRING", bool: "BOOLEAN", dict: "STRUCT"}  # KFP's types of inputs.
 
@@ -102,9 +117,17 @@ def as_custom_job(
         outputs = part.setdefault("outputDefinitions", {}).setdefault("parameters", {})
         outputs[_RESOURCES] = {"parameterType": "STRING"}
     made = components.load_component_from_text(json.dumps(spec))
+    _describe(made.component_spec, component.component_spec)
     if not asked.retries:
         return made
     return lambda **inputs: apply_retries(made(**inputs), asked, machine.timeout_seconds)
+
+
+def _describe(job: Any, step: Any) -> None:
+    """Give the inputs and outputs of a job their descriptions: KFP does not read those of a compiled component."""
+    described = {**(step.inputs or {}), **(step.outputs or {})}
+    for name, spec in {**job.inputs, **job.outputs}.items():
+        spec.description = described[name].description if name in described else _DESCRIPTIONS[name]
 
 
 def _fields(machine: MachineSpec, settings: Settings, name: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 import dataclasses
 import re
+import runpy
 from pathlib import Path
 
 import huggingface_hub
@@ -422,12 +423,13 @@ def test_of_a_champion_that_keeps_no_sketch_nothing_is_said_of_drift(read, linea
     assert "Beside the data" not in write_card(facts)
 
 
-def test_the_cards_keras_code_builds_the_trained_model(read, trained_digits, monkeypatch):
+def test_the_cards_keras_code_builds_the_trained_model(read, trained_digits, tmp_path, monkeypatch):
     text = write_card(read({}))
     assert "it takes uint8[batch, 8, 8, 1]: pixels in [0, 255], which it scales itself.\n\n```python\n" in text
     monkeypatch.chdir(trained_digits.parent)
-    namespace = {}
-    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], namespace)
+    code = tmp_path / "code_of_the_card.py"
+    code.write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1])
+    model = runpy.run_path(str(code))["model"]
     pixels = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 1)).astype(np.uint8)
     expected = load_trained_model(trained_digits).predict(pixels, verbose=0)
-    np.testing.assert_allclose(namespace["model"].predict(pixels, verbose=0), expected, atol=1e-6)
+    np.testing.assert_allclose(model.predict(pixels, verbose=0), expected, atol=1e-6)

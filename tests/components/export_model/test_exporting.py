@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import runpy
 import shutil
 import subprocess
 import sys
@@ -133,7 +134,9 @@ def test_int8_takes_a_third_of_the_space(export_dir):
 def _serve_here(*words):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["-c", *map(str, words)])
-        exec(_SERVE, {})
+        code = words[-1] / "serve.py"
+        code.write_text(_SERVE)
+        runpy.run_path(str(code))
 
 
 def _serve_apart(*words):

@@ -9,9 +9,11 @@ import gc
 import io
 import json
 import os
+import runpy
 import select
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -132,9 +134,11 @@ def _run(code: str, arguments: list[str]) -> dict[str, Any]:
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     sys.argv = ["-c", *arguments]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with contextlib.redirect_stdout(io.StringIO()) as printed, tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "code.py"
+        path.write_text(code)
         try:
-            exec(code, {"__name__": "__main__"})
+            runpy.run_path(str(path), run_name="__main__")
         except BaseException:
             return {"failed": traceback.format_exc()}
     return {"printed": printed.getvalue()}

@@ -819,6 +819,35 @@ SERVING_IMAGE = f"deploy.serving_image=europe-docker.pkg.dev/my-project/images/s
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("data.engine=fan_out", f"deploy.registry={REGISTRY}", SERVING_IMAGE, "deploy.artifacts_uri=gs://my-bucket/r"),
+        ("export=false", "resources.evaluate_model.machine=v5e-1"),
+    ],
+    ids=["plain", "several steps and a registry", "evaluated on a machine"],
+)
+def test_every_input_and_output_of_a_compiled_pipeline_has_a_description(target, overrides):
+    """Except the channels that KFP adds to a condition, a loop or a group: it keeps no description of those."""
+    settings = SETTINGS if target == "vertex" else ON_KUBEFLOW
+    notified = dataclasses.replace(settings, notify="gs://my-bucket/hook.txt")
+    spec = spec_of(compile_digits(target, *overrides, settings=notified))
+    described, missing = 0, []
+    for component, of in {**spec["components"], "pipeline": spec["root"]}.items():
+        for kind in ("inputDefinitions", "outputDefinitions"):
+            for name, one in {
+                **of.get(kind, {}).get("parameters", {}),
+                **of.get(kind, {}).get("artifacts", {}),
+            }.items():
+                described += "description" in one
+                if "description" not in one and not name.startswith("pipelinechannel--"):
+                    missing.append(f"{component}: {name}")
+    assert missing == []
+    assert described > 100
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
     ("overrides", "settings"),
     [
         (["deploy.registry=vertex"], SETTINGS),

@@ -58,7 +58,8 @@ class TrainParams:
 
     Attributes:
         model: A registered name, a .py or .keras file, or module:function.
-        model_parameters: Hyper-parameters of the model.
+        model_parameters: Hyper-parameters of the model: arguments of the function that builds it, by name, such as
+            `dropout`.
         epochs: Largest number of passes over the training split.
         batch_size_per_replica: Examples per replica and step; the global batch is this times the replicas.
         optimizer: A Keras optimizer: `adam`, `adamw`, `sgd` (here with Nesterov momentum 0.9), `lion`, `muon`, …;
