@@ -77,8 +77,8 @@ class Accuracy:
 
 
 _UNKNOWN = Accuracy(1.0, 1.0, 1.0, 0, 0)  # For GPUs, whose time is not estimated.
-_WELL = Accuracy(1.0, 0.87, 1.25, 23, 16, 15, 17, 23, 0.09, 0.2)
-_LITTLE = Accuracy(1.0, 0.55, 2.88, 25, 14, 11, 14, 25, 0.28, 0.82)
+_WELL = Accuracy(1.0, 0.87, 1.54, 28, 20, 19, 21, 28, 0.09, 0.2)
+_LITTLE = Accuracy(1.0, 0.36, 2.88, 32, 17, 15, 21, 32, 0.3, 0.81)
 _GROUPS = (_WELL, _LITTLE)
 INTERVALS = (
     "In brackets: an interval meant to hold nine of ten steps. It held "
