@@ -115,12 +115,15 @@ def compile_pipeline(config: Config, platform: Platform, settings: Settings) -> 
         component = with_image(evaluate_model, IMAGE)  # The image of the other steps may not contain JAX.
         folder = f"{config.name}/evaluate_model"
         steps["evaluate_model"] = platform.on_machine(component, judge, config, settings, folder, "evaluate_model")
+    # The limits of a step on a machine are for its task there, not for the small one (mark_promoted) beside it.
+    others = {step: asked for step, asked in config.resources.items() if step not in steps}
+    unlimited = dataclasses.replace(config, resources=others)
     pipeline = training_pipeline(
         config,
         on_machines=steps,
         lineage=lineage(config),
         fingerprints=made_with,
-        place=lambda step, task: platform.place(task, step, config, settings),
+        place=lambda step, task: platform.place(task, step, unlimited, settings),
         estimated_timeout=timeout.is_estimated,
         exit_task=functools.partial(exit_task, config.name, platform, settings) if settings.notify else None,
     )
