@@ -22,6 +22,7 @@ from tpu_components.find_drift import DriftParams
 from tpu_components.predict_batch import PredictParams
 from tpu_components.preflight_training import PreflightParams
 from tpu_components.train_model import TrainParams
+from tpu_pipelines.platforms.platform import PLATFORMS
 
 ROOT = Path(__file__).parent.parent
 STEPS = {
@@ -155,8 +156,35 @@ def test_a_room_imports_only_from_rooms_that_the_readme_lists_above_it():
 def test_every_folder_of_code_is_a_room_that_the_readme_lists():
     parents = {path.parent for path in (*sources(COMPONENTS / "core"), *sources("pipelines"))}
     folders = {".".join(folder.relative_to(ROOT).parts[1:4]) for folder in parents}
-    listed = {*rooms(), "tpu_components.core"}
-    assert {name for name in folders if ".".join(name.split(".")[:3]) not in listed} == set()
+    roots = {"tpu_components", "tpu_components.core", "tpu_pipelines"}
+    inside = tuple(f"{room}." for room in rooms() if room not in roots)
+    assert {name for name in folders - roots if not f"{name}.".startswith(inside)} == set()
+
+
+def named_platforms(path):
+    """The lines of a module that name a platform: a string of nothing but names, or an import from a platform's folder.
+
+    "vertex" and "vertex, kubeflow" name platforms; "submit --target vertex" is an example for a reader.
+    """
+    names = "|".join(PLATFORMS)
+    folder = re.compile(rf"tpu_pipelines\.platforms\.({names})\b")
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if re.fullmatch(rf"\W*({names})(\W+({names}))*\W*", node.value):
+                yield node.lineno
+        elif isinstance(node, ast.ImportFrom) and folder.match(node.module or ""):
+            yield node.lineno
+
+
+def test_only_its_folder_and_the_catalogue_of_machines_name_a_platform():
+    """Others ask the object. Extras of pip, and a model registry in a configuration, have the same names."""
+    allowed = {COMPONENTS / "core" / "base" / "extras.py", COMPONENTS / "deploy_model" / "params.py"}
+    folders = (PIPELINES / "platforms", COMPONENTS / "core" / "machines")
+    for path in (*sources("components"), *sources("pipelines")):
+        if path not in allowed and not any(map(path.is_relative_to, folders)):
+            assert list(named_platforms(path)) == [], path
+    shared = [path for path in (PIPELINES / "platforms").glob("*.py") if path.name != "platform.py"]
+    assert [path for path in shared if list(named_platforms(path))] == []
 
 
 def test_the_roots_hold_no_loose_modules():

@@ -132,7 +132,7 @@ HELD_BY = {
     "A configuration and a compiled pipeline": """
         tests/pipelines/pipeline/test_compile.py::test_a_pod_mounts_secrets_and_volumes_and_keeps_its_checkpoints_on_the_first""",
     "Credentials in a URL": """
-        tests/pipelines/platforms/test_kubeflow.py::test_no_message_and_no_address_shows_the_credentials_of_a_server
+        tests/pipelines/platforms/kubeflow/test_client.py::test_no_message_and_no_address_shows_the_credentials_of_a_server
         tests/components/core/base/test_terminal.py::test_credentials_in_addresses_are_hidden_and_nothing_else
         tests/components/core/step/test_step_record.py::test_a_record_holds_no_password_of_an_address
         tests/components/core/files/test_object_stores.py::test_the_password_in_the_address_of_a_store_is_not_in_the_error

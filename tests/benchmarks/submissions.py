@@ -23,9 +23,10 @@ from tpu_components.core.base.retries import Backoff
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import Job, Platform, Retrying
-from tpu_pipelines.platforms.kubeflow import Kubeflow
-from tpu_pipelines.platforms.vertex import Vertex
+from tpu_pipelines.platforms.jobs import Job, PlatformClient, Retrying
+from tpu_pipelines.platforms.kubeflow.client import KubeflowClient
+from tpu_pipelines.platforms.platform import PLATFORMS
+from tpu_pipelines.platforms.vertex.client import VertexClient
 from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit
 
 SHARE = 0.3
@@ -50,21 +51,29 @@ class Idle:
 
 
 @contextmanager
-def vertex() -> Iterator[tuple[GoogleApiServer, Platform, Callable[[], list[str]]]]:
+def vertex() -> Iterator[tuple[GoogleApiServer, PlatformClient, Callable[[], list[str]]]]:
     """A Vertex AI, its client, and what gives the ids of the jobs that are there."""
     with FakeVertex(Idle()) as fake:
         service = VertexService("my-project", "us-central1", fake.url, AnonymousCredentials())
-        yield fake, Vertex(Settings(**_GOOGLE), service), lambda: [one.rpartition("/")[2] for one in fake.pipeline_jobs]
+        yield (
+            fake,
+            VertexClient(Settings(**_GOOGLE), service),
+            lambda: [one.rpartition("/")[2] for one in fake.pipeline_jobs],
+        )
 
 
 @contextmanager
-def kubeflow() -> Iterator[tuple[GoogleApiServer, Platform, Callable[[], list[str]]]]:
+def kubeflow() -> Iterator[tuple[GoogleApiServer, PlatformClient, Callable[[], list[str]]]]:
     """A Kubeflow, its client, and what gives the names of the runs that are there."""
     with FakeKubeflow(Idle()) as fake:
-        yield fake, Kubeflow(Settings(kfp_host=fake.url)), lambda: [run.display_name for run in fake.runs.values()]
+        yield (
+            fake,
+            KubeflowClient(Settings(kfp_host=fake.url)),
+            lambda: [run.display_name for run in fake.runs.values()],
+        )
 
 
-PLATFORMS = {"vertex": vertex, "kubeflow": kubeflow}
+SERVERS = {"vertex": vertex, "kubeflow": kubeflow}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +103,11 @@ def submit_in_a_storm(target: str, number: int, seed: int = 0) -> Outcome:
     """Submit so many runs, half of them twice at once, while three requests of ten go wrong."""
     settings = Settings(**_GOOGLE) if target == "vertex" else Settings(kfp_host="http://kfp")
     config = load_config("digits", ["machine=v5e-4", "preflight=false"])
-    (job,) = plan_submission(config, target, settings).jobs
+    (job,) = plan_submission(config, PLATFORMS[target], settings).jobs
     plans = [RunPlan((_with_id(job, f"digits-{index:012x}"),), "digits") for index in range(number)]
     # Those that come twice come one behind the other, so that two threads have them at once.
     sent = itertools.chain.from_iterable([plan] * (1 + index % 2) for index, plan in enumerate(plans))
-    with PLATFORMS[target]() as (server, submitter, job_ids):
+    with SERVERS[target]() as (server, submitter, job_ids):
         server.storm(SHARE, seed)
         start = time.monotonic()
         with ThreadPoolExecutor(THREADS) as pool:
@@ -120,7 +129,7 @@ def _with_id(job: Job, job_id: str) -> Job:
     return dataclasses.replace(job, job_id=job_id)
 
 
-def _try_to_submit(plan: RunPlan, submitter: Platform) -> bool:
+def _try_to_submit(plan: RunPlan, submitter: PlatformClient) -> bool:
     try:
         return submit(plan, submitter).job_id == plan.jobs[0].job_id
     except Exception as error:  # To be counted; the others go on.
@@ -132,9 +141,9 @@ def main() -> None:
     """Print what became of them, a line a platform."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--number", type=int, default=1000)
-    parser.add_argument("--target", choices=PLATFORMS, action="append")
+    parser.add_argument("--target", choices=SERVERS, action="append")
     arguments = parser.parse_args()
-    for target in arguments.target or PLATFORMS:
+    for target in arguments.target or SERVERS:
         print(f"{target}: {submit_in_a_storm(target, arguments.number)}", flush=True)
 
 

@@ -26,7 +26,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.jobs import DIGEST, FINGERPRINTS, Job, slug
-from tpu_pipelines.platforms.kubeflow import Kubeflow
+from tpu_pipelines.platforms.kubeflow.client import KubeflowClient
 from tpu_pipelines.submission.schedule import upsert
 
 _LETTERS = "abcxyzABCXYZ0189äöüßéñçøжд日本語العע"
@@ -69,7 +69,7 @@ def send(job: Job, settings: Settings, fake: FakeKubeflow, chance: random.Random
     Raises:
         InputError: If something about the job is refused.
     """
-    platform = Kubeflow(dataclasses.replace(settings, kfp_host=fake.url))
+    platform = KubeflowClient(dataclasses.replace(settings, kfp_host=fake.url))
     platform.create(job)
     upsert(platform, job, "0 3 * * *")
     changed = {**job.labels, DIGEST: f"{chance.getrandbits(48):012x}"}

@@ -16,8 +16,9 @@ from tpu_components.create_tfrecords.component import list_source
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline import cache_keys
-from tpu_pipelines.platforms.kubeflow import Kubeflow
-from tpu_pipelines.platforms.vertex import Vertex
+from tpu_pipelines.platforms.kubeflow.client import KubeflowClient
+from tpu_pipelines.platforms.platform import PLATFORMS
+from tpu_pipelines.platforms.vertex.client import VertexClient
 from tpu_pipelines.submission.schedule import upsert
 from tpu_pipelines.submission.submit import plan_submission
 
@@ -43,13 +44,16 @@ def photos(bucket):
 
 
 def _plan(target, settings, *overrides):
-    return plan_submission(load_config("digits", (*_OVERRIDES, *overrides)), target, settings)
+    return plan_submission(load_config("digits", (*_OVERRIDES, *overrides)), PLATFORMS[target], settings)
 
 
 @contextlib.contextmanager
 def _vertex(cache, **options):
     with FakeVertex(execution.Simulate(cache=cache, **options)) as fake:
-        yield fake, Vertex(_SETTINGS, VertexService("my-project", "us-central1", fake.url, AnonymousCredentials()))
+        yield (
+            fake,
+            VertexClient(_SETTINGS, VertexService("my-project", "us-central1", fake.url, AnonymousCredentials())),
+        )
 
 
 def _fire_three_times(photos, fire, count_trained):
@@ -89,7 +93,7 @@ def test_a_schedule_trains_when_the_data_are_new_and_never_else_on_kubeflow(phot
     settings = Settings(kfp_host="", bucket="gs://bucket/runs")
     cache = _cache()
     with FakeKubeflow(kubeflow.Simulate(cache=cache)) as fake:
-        server = Kubeflow(Settings(kfp_host=fake.url, bucket="gs://bucket/runs"))
+        server = KubeflowClient(Settings(kfp_host=fake.url, bucket="gs://bucket/runs"))
         upsert(server, _plan("kubeflow", settings).jobs[0], "0 3 * * *")
         (name,) = fake.recurring_runs
         trained = _fire_three_times(photos, lambda: fake.fire(name), lambda: cache.ran.count("train-model"))

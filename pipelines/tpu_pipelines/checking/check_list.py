@@ -32,8 +32,7 @@ from tpu_pipelines.checking.checks import (
 from tpu_pipelines.checking.group_hints import find_group_hints
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.config.resources import paid_on
-from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
+from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import (
     CannotAskError,
     Check,
@@ -44,8 +43,9 @@ from tpu_pipelines.doctor.findings import (
     ask_all,
     errors_in,
 )
-from tpu_pipelines.doctor.google_apis import GoogleApis
 from tpu_pipelines.pipeline import compile as compiling
+from tpu_pipelines.platforms.machines import paid_on, require_machine
+from tpu_pipelines.platforms.platform import PLATFORMS, Platform, check_settings
 from tpu_pipelines.starting.data_copy import plan_copy
 from tpu_pipelines.starting.data_overview import DataOverview, overview_of
 
@@ -56,7 +56,7 @@ ASKED = (CheckCost.REQUEST, CheckCost.NETWORK)
 def examine(
     config: Config,
     costs: Collection[CheckCost],
-    target: str = "",
+    platform: Platform | None = None,
     settings: Settings | None = None,
     *,
     workspace: Path = Path("runs"),
@@ -67,48 +67,38 @@ def examine(
     Args:
         config: Configuration to check.
         costs: Costs of the checks to run.
-        target: The platform, for example `vertex`; empty for a run on this machine.
-        settings: Project, region, bucket and images. Without a target, only the region is used, for prices.
+        platform: The platform; None for a run on this machine.
+        settings: Project, region, bucket and images. Without a platform, only the region is used, for prices.
         workspace: Folder for runs on this machine.
-        context: kubectl context of Kubeflow's cluster; empty skips the checks of the cluster.
+        context: kubectl context of a cluster; empty skips the checks of the cluster.
 
     Raises:
         InputError: If the settings are refused.
     """
     settings = settings or Settings()
-    checks = ConfigChecks(config, None if target else workspace, target, settings.region).checks()
-    if target:
-        checks += platform_checks(config, target, settings)
-    if target and set(ASKED) & set(costs):
-        return _ask_platform(config, costs, target, settings, context)
+    checks = ConfigChecks(config, None if platform else workspace, platform, settings.region).checks()
+    if platform:
+        checks += platform_checks(config, platform, settings)
+    if platform and set(ASKED) & set(costs):
+        return _ask_platform(config, costs, platform, settings, context)
     return ask_all([check for check in checks if check.cost in costs])
 
 
 def _ask_platform(
-    config: Config, costs: Collection[CheckCost], target: str, settings: Settings, context: str
+    config: Config, costs: Collection[CheckCost], platform: Platform, settings: Settings, context: str
 ) -> list[Finding]:
     """Return the errors of `first_checks`, and the findings of the platform's checks if these can be asked."""
-    missing = errors_in(ask_all(first_checks(config, target, settings)))
+    missing = errors_in(ask_all(first_checks(config, platform, settings)))
     if {"machine", "variables"} & {finding.about for finding in missing}:
         said = "not asked: correct the errors first"
         return [*missing, Finding("platform", Status.UNKNOWN, said)]
-    checks = [check for check in _asked(config, target, settings, context) if check.cost in costs]
+    asked = platform.checks(config, settings, compiling.IMAGE, context)
+    checks = [check for check in asked if check.cost in costs]
     looked_at = {check.about for check in checks if check.when}  # The platform says more about the same.
     return [*(finding for finding in missing if finding.about not in looked_at), *ask_all(checks)]
 
 
-def _asked(config: Config, target: str, settings: Settings, context: str) -> list[Check]:
-    image, apis = compiling.IMAGE, GoogleApis(settings.google_endpoint)
-    if target == "kubeflow":
-        from tpu_pipelines.doctor.kubeflow import KubeflowChecks
-
-        return KubeflowChecks(config, settings, apis, context, image).checks()
-    from tpu_pipelines.doctor.vertex import VertexChecks
-
-    return VertexChecks(config, settings, apis, image).checks()
-
-
-def require_ready(config: Config, target: str, settings: Settings) -> list[Finding]:
+def require_ready(config: Config, platform: Platform, settings: Settings) -> list[Finding]:
     """Run a platform's quick checks: sign-in, bucket, image, service account. The arguments are those of `examine`.
 
     Returns:
@@ -117,26 +107,26 @@ def require_ready(config: Config, target: str, settings: Settings) -> list[Findi
     Raises:
         InputError: If a run would fail; the message lists everything that is missing, with remedies.
     """
-    findings = examine(config, (CheckCost.REQUEST,), target, settings)
+    findings = examine(config, (CheckCost.REQUEST,), platform, settings)
     if errors := errors_in(findings):
         advice = "`tpu-pipelines doctor` asks for everything, and --no-doctor sends it all the same."
         raise InputError(f"{_refusal(errors)} {advice}")
     return [finding for finding in findings if finding.state is not Status.OK]
 
 
-def require_first(config: Config, target: str, settings: Settings, *, needs_image: bool = True) -> None:
+def require_first(config: Config, platform: Platform, settings: Settings, *, needs_image: bool = True) -> None:
     """Run `first_checks`, before a run is planned.
 
     Args:
         config: Configuration to check.
-        target: `vertex` or `kubeflow`.
+        platform: The platform.
         settings: Settings of the platform.
         needs_image: Whether a missing image alone is an error; a dry run needs none.
 
     Raises:
         InputError: If something is missing; the message lists all of it, in the order of doing, with remedies.
     """
-    errors = errors_in(ask_all(first_checks(config, target, settings)))
+    errors = errors_in(ask_all(first_checks(config, platform, settings)))
     if any(needs_image or error.about != "image" for error in errors):
         raise InputError(_refusal(errors))
 
@@ -154,14 +144,14 @@ class ConfigChecks:
     Args:
         config: Configuration to check, already read.
         workspace: Folder for runs, which may hold the champion; None for a run on a platform.
-        target: The platform; empty for a run on this machine. Prices are then those of the first platform that offers a
-            machine.
+        platform: The platform; None for a run on this machine. Prices are then those of the first platform
+            that offers a machine.
         region: Region from the settings, for prices.
     """
 
-    def __init__(self, config: Config, workspace: Path | None, target: str, region: str) -> None:
+    def __init__(self, config: Config, workspace: Path | None, platform: Platform | None, region: str) -> None:
         self._config, self._workspace = config, workspace
-        self._target, self._region = target, region
+        self._platform, self._region = platform, region
         # The check of the data sets both.
         self._interface: Interface | None = None
         self._num_trained = 0
@@ -184,8 +174,8 @@ class ConfigChecks:
 
     def _machine(self) -> Iterator[Finding]:
         for machine in self._config.machine.candidates if self._config.machine else ():
-            target = self._target or machine.slice.targets[0]
-            price = paid_on(self._config, machine, target, self._region).price
+            platform = self._platform or PLATFORMS[machine.slice.targets[0]]
+            price = paid_on(self._config, machine, platform, self._region).price
             cost = (
                 f"{price.usd_per_hour:.2f} $ an hour in {price.region} at {billed_by(price.target)}"
                 if price
@@ -303,17 +293,17 @@ def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
             )
 
 
-def first_checks(config: Config, target: str, settings: Settings) -> list[Check]:
+def first_checks(config: Config, platform: Platform, settings: Settings) -> list[Check]:
     """Return the checks of what you set and copy before a submission, in the order of doing; they need no sign-in.
 
     Each is independent of the others, so that `check`, `doctor` and a submission name everything that is missing.
 
     Args:
         config: Configuration to check.
-        target: `vertex` or `kubeflow`.
+        platform: The platform.
         settings: Settings of the platform.
     """
-    names = TARGET_SETTINGS[target]
+    names = platform.required_settings
     copy = functools.partial(plan_copy, config.data.source, settings.bucket)
 
     def place() -> str:
@@ -321,22 +311,22 @@ def first_checks(config: Config, target: str, settings: Settings) -> list[Check]
         with mistakes.kept():
             settings.require(*names)
         with mistakes.kept():
-            settings.check_applies(target)
+            check_settings(platform, settings)
         mistakes.raise_all()
         return ", ".join(f"{name} {getattr(settings, name)}" for name in names)
 
     def data() -> str:
-        local = compiling.unreadable_places(config, target)
+        local = compiling.unreadable_places(config, platform)
         if "data.source" in local:
             raise LackError(
                 f"the steps cannot read {local['data.source']!r}, which is on this machine",
                 f"{copy().command}, and set data.source={copy().source}",
             )
-        compiling.check_readable(config, target)
+        compiling.check_readable(config, platform)
         return f"{config.data.source} can be read by the steps"
 
     def machine() -> str:
-        compiling.require_machine(config, target)
+        require_machine(config, platform)
         return ", then ".join(entry.name for entry in config.machines)
 
     def needing(*needed: str) -> None:
@@ -346,16 +336,16 @@ def first_checks(config: Config, target: str, settings: Settings) -> list[Check]
     def model() -> str:
         if bundle_of(config.training.model):
             needing("bucket")
-        compiling.with_carried_model(config, target, settings)
+        compiling.with_carried_model(config, platform, settings)
         return f"{config.training.model} reaches the steps"
 
     def registry() -> str:
         needing("project", "region", "bucket")
-        compiling.with_registry(config, target, settings)
+        compiling.with_registry(config, platform, settings)
         return f"deploy.registry={config.deploy.registry if config.deploy else ''}"
 
     return [
-        image_check(target),
+        image_check(platform),
         Check("variables", place, CheckCost.FILE),
         Check("data", data, CheckCost.FILE, commands=lambda: (ShellCommand(copy().words),)),
         Check("machine", machine, CheckCost.FILE),
@@ -364,21 +354,21 @@ def first_checks(config: Config, target: str, settings: Settings) -> list[Check]
     ]
 
 
-def platform_checks(config: Config, target: str, settings: Settings) -> list[Check]:
+def platform_checks(config: Config, platform: Platform, settings: Settings) -> list[Check]:
     """Return the checks of a submission that need no request to the platform: `first_checks`, and the compilation.
 
     Args:
         config: Configuration to check.
-        target: `vertex` or `kubeflow`.
+        platform: The platform.
         settings: Settings of the platform.
     """
-    first = first_checks(config, target, settings)
+    first = first_checks(config, platform, settings)
 
     def compiled() -> Iterator[Finding]:
         missing = dict.fromkeys(finding.about for finding in errors_in(ask_all(first)) if finding.about != "image")
         if missing:
             raise CannotAskError(f"not compiled without the {', '.join(missing)}")
-        made = compiling.compile_pipeline(config, target, settings)
+        made = compiling.compile_pipeline(config, platform, settings)
         said = f"the pipeline compiles, to train on {made.machine.slice}. {made.timeout.reason}"
         yield Finding("pipeline", Status.OK, said)
         yield from model_findings(config.training.model, made.carried)
@@ -386,11 +376,11 @@ def platform_checks(config: Config, target: str, settings: Settings) -> list[Che
     return [*first, Check("pipeline", compiled, CheckCost.SECONDS)]
 
 
-def image_check(target: str) -> Check:
+def image_check(platform: Platform) -> Check:
     """Return the check that a platform can pull the steps' image, and that the image is pinned by a digest."""
 
     def ask() -> str | list[Finding]:
-        compiling.require_step_image(target)
+        compiling.require_step_image(platform)
         image = compiling.IMAGE
         if is_pinned(image):
             return image

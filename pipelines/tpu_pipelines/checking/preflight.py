@@ -16,7 +16,7 @@ from tpu_components.core.examples.interface import ImageInput
 from tpu_components.core.examples.records import ENCODED
 from tpu_components.core.files import storage
 from tpu_components.core.machines.footprint import Footprint
-from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE, VERTEX, MachineSpec, PaidMachine, parse_machine
+from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE, MachineSpec, PaidMachine, parse_machine
 from tpu_components.core.sources.kinds import list_examples
 from tpu_components.core.sources.listing import Listing
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
@@ -28,8 +28,9 @@ from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.findings import MachineReport, PreflightReport
 from tpu_components.preflight_training.report import write_report
 from tpu_pipelines.config.configuration import Config, preflight_params
-from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.doctor.findings import CannotAskError
+from tpu_pipelines.platforms.machines import paid_on
+from tpu_pipelines.platforms.platform import Platform, default_platform
 
 _SHAPE_EXAMPLES = 64  # Examples that are written to know their shape.
 _SAMPLE_EXAMPLES = 4096  # Examples that are written to measure how fast this machine reads.
@@ -92,7 +93,7 @@ def preflight(
     machines: Sequence[str],
     directory: Path,
     like: Footprint | None = None,
-    targets: Sequence[str] = (VERTEX,),
+    platforms: Sequence[Platform] = (),
     planned: PlannedData | None = None,
     region: str = "",
     is_timed: bool = True,
@@ -104,7 +105,7 @@ def preflight(
         machines: Short names of machines; if empty, the configuration's machine and fallbacks, or else the cheapest.
         directory: Folder for `preflight.json` and `preflight.html`; an existing report is replaced.
         like: Footprint of another training, which sets the numbers of examples; the available data are a sample.
-        targets: Platforms whose prices are used for each machine: `vertex`, `kubeflow`.
+        platforms: Platforms whose prices are used for each machine; if empty, the default platform.
         planned: Expected size of the training data, of which the available data are a sample.
         region: Region from the settings; see `paid_on`.
         is_timed: Whether times and prices are estimated, besides the memory.
@@ -113,11 +114,12 @@ def preflight(
         InputError: If the configuration, its data or its model cannot be used, or the TPU compiler is not installed.
     """
     storage.require_output(directory, PREFLIGHT_FILE)
+    platforms = platforms or (default_platform(),)
     named = [parse_machine(name, config.training.backend) for name in machines]
     specs = [with_settings_of(candidate, config.machine) for candidate in named]
     if not specs:
         specs = list(config.machine.candidates) if config.machine else [parse_machine(CHEAPEST_MACHINE)]
-    candidates = [paid_on(config, spec, target, region) for spec in specs for target in targets]
+    candidates = [paid_on(config, spec, platform, region) for spec in specs for platform in platforms]
     examination = Examination(preflight_params(config, candidates[0]), candidates, is_timed=is_timed)
     listing = list_examples(config.data)
     facts = describe_data(config, listing, examination.cache_dir, planned)

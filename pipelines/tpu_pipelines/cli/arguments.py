@@ -13,9 +13,8 @@ from typing import Annotated, Any
 from tpu_components.core.base.typed_values import Amount, Range, read_by_hand
 from tpu_components.core.files import storage
 from tpu_components.core.step.command_line import parse_argument
-from tpu_pipelines.config.settings import TARGET_SETTINGS
+from tpu_pipelines.platforms.platform import HERE, PLATFORMS, default_platform
 
-HERE = "local"  # Target of a run on this machine.
 MODEL = "model"  # Value of `init --from` for an argument that is a model, not data.
 TIME = Annotated[float, Range(above=0, below=math.inf)]
 LIMIT = 0.2  # Share by which a training may be slower or more expensive than another.
@@ -69,9 +68,9 @@ def output_file(text: str, is_added_to: bool = False) -> Path:
 def targets(text: str) -> tuple[str, ...]:
     """Parse names of platforms, for example `vertex,kubeflow`."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if unknown := [name for name in names if name not in TARGET_SETTINGS]:
+    if unknown := [name for name in names if name not in PLATFORMS]:
         raise argparse.ArgumentTypeError(
-            f"unknown target {unknown[0]!r}: expected {' or '.join(TARGET_SETTINGS)}, or both with a comma"
+            f"unknown target {unknown[0]!r}: expected {' or '.join(PLATFORMS)}, or several with commas between"
         )
     return names
 
@@ -128,11 +127,17 @@ def limit(name: str, what: str) -> Argument:
     return typed(name, Amount, "SHARE", text)
 
 
-def target(default: str = "vertex", also: tuple[str, ...] = ()) -> tuple[Argument, Argument]:
-    """Return `--target`, which is required if `default` is empty, and `--settings`; `also` are further targets."""
+def target(is_required: bool = False, is_here_too: bool = False) -> tuple[Argument, Argument]:
+    """Return `--target` and `--settings`.
+
+    Args:
+        is_required: Whether `--target` must be given; else it is the default platform.
+        is_here_too: Whether `HERE` is a target too.
+    """
+    default = None if is_required else default_platform().name
     text = f"platform (default: {default})" if default else "platform"
-    names = (*TARGET_SETTINGS, *also)
-    return argument("--target", choices=names, default=default or None, required=not default, help=text), SETTINGS
+    names = (*PLATFORMS, HERE) if is_here_too else PLATFORMS
+    return argument("--target", choices=names, default=default, required=is_required, help=text), SETTINGS
 
 
 # Parser of a file that a command appends to, because earlier steps of a CI job may have written to it.

@@ -10,7 +10,6 @@ from tpu_components.serving.params import ServeParams
 from tpu_pipelines.cli.arguments import (
     CONFIG,
     EXPORTED,
-    HERE,
     JOB,
     KINDS,
     MARKDOWN,
@@ -38,7 +37,7 @@ from tpu_pipelines.cli.arguments import (
     typed,
     user_path,
 )
-from tpu_pipelines.config.settings import TARGET_SETTINGS
+from tpu_pipelines.platforms.platform import PLATFORMS, default_platform
 
 COMMANDS = (
     Command(
@@ -87,7 +86,7 @@ COMMANDS = (
         (
             *CONFIG,
             WORKSPACE,
-            argument("--target", choices=tuple(TARGET_SETTINGS), default="", help="platform to check for"),
+            argument("--target", choices=PLATFORMS, default="", help="platform to check for"),
             SETTINGS,
             json_flag(),
         ),
@@ -370,9 +369,10 @@ COMMANDS = (
             argument(
                 "--target",
                 type=targets,
-                default=("vertex",),
+                default=(default_platform().name,),
                 metavar="NAME[,NAME]",
-                help="platform of the price: vertex, kubeflow, or both, side by side (default: vertex)",
+                help=f"platform of the price: {', '.join(PLATFORMS)}, or several, side by side "
+                f"(default: {default_platform().name})",
             ),
             argument(
                 "--against",
@@ -428,7 +428,7 @@ COMMANDS = (
         "platforms.compile",
         (
             *CONFIG,
-            *target(""),
+            *target(is_required=True),
             argument("--output", type=user_path, required=True, metavar="FILE", help="file, for example pipeline.yaml"),
         ),
     ),
@@ -506,7 +506,7 @@ COMMANDS = (
         "retraining.retrain",
         (
             *CONFIG,
-            *target(also=(HERE,)),
+            *target(is_here_too=True),
             WORKSPACE,
             *WAIT,
             argument(

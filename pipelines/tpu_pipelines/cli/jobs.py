@@ -12,20 +12,18 @@ from tpu_components.core.base.retries import Backoff
 from tpu_components.core.base.states import NOT_PROMOTED, State
 from tpu_components.core.base.terminal import hide_credentials
 from tpu_pipelines.cli.output import show, show_text, tell_error, tell_hint
-from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings, load_settings
-from tpu_pipelines.platforms.jobs import Platform, Retrying, Submission
-from tpu_pipelines.platforms.kubeflow import Kubeflow
-from tpu_pipelines.platforms.vertex import Vertex
+from tpu_pipelines.config.settings import Settings, load_settings
+from tpu_pipelines.platforms.jobs import Retrying, Submission
+from tpu_pipelines.platforms.platform import PLATFORMS, Platform
 
 
-def connect(target: str, settings: Settings) -> Retrying:
+def connect(platform: Platform, settings: Settings) -> Retrying:
     """Return a platform's client with retries.
 
     Raises:
         InputError: If a setting that the platform requires is missing.
     """
-    platform: Platform = Kubeflow(settings) if target == "kubeflow" else Vertex(settings)
-    return Retrying(platform, Backoff(report=tell_hint))
+    return Retrying(platform.connect(settings), Backoff(report=tell_hint))
 
 
 class StatePrinter:
@@ -84,9 +82,10 @@ def cancel(arguments: argparse.Namespace) -> int:
 def _latest(arguments: argparse.Namespace) -> tuple[Retrying, Submission]:
     """Return the platform's client, and the newest run of a name."""
     settings = load_settings(os.environ, arguments.settings)
-    submitter = connect(arguments.target, settings)
+    platform = PLATFORMS[arguments.target]
+    submitter = connect(platform, settings)
     if (submission := submitter.latest(arguments.name)) is None:
-        where = ", ".join(f"{name} {getattr(settings, name)}" for name in TARGET_SETTINGS[arguments.target])
+        where = ", ".join(f"{name} {getattr(settings, name)}" for name in platform.required_settings)
         raise InputError(
             f"There is no run {arguments.name!r} with {hide_credentials(where)}: expected the name of a configuration "
             "that was submitted, or the id of a job. Check the name and the settings."

@@ -25,6 +25,7 @@ _COLUMNS = {
     "in": "<",
 }
 _WIDTH = 110
+_PRICE_LISTS = {VERTEX: "Vertex", KUBEFLOW: "GKE"}
 _NOTES = """\
 devices   as JAX counts them: replicas
 GiB       what a compiled program may use of a device's memory; of a GPU all that it has
@@ -122,9 +123,7 @@ def _regions(slices: Iterable[Slice]) -> list[str]:
 
 def _price_notes(prices: Sequence[Price | None]) -> list[str]:
     notes = dict.fromkeys(
-        f"{'Vertex' if price.target == VERTEX else 'GKE':<10}{price.kind} ({price.date}): {price.source}"
-        for price in prices
-        if price
+        f"{_PRICE_LISTS[price.target]:<10}{price.kind} ({price.date}): {price.source}" for price in prices if price
     )
     wrapped = [line for note in notes for line in textwrap.wrap(note, _WIDTH, subsequent_indent=" " * 10)]
     return [*wrapped, *(["?         no trustworthy price is known"] if None in prices else [])]

@@ -28,6 +28,7 @@ from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import Settings, load_settings
 from tpu_pipelines.doctor.findings import Finding, answer, as_script, ask_all, errors_in
 from tpu_pipelines.pipeline import compile as compiling
+from tpu_pipelines.platforms.platform import PLATFORMS, Platform
 from tpu_pipelines.starting.data_copy import copy_words
 from tpu_pipelines.submission.schedule import change_state, check_cron, upsert
 from tpu_pipelines.submission.smoke import plan_smoke, run_smoke
@@ -39,10 +40,11 @@ def compile(arguments: argparse.Namespace) -> int:
     """Write the pipeline as a file for a platform; returns the exit code."""
     config = load_config(arguments.config, arguments.overrides)
     settings, output = load_settings(os.environ, arguments.settings), arguments.output
+    platform = PLATFORMS[arguments.target]
     compiling.check_output(output)
-    compiled = compiling.compile_pipeline(config, arguments.target, settings)
+    compiled = compiling.compile_pipeline(config, platform, settings)
     storage.write_bytes(output, compiled.package.encode())
-    tell_sent(arguments.target, config.training.model, compiled.carried)
+    tell_sent(platform, config.training.model, compiled.carried)
     for place, content in compiled.carried.items():
         # The name contains the digest, so no other file is overwritten.
         digest, name = place.split("/")[-2:]
@@ -54,15 +56,15 @@ def compile(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def tell_sent(target: str, model: str, carried: Mapping[str, bytes]) -> None:
+def tell_sent(platform: Platform, model: str, carried: Mapping[str, bytes]) -> None:
     """Print hints: the container image is not pinned by a digest; these files are uploaded with the model's code.
 
     Args:
-        target: Platform.
+        platform: The platform.
         model: Model of the configuration.
         carried: Content of each uploaded file by its destination.
     """
-    _tell_findings([*answer(image_check(target)), *model_findings(model, carried)])
+    _tell_findings([*answer(image_check(platform)), *model_findings(model, carried)])
 
 
 def _tell_findings(findings: Iterable[Finding]) -> None:
@@ -77,7 +79,7 @@ def plan_checked(arguments: argparse.Namespace, config: Config, settings: Settin
 
     If the data have to be downloaded first, the model is checked only when the steps run.
     """
-    plan = plan_submission(config, arguments.target, settings)
+    plan = plan_submission(config, PLATFORMS[arguments.target], settings)
     if plan.data is not None and needs_check(config):
         check_model_works(config, plan.data)
     return plan
@@ -86,7 +88,7 @@ def plan_checked(arguments: argparse.Namespace, config: Config, settings: Settin
 def ask_first(arguments: argparse.Namespace, config: Config, settings: Settings) -> None:
     """Check on the platform whether the run can work, unless --no-doctor is given; prints hints."""
     if not arguments.no_doctor:
-        _tell_findings(require_ready(config, arguments.target, settings))
+        _tell_findings(require_ready(config, PLATFORMS[arguments.target], settings))
 
 
 def submit(arguments: argparse.Namespace) -> int:
@@ -94,12 +96,13 @@ def submit(arguments: argparse.Namespace) -> int:
     if arguments.output and not arguments.dry_run:
         raise InputError("--output is of a dry run: expected --dry-run beside it. Add that, or leave --output out.")
     settings = load_settings(os.environ, arguments.settings)
+    platform = PLATFORMS[arguments.target]
     config = load_config(arguments.config, arguments.overrides)
     if not arguments.dry_run:
-        require_first(config, arguments.target, settings)
+        require_first(config, platform, settings)
     elif not _has_all_first(arguments, config, settings):
         return BAD_INPUT
-    submitter = connect(arguments.target, settings)
+    submitter = connect(platform, settings)
     plan = plan_checked(arguments, config, settings)
     tell_hint(plan.timeout)
     if arguments.dry_run:
@@ -107,7 +110,7 @@ def submit(arguments: argparse.Namespace) -> int:
         return DONE
     if plan.resources:
         tell_hint(plan.resources)
-    tell_sent(arguments.target, config.training.model, plan.carried)
+    tell_sent(platform, config.training.model, plan.carried)
     ask_first(arguments, config, settings)
     submission = submit_run(plan, submitter, arguments.again)
     if arguments.wait:
@@ -117,7 +120,7 @@ def submit(arguments: argparse.Namespace) -> int:
 
 def _has_all_first(arguments: argparse.Namespace, config: Config, settings: Settings) -> bool:
     """Return whether a dry run can be planned; if not, print everything that is missing, in the order of doing."""
-    findings = ask_all(first_checks(config, arguments.target, settings))
+    findings = ask_all(first_checks(config, PLATFORMS[arguments.target], settings))
     if all(error.about == "image" for error in errors_in(findings)):
         return True
     stream = sys.stderr if arguments.json else sys.stdout
@@ -130,7 +133,7 @@ def _tell_dry_run(arguments: argparse.Namespace, config: Config, plan: RunPlan, 
     """Print the planned run and what is missing to submit it; --json also prints the requests, --output writes them."""
     stream = sys.stderr if arguments.json else sys.stdout
     show_text(f"{config.name} for {arguments.target}, not sent (dry run)\n", stream)
-    show_findings(list(describe(config, plan, arguments.target)), stream=stream)
+    show_findings(list(describe(config, plan, PLATFORMS[arguments.target])), stream=stream)
     show_text("", stream)
     content = json.dumps(requests, indent=2)
     if arguments.output:
@@ -145,11 +148,11 @@ def schedule(arguments: argparse.Namespace) -> int:
     """Create, change, pause, resume or delete the schedule of a configuration; returns the exit code."""
     config = load_config(arguments.config, arguments.overrides)
     settings = load_settings(os.environ, arguments.settings)
+    platform = PLATFORMS[arguments.target]
     if not arguments.action:
         check_cron(arguments.cron)
-        require_first(config, arguments.target, settings, needs_image=not arguments.dry_run)
-    submitter = connect(arguments.target, settings)
-    platform, backoff = submitter.platform, submitter.backoff
+        require_first(config, platform, settings, needs_image=not arguments.dry_run)
+    submitter = connect(platform, settings)
     dry = " (dry run)" if arguments.dry_run else ""
     if arguments.action:
         done = {"pause": "paused", "resume": "active", "delete": "deleted"}[arguments.action] + dry
@@ -157,11 +160,11 @@ def schedule(arguments: argparse.Namespace) -> int:
             show_text(f"{config.name}: {done}, schedule {changed.schedule_id} at {changed.cron!r}")
         return DONE
     plan = plan_checked(arguments, config, settings)
-    tell_sent(arguments.target, config.training.model, plan.carried)
+    tell_sent(platform, config.training.model, plan.carried)
     if not arguments.dry_run:
         ask_first(arguments, config, settings)
         put_carried(plan)
-    change = upsert(platform, plan.jobs[0], arguments.cron, backoff, arguments.dry_run)
+    change = upsert(submitter.client, plan.jobs[0], arguments.cron, submitter.backoff, arguments.dry_run)
     if change.difference:
         show_text(change.difference)
     state = "paused" if change.schedule.is_paused else f"next run {change.schedule.next_run or 'not known yet'}"
@@ -178,7 +181,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     """Check that a platform has everything that a run needs; returns exit code 2 for errors and hints."""
     settings = load_settings(os.environ, arguments.settings)
     config = load_config(arguments.config, arguments.overrides)
-    findings = examine(config, ASKED, arguments.target, settings, context=arguments.kube_context)
+    findings = examine(config, ASKED, PLATFORMS[arguments.target], settings, context=arguments.kube_context)
     show_findings(findings, arguments.json)
     if arguments.script:
         title = (
@@ -194,9 +197,10 @@ def doctor(arguments: argparse.Namespace) -> int:
 def smoke(arguments: argparse.Namespace) -> int:
     """Submit the smallest run, and print facts that only the platform can report; returns the exit code."""
     settings = load_settings(os.environ, arguments.settings)
-    submitter = connect(arguments.target, settings)
-    planned = plan_smoke(arguments.target, arguments.machine, settings, arguments.overrides)
-    compiling.require_step_image(arguments.target)
+    platform = PLATFORMS[arguments.target]
+    submitter = connect(platform, settings)
+    planned = plan_smoke(platform, arguments.machine, settings, arguments.overrides)
+    compiling.require_step_image(platform)
     show_text(f"price: {planned.price}", sys.stderr)
     if not arguments.yes:
         raise InputError("Nothing was sent: expected --yes, which confirms the price.")

@@ -16,14 +16,14 @@ from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_pipelines.checking.check_list import require_first
 from tpu_pipelines.checking.workspace import with_registry
-from tpu_pipelines.cli.arguments import HERE
 from tpu_pipelines.cli.jobs import StatePrinter, connect, tell_submission
 from tpu_pipelines.cli.output import show, show_text, tell_hint
 from tpu_pipelines.cli.platforms import ask_first, plan_checked, tell_sent
 from tpu_pipelines.cli.runs import code_of, tell_outcome
 from tpu_pipelines.config.configuration import Config, load_config
-from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import load_settings
+from tpu_pipelines.platforms.machines import paid_on
+from tpu_pipelines.platforms.platform import PLATFORMS, Platform
 from tpu_pipelines.retraining import retrain as deciding
 from tpu_pipelines.retraining.job_summary import RunFindings, append, render_junit, render_markdown, render_outputs
 from tpu_pipelines.retraining.retrain import Occasion, RunDecision
@@ -51,7 +51,9 @@ def retrain(arguments: argparse.Namespace) -> int:
         return _tell_history(arguments, config)
     report = _Report(arguments, config)
     try:
-        return (_retrain_here if arguments.target == HERE else _retrain_there)(arguments, config, occasion, report)
+        if platform := PLATFORMS.get(arguments.target):
+            return _retrain_there(arguments, platform, config, occasion, report)
+        return _retrain_here(arguments, config, occasion, report)
     except InputError as error:
         report.fail(error)
         raise
@@ -81,12 +83,14 @@ def _retrain_here(arguments: argparse.Namespace, config: Config, occasion: Occas
     return code_of(outcome)
 
 
-def _retrain_there(arguments: argparse.Namespace, config: Config, occasion: Occasion, report: "_Report") -> int:
+def _retrain_there(
+    arguments: argparse.Namespace, platform: Platform, config: Config, occasion: Occasion, report: "_Report"
+) -> int:
     settings = load_settings(os.environ, arguments.settings)
-    require_first(config, arguments.target, settings, needs_image=not arguments.dry_run)
-    submitter = connect(arguments.target, settings)
+    require_first(config, platform, settings, needs_image=not arguments.dry_run)
+    submitter = connect(platform, settings)
     plan = plan_checked(arguments, config, settings)
-    tell_sent(arguments.target, config.training.model, plan.carried)
+    tell_sent(platform, config.training.model, plan.carried)
     entry = report.begin(deciding.decide(plan, submitter, occasion, lambda: find_drift(config, settings)))
     if arguments.dry_run:
         return DONE
@@ -96,7 +100,7 @@ def _retrain_there(arguments: argparse.Namespace, config: Config, occasion: Occa
     if entry.needed:
         ask_first(arguments, config, settings)
     submission = started or submit(plan, submitter, again=entry.needed)
-    price = partial(_price, config, [job.machine for job in plan.jobs], arguments.target, settings.region)
+    price = partial(_price, config, [job.machine for job in plan.jobs], platform, settings.region)
     report.keep(entry.with_run(submission, price(submission.machine)))  # Before waiting, which may be killed.
     if arguments.wait and plan.has(submission.job_id):
         submission = wait(plan, submission, submitter, StatePrinter(), arguments.poll_seconds)
@@ -150,7 +154,7 @@ class _Report:
         if entry.outcome in ("", deciding.STARTED):
             run = entry.run if entry.outcome else ""
             entry = dataclasses.replace(entry, run=run, outcome=State.FAILED, reason=f"{entry.reason}; {error}")
-        if not self._arguments.dry_run and (self._is_decided or self._arguments.target == HERE):
+        if not self._arguments.dry_run and (self._is_decided or self._arguments.target not in PLATFORMS):
             self.keep(entry)
         self._entry = entry
         self.write({}, lambda: RunFindings(error=str(error)))
@@ -170,19 +174,21 @@ class _Report:
             storage.write_bytes(junit, render_junit(name, entry.outcome, findings.reasons).encode())
 
 
-def _price(config: Config, machines: Iterable[MachineSpec], target: str, region: str, name: str) -> float | None:
-    """Return the price of an hour of a machine on the target; None if unknown."""
+def _price(
+    config: Config, machines: Iterable[MachineSpec], platform: Platform | None, region: str, name: str
+) -> float | None:
+    """Return the price of an hour of a machine on a platform; None if unknown, or on this machine."""
     machine = next((machine for machine in machines if machine.name == name), None)
-    if machine is None or target not in machine.slice.targets:
+    if platform is None or machine is None or platform.catalogue_name not in machine.slice.targets:
         return None
-    price = paid_on(config, machine, target, region).price
+    price = paid_on(config, machine, platform, region).price
     return price.usd_per_hour if price else None
 
 
 def _place(arguments: argparse.Namespace, config: Config) -> str:
     """Return the folder of the decisions: in the registry, or else in the bucket or workspace."""
     workspace = str(arguments.workspace)
-    if arguments.target == HERE:
+    if arguments.target not in PLATFORMS:
         return deciding.place_of(with_registry(config, arguments.workspace), workspace)
     return deciding.place_of(config, load_settings(os.environ, arguments.settings).bucket or workspace)
 
@@ -191,8 +197,9 @@ def _tell_history(arguments: argparse.Namespace, config: Config) -> int:
     place = _place(arguments, config)
     machines = config.machine.candidates if config.machine else ()
     settings = load_settings(os.environ, arguments.settings)
-    price = partial(_price, config, machines, arguments.target, settings.region)
-    ask = (lambda run: None) if arguments.target == HERE else connect(arguments.target, settings).get
+    platform = PLATFORMS.get(arguments.target)
+    price = partial(_price, config, machines, platform, settings.region)
+    ask = connect(platform, settings).get if platform else (lambda run: None)
     known = deciding.entries(place, ask, price, lambda name: tell_hint(f"left out, as no decision: {name}"))
     if not known:
         tell_hint(f"looked for decisions about {config.name!r} in {place}")

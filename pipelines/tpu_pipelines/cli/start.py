@@ -18,6 +18,7 @@ from tpu_pipelines.cli.output import show, show_findings, show_text, tell_hint
 from tpu_pipelines.config.configuration import load_config, read_data
 from tpu_pipelines.config.settings import load_settings
 from tpu_pipelines.doctor.findings import errors_in
+from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.retraining.job_summary import append, render_preflight
 from tpu_pipelines.runs.exports import find_compared
 from tpu_pipelines.starting.data_overview import look_at, source_of
@@ -68,14 +69,15 @@ def _ask(arguments: argparse.Namespace) -> argparse.Namespace:
 
 def check(arguments: argparse.Namespace) -> int:
     """Find everything that would stop a run or bias its result; returns the exit code."""
-    config, target = load_config(arguments.config, arguments.overrides), arguments.target
+    config = load_config(arguments.config, arguments.overrides)
+    platform = PLATFORMS.get(arguments.target)  # None without --target.
     settings = load_settings(os.environ, arguments.settings)
-    findings = examine(config, UNASKED, target, settings, workspace=arguments.workspace)
+    findings = examine(config, UNASKED, platform, settings, workspace=arguments.workspace)
     show_findings(findings, arguments.json)
     if errors_in(findings):
         return BAD_INPUT
     if not arguments.json:
-        command = ["submit", "--target", target] if target else ["run"]
+        command = ["submit", "--target", platform.name] if platform else ["run"]
         overrides = [word for override in arguments.overrides for word in ("--set", override)]
         show_text(f"\nnext: tpu-pipelines {shlex.join([*command, arguments.config, *overrides])}")
     return DONE
@@ -97,7 +99,8 @@ def preflight(arguments: argparse.Namespace) -> int:
     like = baseline.footprint if baseline else None
     region = load_settings(os.environ, arguments.settings).region
     is_timed = not arguments.quick
-    report = compiling.preflight(config, names, directory, like, arguments.target, planned, region, is_timed)
+    platforms = [PLATFORMS[name] for name in arguments.target]
+    report = compiling.preflight(config, names, directory, like, platforms, planned, region, is_timed)
     comparison = FootprintComparison.make(report, baseline, *limits) if baseline else None
     if baseline and not comparison and report.machines[0].passed:
         tell_hint(f"no time is known of {report.machines[0].machine}, so nothing is held against {baseline.name}")

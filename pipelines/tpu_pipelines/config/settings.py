@@ -22,19 +22,8 @@ from tpu_components.core.files.resource_names import (
 )
 
 _PREFIX = "TPU_PIPELINES_"
-# Settings that each platform requires.
-TARGET_SETTINGS = {"vertex": ("project", "region", "bucket"), "kubeflow": ("kfp_host",)}
-# Settings of only one platform; the other one would ignore them silently.
-_OF_TARGET = {
-    "vertex": ("network_attachment", "encryption_key", "tensorboard", "experiment"),
-    "kubeflow": ("kueue_queue", "provisioning", "s3_secret", "volumes", "secrets"),
-}
 MAIL = "mailto:"
-_OF_REGION = ("network_attachment", "encryption_key", "tensorboard")  # Named projects/…/…/REGION/….
 _LABEL = r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"  # Labels that both Google Cloud and Kubernetes accept.
-# Labels of a job on Vertex AI: 64, of which submissions set 8 and the service sets 1.
-# https://cloud.google.com/resource-manager/docs/labels-overview
-_MOST_LABELS = 55
 # Names of Kubernetes objects: https://kubernetes.io/docs/concepts/overview/working-with-objects/names
 _DNS_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _DNS_SUBDOMAIN = r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
@@ -188,57 +177,6 @@ class Settings:
                         f"{'Rename the claim or the secret' if what == 'name' else 'Choose another path'}."
                     )
                 seen[key] = mount
-
-    def check_applies(self, target: str) -> None:
-        """Check that a platform supports all these settings.
-
-        Raises:
-            InputError: If the platform lacks some, or two settings exclude each other; the message names all of them.
-        """
-        mistakes = Mistakes()
-        for name in _OF_TARGET["kubeflow" if target == "vertex" else "vertex"]:
-            if value := getattr(self, name):
-                mistakes.add(
-                    f"The setting {name} ({variable(name)}) is not supported with --target {target}. Received: "
-                    f"{value!r}. Remove it."
-                )
-        if target == "vertex" and len(self.labels) > _MOST_LABELS:
-            mistakes.add(
-                f"A job on Vertex AI has at most {_MOST_LABELS} labels of yours: expected as many in "
-                f"{variable('labels')}, received {len(self.labels)}. Leave out some."
-            )
-        if target != "vertex" and self.notify.startswith(MAIL):
-            mistakes.add(
-                f"Only Vertex AI sends e-mails: expected {variable('notify')} to be a webhook with --target {target}. "
-                f"Received: {self.notify!r}."
-            )
-        with mistakes.kept():
-            self.check_region(self.region)
-        if self.network and self.network_attachment:
-            mistakes.add(
-                f"A job has a network or a network attachment. Received: network={self.network!r} and "
-                f"network_attachment={self.network_attachment!r}. Leave out one of them."
-            )
-        if self.tensorboard and not self.service_account:
-            mistakes.add(
-                f"A training that fills a TensorBoard runs as a service account of yours. Received: tensorboard="
-                f"{self.tensorboard!r} without one. Set {variable('service_account')}."
-            )
-        mistakes.raise_all()
-
-    def check_region(self, region: str) -> None:
-        """Check that regional resources are in the region of a job.
-
-        Raises:
-            InputError: If a resource is in another region; the message names it.
-        """
-        for name in _OF_REGION:
-            value = getattr(self, name)
-            if value and region and value.split("/")[3] != region:
-                raise InputError(
-                    f"The setting {name} ({variable(name)}) must be of the region {region}, where the job runs. "
-                    f"Received: {value!r}. Name one of that region."
-                )
 
     def vertex_registry(self) -> str:
         """Return the path of Vertex AI's registry in this project and region.

@@ -1,1 +1,1 @@
-"""Checks of a run and their findings; the checks of a platform send only read-only requests."""
+"""What a check is, with its findings and remedies, and read-only requests to Google Cloud and to registries."""

@@ -1,15 +1,13 @@
 """Compiles the pipeline to a file for a platform, with the training step on the configuration's TPU.
 
-Only the training step differs from the local pipeline: on Vertex AI it is a custom job, on Kubeflow its pod requests a
-TPU from the cluster.
+Only the steps on machines with a TPU or GPU differ from the local pipeline; `Platform.on_machine` makes them.
 """
 
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tpu_components.core.base.container_images import (
     BEAM_IMAGE,
@@ -32,20 +30,17 @@ from tpu_components.core.registry.signing import public_key_text
 from tpu_components.core.sources.params import BEAM
 from tpu_components.deploy_model.params import PRIVATE, VERTEX
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.config.resources import (
-    TrainingTimeout,
-    check_target,
-    on_machine,
-    place_on,
-    resources_of,
-    training_timeout,
-)
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline.cache_keys import checkpoint_folder, lineage, platform_fingerprints
 from tpu_pipelines.platforms import beam_job
-from tpu_pipelines.platforms.custom_job import as_custom_job, in_region
-from tpu_pipelines.platforms.jobs import Step
-from tpu_pipelines.platforms.tpu_pod import as_tpu_pod, sign_in, steps_on_s3
+from tpu_pipelines.platforms.machines import (
+    TrainingTimeout,
+    check_resources,
+    on_machine,
+    require_machine,
+    training_timeout,
+)
+from tpu_pipelines.platforms.platform import Platform, capitalized, check_settings
 
 _ANY_REGISTRY = "projects/project/locations/region/models"
 _HEADER = "# PIPELINE DEFINITION"  # First line of a file that KFP compiles.
@@ -57,7 +52,7 @@ class CompiledPipeline:
 
     Attributes:
         package: The pipeline as YAML.
-        machine: Machine of the training step; on Vertex AI with its region.
+        machine: Machine of the training step; with its region, if the platform chooses machines by region.
         timeout: Time limit of the training, and its reason.
         checkpoints: Folder of the training's checkpoints, relative to the bucket or volume.
         carried: Content of the files to upload for the pipeline, by their URI in the bucket.
@@ -70,12 +65,12 @@ class CompiledPipeline:
     carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
 
-def compile_pipeline(config: Config, target: str, settings: Settings) -> CompiledPipeline:
+def compile_pipeline(config: Config, platform: Platform, settings: Settings) -> CompiledPipeline:
     """Compile the pipeline for a platform.
 
     Args:
         config: Parameters of every step, and the machine.
-        target: `vertex` or `kubeflow`.
+        platform: The platform.
         settings: Settings of the platform; some may be missing.
 
     Raises:
@@ -83,24 +78,24 @@ def compile_pipeline(config: Config, target: str, settings: Settings) -> Compile
     """
     mistakes = Mistakes()
     with mistakes.kept():
-        machine = require_machine(config, target)
+        machine = require_machine(config, platform)
     with mistakes.kept():
-        settings.check_applies(target)
+        check_settings(platform, settings)
     with mistakes.kept():
-        check_readable(config, target)
+        check_readable(config, platform)
     mistakes.raise_all()
-    machine = in_region(machine, settings) if target == "vertex" else machine
+    machine = platform.in_region(machine, settings.region)
     if IMAGE != LOCAL_IMAGE:  # Compiling needs no image: without one, only a submission is refused.
-        require_step_image(target)
-    config = with_registry(config, target, settings)
+        require_step_image(platform)
+    config = with_registry(config, platform, settings)
     config = config.on_registry(config.deploy.registry) if config.deploy else config
     if config.data.engine == BEAM:
-        _require_image(BEAM_IMAGE, target, "beam", "TPU_PIPELINES_BEAM_IMAGE")
-        config = beam_job.with_settings(config, target, settings)
-    check_target(config, target)
+        _require_image(BEAM_IMAGE, platform, "beam", "TPU_PIPELINES_BEAM_IMAGE")
+        config = beam_job.with_settings(config, platform, settings)
+    check_resources(config, platform)
     made_with = platform_fingerprints(config, IMAGE, machine.slice.name, settings.environment)
-    config, carried = with_carried_model(config, target, settings)
-    config = on_machine(config, machine, target)
+    config, carried = with_carried_model(config, platform, settings)
+    config = on_machine(config, machine, platform)
     training = _train_on(machine, config.training)
     from kfp import compiler
 
@@ -109,33 +104,28 @@ def compile_pipeline(config: Config, target: str, settings: Settings) -> Compile
     from tpu_pipelines.pipeline.exit_task import exit_task
     from tpu_pipelines.pipeline.training_pipeline import training_pipeline
 
-    timeout = training_timeout(config, target)
+    timeout = training_timeout(config, platform)
     limited = dataclasses.replace(machine, timeout_seconds=timeout.seconds)
     checkpoints = checkpoint_folder(config, made_with["train_model"])
     config = dataclasses.replace(config, training=training)
-    wrap = _WRAPPERS[target]
-    asked = {step: resources_of(config, step, target) for step in ("train_model", "evaluate_model")}
-    steps = {"train_model": wrap(train_model, limited, settings, config.name, asked["train_model"], checkpoints)}
+    steps = {"train_model": platform.on_machine(train_model, limited, config, settings, checkpoints, "train_model")}
     if judge := config.evaluation_machine:
-        judge = in_region(judge, settings) if target == "vertex" else judge
+        judge = platform.in_region(judge, settings.region)
         config = config.changed("gate", accelerator=judge.slice.generation.accelerator)
         component = with_image(evaluate_model, IMAGE)  # The image of the other steps may not contain JAX.
-        own, step = asked["evaluate_model"], "evaluate_model"
-        steps[step] = wrap(component, judge, settings, config.name, own, f"{config.name}/{step}", step)
-    on_s3 = steps_on_s3(config, settings.bucket) if settings.s3_secret else frozenset()
-
-    def place(name: str, task: Any) -> Any:
-        placed = task if name in steps else place_on(target, task, resources_of(config, name))
-        return sign_in(placed, settings.s3_secret) if name in on_s3 else placed
-
+        folder = f"{config.name}/evaluate_model"
+        steps["evaluate_model"] = platform.on_machine(component, judge, config, settings, folder, "evaluate_model")
+    # The limits of a step on a machine are for its task there, not for the small one (mark_promoted) beside it.
+    others = {step: asked for step, asked in config.resources.items() if step not in steps}
+    unlimited = dataclasses.replace(config, resources=others)
     pipeline = training_pipeline(
         config,
         on_machines=steps,
         lineage=lineage(config),
         fingerprints=made_with,
-        place=place,
+        place=lambda step, task: platform.place(task, step, unlimited, settings),
         estimated_timeout=timeout.is_estimated,
-        exit_task=functools.partial(exit_task, config.name, settings) if settings.notify else None,
+        exit_task=functools.partial(exit_task, config.name, platform, settings) if settings.notify else None,
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pipeline.yaml"
@@ -143,46 +133,29 @@ def compile_pipeline(config: Config, target: str, settings: Settings) -> Compile
         return CompiledPipeline(path.read_text(encoding="utf-8"), machine, timeout, checkpoints, carried)
 
 
-def require_step_image(target: str) -> None:
+def require_step_image(platform: Platform) -> None:
     """Check that a platform can pull the image of training and that of the other steps.
 
     Raises:
         InputError: If the name of an image contains no registry.
     """
-    _require_image(IMAGE, target, "step", "TPU_PIPELINES_IMAGE")
+    _require_image(IMAGE, platform, "step", "TPU_PIPELINES_IMAGE")
     if other := other_steps_image():
-        _require_image(other, target, "step", "TPU_PIPELINES_STEPS_IMAGE")
+        _require_image(other, platform, "step", "TPU_PIPELINES_STEPS_IMAGE")
 
 
-def _require_image(image: str, target: str, what: str, variable: str) -> None:
-    if not is_in_registry(image, is_clusters_own=target == "kubeflow"):
-        platform = "Vertex AI" if target == "vertex" else "A cluster"
-        made = "make image-beam" if what == "beam" else "make image"
-        raise InputError(
-            f"{platform} cannot fetch the {what} image {image!r}: expected one in a registry, as "
-            f"europe-docker.pkg.dev/PROJECT/REPOSITORY/{what}@sha256:…. Build it with `{made}`, push "
-            f"it, and set {variable}."
-        )
+def _require_image(image: str, platform: Platform, what: str, variable: str) -> None:
+    if not platform.can_pull(image):
+        raise InputError(_cannot_pull(capitalized(platform.title), image, what, variable))
 
 
-def require_machine(config: Config, target: str) -> MachineSpec:
-    """Return the machine of a configuration.
-
-    Raises:
-        InputError: If the configuration has no machine, the platform does not offer it, or the machine has several
-            hosts and the backend trains on a single host.
-    """
-    if config.machine is None:
-        raise InputError(
-            f"Cannot compile {config.name!r} for {target}: expected a machine to train on, received none. Use "
-            "--set machine=v5e-4 or another; `tpu-pipelines machines` lists them."
-        )
-    for machine in config.machines:
-        machine.slice.require_target(target)
-    training = config.training
-    if training.backend == "tensorflow" or (training.backend == "auto" and training.accelerator == "cpu"):
-        config.machine.require_one_host("The tensorflow backend trains on one host")
-    return config.machine
+def _cannot_pull(title: str, image: str, what: str, variable: str) -> str:
+    made = "make image-beam" if what == "beam" else "make image"
+    return (
+        f"{title} cannot fetch the {what} image {image!r}: expected one in a registry, as "
+        f"europe-docker.pkg.dev/PROJECT/REPOSITORY/{what}@sha256:…. Build it with `{made}`, push "
+        f"it, and set {variable}."
+    )
 
 
 def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
@@ -203,9 +176,8 @@ def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
     return training
 
 
-def unreadable_places(config: Config, target: str) -> dict[str, str]:
+def unreadable_places(config: Config, platform: Platform) -> dict[str, str]:
     """Return the data and the models of a configuration that the steps' containers cannot read, as {setting: place}."""
-    reads = storage.is_on_google if target == "vertex" else storage.is_remote
     if config.deploy and config.deploy.is_on_vertex:  # Any project: the settings, which name it, may be missing.
         root = _ANY_REGISTRY if config.deploy.registry == VERTEX else config.deploy.registry
         config = config.on_registry(root)
@@ -217,23 +189,24 @@ def unreadable_places(config: Config, target: str) -> dict[str, str]:
     return {
         name: place
         for name, place in places.items()
-        if place and not reads(place) and not (is_on_vertex(place.rpartition("/")[0]) and parse_reference(place))
+        if place
+        and not platform.can_read(place)
+        and not (is_on_vertex(place.rpartition("/")[0]) and parse_reference(place))
     }
 
 
-def check_readable(config: Config, target: str) -> None:
+def check_readable(config: Config, platform: Platform) -> None:
     """Check that the steps' containers can read everything that the configuration names, except the model's own file.
 
     Raises:
         InputError: If they cannot; the message names all such settings.
     """
-    refused = f"Cannot compile {config.name!r} for {target}:"
-    where = "Cloud Storage" if target == "vertex" else "Cloud Storage, or on s3://"
+    refused = f"Cannot compile {config.name!r} for {platform.name}:"
     mistakes = Mistakes()
-    for name, place in unreadable_places(config, target).items():
+    for name, place in unreadable_places(config, platform).items():
         mistakes.add(
-            f"{refused} {name} must be on {where}, where the steps can read it. Received: {place!r}. Copy it "
-            "to gs://BUCKET/… and name that."
+            f"{refused} {name} must be on {platform.readable_places}, where the steps can read it. Received: "
+            f"{place!r}. Copy it to gs://BUCKET/… and name that."
         )
     registry = config.deploy.registry if config.deploy else ""
     if registry and registry != VERTEX and not is_on_vertex(registry):
@@ -254,7 +227,7 @@ def check_readable(config: Config, target: str) -> None:
     mistakes.raise_all()
 
 
-def with_carried_model(config: Config, target: str, settings: Settings) -> tuple[Config, dict[str, bytes]]:
+def with_carried_model(config: Config, platform: Platform, settings: Settings) -> tuple[Config, dict[str, bytes]]:
     """Replace a user's own model by its URI in the bucket; returns the configuration, and the files to upload.
 
     The URI contains the model's digest, so that steps run exactly this code, and the platform's cache detects changes.
@@ -263,46 +236,43 @@ def with_carried_model(config: Config, target: str, settings: Settings) -> tuple
     bundle = bundle_of(model)
     if bundle is None and model.endswith((".py", ".keras")):
         raise InputError(
-            f"Cannot compile {config.name!r} for {target}: the model {model!r} lies among the code of this project or "
-            "of libraries, which does not travel. Put it into a folder of its own."
+            f"Cannot compile {config.name!r} for {platform.name}: the model {model!r} lies among the code of this "
+            "project or of libraries, which does not travel. Put it into a folder of its own."
         )
     has_bucket = storage.is_remote(settings.bucket)
     if bundle is None or storage.is_remote(model) or (":" in model and not has_bucket):
         return config, {}  # The image or the bucket already holds it.
     if not has_bucket:
         raise InputError(
-            f"Cannot compile {config.name!r} for {target}: the model {model!r} travels through a bucket. Received: "
-            f"bucket={settings.bucket!r}. Set TPU_PIPELINES_BUCKET=gs://BUCKET, which the steps can read; or install "
-            "the model in the image, and --set model=MODULE:build_model."
+            f"Cannot compile {config.name!r} for {platform.name}: the model {model!r} travels through a bucket. "
+            f"Received: bucket={settings.bucket!r}. Set TPU_PIPELINES_BUCKET=gs://BUCKET, which the steps can read; or "
+            "install the model in the image, and --set model=MODULE:build_model."
         )
     place = bundle.reference(f"{settings.bucket.rstrip('/')}/models")
     return config.changed("training", model=place), {place: bundle.content}
 
 
-def with_registry(config: Config, target: str, settings: Settings) -> Config:
+def with_registry(config: Config, platform: Platform, settings: Settings) -> Config:
     """Return the configuration with the location of its registry on Vertex AI; unchanged for another registry."""
     deploy = config.deploy
     if deploy is None or not deploy.is_on_vertex:
         return config
-    if (
-        deploy.endpoint_access == PRIVATE
-        and target == "vertex"
-        and not (settings.network or settings.network_attachment)
-    ):
+    if deploy.endpoint_access == PRIVATE and not platform.is_in_network(settings):
         raise InputError(
-            f"Cannot compile {config.name!r} for vertex: the steps run outside of {deploy.endpoint_network}, and could "
-            f"not ask the private endpoint {deploy.endpoint!r} there before it serves. Set "
+            f"Cannot compile {config.name!r} for {platform.name}: the steps run outside of {deploy.endpoint_network}, "
+            f"and could not ask the private endpoint {deploy.endpoint!r} there before it serves. Set "
             "TPU_PIPELINES_NETWORK_ATTACHMENT to an attachment of that network, or TPU_PIPELINES_NETWORK where it is "
             "peered."
         )
     if deploy.signing_key and not storage.is_remote(deploy.signing_key):
         raise InputError(
-            f"Cannot compile {config.name!r} for {target}: a key on this machine signs nothing in a container. "
+            f"Cannot compile {config.name!r} for {platform.name}: a key on this machine signs nothing in a container. "
             f"Received: deploy.signing_key={deploy.signing_key!r}. Put it on gs://BUCKET/…, where the steps' account "
             "alone may read it."
         )
     image = deploy.serving_image or SERVING_IMAGE
-    _require_image(image, "vertex", "serving", "TPU_PIPELINES_SERVING_IMAGE")
+    if not is_in_registry(image):  # The registry's service pulls it, whatever platform the steps run on.
+        raise InputError(_cannot_pull("Vertex AI", image, "serving", "TPU_PIPELINES_SERVING_IMAGE"))
     registry = settings.vertex_registry() if deploy.registry == VERTEX else deploy.registry
     artifacts_uri = deploy.artifacts_uri
     if not artifacts_uri:
@@ -332,9 +302,3 @@ def check_output(output: Path) -> None:
             f"Refused to overwrite {output}: expected a compiled pipeline, received something else. Choose another "
             "--output."
         )
-
-
-_WRAPPERS: dict[str, Callable[..., Step]] = {
-    "vertex": as_custom_job,
-    "kubeflow": as_tpu_pod,
-}

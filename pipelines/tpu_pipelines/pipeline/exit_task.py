@@ -1,34 +1,11 @@
 """Exit task of a pipeline: sends a notification when a run has ended."""
 
-from typing import List  # noqa: UP035 (KFP's types)
-
 from kfp import dsl
 
 from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
 from tpu_components.core.base.terminal import hide_credentials
-from tpu_pipelines.config.settings import MAIL, Settings
-from tpu_pipelines.platforms.custom_job import LAUNCHER_IMAGE
-
-
-@dsl.container_component
-def vertex_pipelines_notification_email(
-    recipients: List[str],  # noqa: UP006
-    pipeline_task_final_status: dsl.PipelineTaskFinalStatus,
-) -> dsl.ContainerSpec:
-    """Let Vertex AI send an e-mail: the service reads this component's name and inputs, and never runs it.
-
-    Source of its name, inputs and container: google_cloud_pipeline_components/v1/vertex_notification_email/component.py
-
-    Args:
-        recipients: E-mail addresses to send to.
-        pipeline_task_final_status: How the run ended, from the platform.
-    """
-    module = "google_cloud_pipeline_components.container.v1.vertex_notification_email.executor"
-    return dsl.ContainerSpec(
-        image=LAUNCHER_IMAGE,
-        command=["python3", "-u", "-m", module],
-        args=["--type", "VertexNotificationEmail", "--payload", ""],
-    )
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.platforms.platform import Platform
 
 
 @in_place_of_shell
@@ -56,16 +33,16 @@ def notify(run: str, address: str, page: str, run_id: str, status: dsl.PipelineT
     post(address, text)
 
 
-def exit_task(run: str, settings: Settings) -> dsl.PipelineTask:
+def exit_task(run: str, platform: Platform, settings: Settings) -> dsl.PipelineTask:
     """Add the exit task to the pipeline that is being built.
 
     Args:
         run: Name of the run.
+        platform: The platform, which may send messages itself.
         settings: Settings with the receiver, `notify`, and `kfp_host` for the link to the run.
     """
-    if settings.notify.startswith(MAIL):
-        task = vertex_pipelines_notification_email(recipients=settings.notify.removeprefix(MAIL).split(","))
-    else:
+    task = platform.exit_task(settings)
+    if task is None:
         host = hide_credentials(settings.kfp_host, "").rstrip("/")
         page = f"{host}/#/runs/details/"
         # KFP's driver replaces a placeholder that is the entire value of an input: backend/src/v2/driver/resolve.go.

@@ -24,7 +24,7 @@ from tpu_components.export_model.component import export_model
 from tpu_components.preflight_training.component import preflight_training
 from tpu_components.train_model.component import train_model
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.config.resources import apply, resources_of
+from tpu_pipelines.platforms.resources import apply, resources_of
 
 PIPELINE_NAME = "training-pipeline"
 
@@ -54,7 +54,7 @@ def training_pipeline(
             additional step lists the source in every run.
         data_version: In a local run, the `source_version` of the data that `cache_keys` are computed from.
         lineage: Facts about the run for the registry, in addition to the artifacts' metadata.
-        place: Sets the platform-specific options of a step's task, and returns the task.
+        place: Sets the platform-specific options of the task of a step that is not in `on_machines`; returns the task.
         estimated_timeout: Whether the time limit of the training is preflight's estimate, if there is preflight.
         fingerprints: Additional input of each step for the platform's cache; see `platform_fingerprints`.
         exit_task: Adds the task that runs when all others have ended, even if they have failed.
@@ -74,9 +74,7 @@ def training_pipeline(
         task = component(**inputs, fingerprint=dict((fingerprints or {}).get(step, {})))
         if not cache_keys and step in ("preflight_training", "evaluate_model"):  # Their pages show the name.
             task.set_env_variable(RUN_VARIABLE, config.name)
-        if step in on_machines:
-            task = place(step, task)
-        elif step != "train_model":
+        if step not in on_machines and step != "train_model":
             task = place(step, apply(task, resources_of(config, step)))
         if cache_keys:  # Of a step with several tasks, only the last one is cached.
             return task.set_caching_options(True, cache_keys[step]) if is_last else task.set_caching_options(False)

@@ -1,1 +1,1 @@
-"""Clients of Vertex AI and Kubeflow: jobs, schedules, and the training step on a TPU."""
+"""What the project asks of a platform, and a folder for each: Vertex AI, Kubeflow, and this machine."""

@@ -1,41 +1,34 @@
-"""Options of the Beam job that writes records on a platform; on Vertex AI it uses Dataflow by default."""
+"""Options of the Beam job that writes records on a platform."""
 
 import json
 
 from tpu_components.core.base.container_images import BEAM_IMAGE
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
-from tpu_components.core.sources.params import BEAM
 from tpu_components.core.work.beam.options import DATAFLOW
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.platforms.platform import Platform
 
 
-def with_settings(config: Config, target: str, settings: Settings) -> Config:
+def with_settings(config: Config, platform: Platform, settings: Settings) -> Config:
     """Return the configuration with the runner of its Beam job and the settings' options for Dataflow.
 
     Values of the configuration take precedence over the settings.
 
     Raises:
-        InputError: If no runner is named for Kubeflow, or project, region or bucket are missing for Dataflow.
+        InputError: If neither the configuration nor the platform names a runner, or if project, region or bucket are
+            missing for Dataflow.
     """
-    asked, runner = config.data.beam_options, _runner(config, target)
+    asked = config.data.beam_options
+    runner = asked.get("runner", platform.beam_runner)
     if not runner:
         raise InputError(
-            f"Cannot compile {config.name!r} for {target}: a cluster has no Beam runner of its own. Expected "
-            f"data.beam_options.runner, as {DATAFLOW} or FlinkRunner, or data.engine=fan_out."
+            f"Cannot compile {config.name!r} for {platform.name}: {platform.title} has no Beam runner of its own. "
+            f"Expected data.beam_options.runner, as {DATAFLOW} or FlinkRunner, or data.engine=fan_out."
         )
     options = {"runner": runner, **(_on_dataflow(config, settings) if runner == DATAFLOW else {}), **asked}
     return config.changed("data", beam_options=options)
-
-
-def is_on_dataflow(config: Config) -> bool:
-    """Return whether create_tfrecords uses Dataflow when the pipeline runs on Vertex AI."""
-    return config.data.engine == BEAM and _runner(config, "vertex") == DATAFLOW
-
-
-def _runner(config: Config, target: str) -> str:
-    return config.data.beam_options.get("runner", DATAFLOW if target == "vertex" else "")
 
 
 def _on_dataflow(config: Config, settings: Settings) -> dict[str, str]:

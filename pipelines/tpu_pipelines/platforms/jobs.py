@@ -1,4 +1,4 @@
-"""Jobs and schedules on any platform: their dataclasses, and the interface of a platform's client."""
+"""Jobs and schedules on any platform: their dataclasses, and the protocol of a platform's client."""
 
 import dataclasses
 import datetime
@@ -153,7 +153,7 @@ def comparable(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dic
     return old, new
 
 
-class Platform(Protocol):
+class PlatformClient(Protocol):
     """Client of a platform for runs and schedules.
 
     Methods raise `OutageError` for transient errors and `InputError` for refusals.
@@ -200,20 +200,20 @@ class Platform(Protocol):
 
 
 class Retrying:
-    """A `Platform` that repeats the calls of another one after transient errors.
+    """A `PlatformClient` that repeats the calls of another one after transient errors.
 
     If the response of `create` is lost, the repeated call returns the created job. A repeated `create_schedule` would
-    make a second schedule, so `schedule.upsert` must get a platform without these retries. `upsert` has retries
+    make a second schedule, so `schedule.upsert` must get a client without these retries. `upsert` has retries
     of its own, which look for the schedule first.
 
     Args:
-        platform: Platform to call.
+        client: Client to call.
         backoff: Delays between the calls.
     """
 
-    def __init__(self, platform: Platform, backoff: Backoff | None = None) -> None:
-        self.platform, self.backoff = platform, backoff or Backoff()
+    def __init__(self, client: PlatformClient, backoff: Backoff | None = None) -> None:
+        self.client, self.backoff = client, backoff or Backoff()
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self.platform, name)
+        method = getattr(self.client, name)
         return lambda *arguments: self.backoff(functools.partial(method, *arguments))

@@ -1,4 +1,4 @@
-"""Longest texts that Kubeflow Pipelines and Vertex AI store. Each text is checked before it is sent.
+"""Longest texts that a platform stores. Each text is checked before it is sent.
 
 The texts that only a pattern limits are checked where they enter: labels, volumes, secrets and accounts by
 `config.settings`, the model's name, alias and endpoint by `deploy_model.params`, machines by `machine_spec`.
@@ -31,36 +31,6 @@ class Limit:
     def length(self, text: str) -> int:
         """Return the length of a text as the platform counts it."""
         return len(text.encode()) if self.counts_bytes else len(text)
-
-
-# Columns of MySQL and MariaDB. KFP answers a longer text with 500, and by then it has started a workflow that belongs
-# to no run (resource/resource_manager.go: CreateRun), so a longer text must never be sent. Paths are those of
-# kubeflow/pipelines, backend/src/apiserver; a string without a size is VARCHAR(255) (client_manager/client_manager.go:
-# DefaultStringSize).
-KUBEFLOW_LIMITS = {
-    "experiment": Limit("name of the experiment", 128, "validation/length.go: LengthSpecs", counts_bytes=True),
-    "run": Limit("name of the run", 255, "model/run.go: DisplayName"),
-    "description": Limit("description of the run", 255, "model/run.go and model/job.go: Description"),
-    "recurring_run": Limit("name of the recurring run", 255, "model/job.go: DisplayName"),
-    "cron": Limit(
-        "cron expression", 255, "model/cron_schedule.go: Cron", advice="Use ranges and steps, as in '0 3 * * 1-5'."
-    ),
-    "pipeline": Limit(
-        "compiled pipeline",
-        700_000,
-        "model/pipeline_version.go: PipelineSpec, on Argo's limit",
-        counts_bytes=True,
-        advice="Shorten the longest values of the configuration, or put them into a file that the model reads.",
-    ),
-}
-# Fields of the service's API, by their file in googleapis google/cloud/aiplatform/v1. No document limits the size of a
-# pipeline or of a version's description.
-VERTEX_LIMITS = {
-    "pipeline_job_id": Limit("id of the pipeline job", 127, "pipeline_service.proto: pipeline_job_id"),
-    "pipeline_job": Limit("name of the pipeline job", 128, "pipeline_job.proto: display_name"),
-    "custom_job": Limit("name of the custom job", 128, "custom_job.proto: display_name"),
-    "schedule": Limit("name of the schedule", 128, "schedule.proto: display_name"),
-}
 
 
 def check_texts(limits: Mapping[str, Limit], texts: Mapping[str, str]) -> None:

@@ -29,7 +29,7 @@ from tpu_components.preflight_training.findings import PreflightReport
 from tpu_pipelines.checking.footprints import FootprintComparison, NamedFootprint, load_baseline
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import Platform, Submission
+from tpu_pipelines.platforms.jobs import PlatformClient, Submission
 from tpu_pipelines.retraining.retrain import RunDecision
 from tpu_pipelines.runs.data_drift import champion_of
 from tpu_pipelines.runs.summary import Summary
@@ -76,7 +76,7 @@ class RunFindings:
         return cls(summary.gate.reasons, summary.error, evaluation, preflight, champion, same_as)
 
     @classmethod
-    def of_job(cls, submission: Submission, submitter: Platform, config: Config, settings: Settings) -> Self:
+    def of_job(cls, submission: Submission, submitter: PlatformClient, config: Config, settings: Settings) -> Self:
         """Read the findings of a finished run on a platform; findings that cannot be read are left out.
 
         Args:

@@ -24,7 +24,7 @@ from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Cell, Table
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.platforms.jobs import DIGEST, Platform, Submission, fingerprints_in, now
+from tpu_pipelines.platforms.jobs import DIGEST, PlatformClient, Submission, fingerprints_in, now
 from tpu_pipelines.runs.data_drift import Drift, find_drift
 from tpu_pipelines.runs.run_local import fingerprints_here
 from tpu_pipelines.runs.summary import Summary
@@ -133,12 +133,14 @@ class RunDecision:
         )
 
 
-def decide(plan: RunPlan, submitter: Platform, occasion: Occasion, look_for_drift: Callable[[], Drift]) -> RunDecision:
+def decide(
+    plan: RunPlan, submitter: PlatformClient, occasion: Occasion, look_for_drift: Callable[[], Drift]
+) -> RunDecision:
     """Decide whether to submit a run, by comparing it with the last run of its name. Starts no run.
 
     Args:
         plan: The run that would be submitted.
-        submitter: The platform.
+        submitter: Client of the platform.
         occasion: Conditions for a run.
         look_for_drift: Compares the data with the champion's; used if `occasion.drifted`.
 

@@ -1,6 +1,5 @@
 """Runs the whole pipeline on this machine with kfp.local: the same pipeline object that is compiled for the cloud."""
 
-import builtins
 import contextlib
 import dataclasses
 import importlib.util
@@ -9,7 +8,6 @@ import os
 import shutil
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,11 +30,11 @@ from tpu_components.core.files import storage
 from tpu_components.core.machines.device import describe_host
 from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE, parse_machine
 from tpu_components.core.registry.opening import open_registry, parse_reference
-from tpu_components.core.registry.reference import MODEL_DIR, is_on_vertex, reference
+from tpu_components.core.registry.reference import MODEL_DIR, reference
 from tpu_components.core.registry.versions import Version, model_digest, now
 from tpu_components.core.results.evaluation_info import Decision, Evaluation
 from tpu_components.core.results.export_info import ExportInfo
-from tpu_components.core.sources.kinds import find_source, list_examples, source_version
+from tpu_components.core.sources.kinds import list_examples, source_version
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import LOCAL
 from tpu_components.core.step.step_record import RUN_VARIABLE, RUNNER_VARIABLE, STEP_RECORD_FILE, StepRecord
@@ -46,10 +44,12 @@ from tpu_components.preflight_training.findings import PreflightReport
 from tpu_pipelines.checking.checks import check_accelerator, check_model_works, check_run, needs_check
 from tpu_pipelines.checking.workspace import LOG_FILE, SUMMARY_FILE, check_history, history_dir, with_registry
 from tpu_pipelines.config.configuration import Config, preflight_params
-from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import variable
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS
 from tpu_pipelines.pipeline.cache_keys import data_version, fingerprints, lineage, step_keys
+from tpu_pipelines.platforms.local.runner import session
+from tpu_pipelines.platforms.machines import paid_on
+from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.runs import history, tracking
 from tpu_pipelines.runs.step_cache import StepCache, entry_key
 from tpu_pipelines.runs.summary import StepSummary, Summary
@@ -167,22 +167,8 @@ def _priced_like_a_submission(config: Config) -> Config:
         return config
     region = os.environ.get(variable("region"), "")  # A local run needs no other setting, so do not check the others.
     machine = config.machine or parse_machine(CHEAPEST_MACHINE)
-    paid = paid_on(config, machine, config.preflight.paid.target, region)
+    paid = paid_on(config, machine, PLATFORMS[config.preflight.paid.target], region)
     return dataclasses.replace(config, preflight=preflight_params(config, paid))
-
-
-@contextlib.contextmanager
-def print_as_before() -> Iterator[None]:
-    """Restore `print` after the block.
-
-    kfp.local replaces it while a step runs (kfp/local/logging_utils.py: indented_print). If steps run at the same time,
-    for example in a loop, the last one to end leaves the replacement of another step in place.
-    """
-    before = builtins.print
-    try:
-        yield
-    finally:
-        builtins.print = before
 
 
 @contextlib.contextmanager
@@ -351,8 +337,6 @@ class _LocalRun:
         # Importing kfp takes 2 s: not needed if all steps are cached.
         if self._cached.issuperset(known):
             return
-        from kfp import local
-
         from tpu_pipelines.pipeline.training_pipeline import training_pipeline
 
         variables = {
@@ -366,17 +350,8 @@ class _LocalRun:
             storage.new_file(self._run_dir / LOG_FILE) as log,
             contextlib.redirect_stdout(_StepOutput(log)),
             with_variables(variables),
-            warnings.catch_warnings(),
-            print_as_before(),
+            session(runner, self._config, self._cache_dir, self._cache.for_kfp()),
         ):
-            warnings.simplefilter("ignore")
-            local.init(
-                runner=_make_runner(runner, self._config),
-                pipeline_root=str(self._cache_dir),
-                enable_caching=True,
-                cache_root=str(self._cache.for_kfp()),
-                raise_on_error=False,
-            )
             config = self._config
             if "create_tfrecords" in self._cached:  # The records are cached, so there is nothing to fan out.
                 config = config.changed("data", engine=LOCAL)
@@ -455,39 +430,6 @@ class _LocalRun:
             return StepSummary(0.0, State.SKIPPED, False)
         has_record = not cached and (artifact.parent / STEP_RECORD_FILE).is_file()
         return StepSummary(StepRecord.load(artifact.parent).seconds if has_record else 0.0, State.SUCCEEDED, cached)
-
-
-def _make_runner(runner: str, config: Config) -> Any:
-    from kfp import local
-
-    if runner == "subprocess":
-        return local.SubprocessRunner(use_venv=False)
-    import docker.errors
-    import docker.types
-
-    import docker
-
-    try:
-        docker.from_env().ping()  # type: ignore[attr-defined]  # mypy takes our folder docker/ for it.
-    except docker.errors.DockerException as error:
-        raise InputError(f"Cannot use the docker runner: {error}. Start Docker, or use --runner subprocess.") from error
-    source, location = find_source(config.data.source)
-    data = str(Path(location).parent) if source.is_table else location  # A table refers to files beside it.
-    reads = [data, config.training.model, config.gate.champion, config.training.initial_model]
-    reads += config.model_files
-    reads += [config.deploy.signing_key, config.deploy.verify_key] if config.deploy else []
-    mounts = []
-    for path in (path for path in reads if path and not storage.is_remote(path) and os.path.exists(path)):
-        if not os.path.isabs(path):
-            raise InputError(f"The docker runner needs absolute paths. Received: {path!r}.")
-        mounts.append(docker.types.Mount(path, path, "bind", read_only=True))
-    if config.deploy and not is_on_vertex(config.deploy.registry):
-        registry = config.deploy.registry
-        Path(registry).mkdir(parents=True, exist_ok=True)  # Docker mounts only existing folders.
-        mounts.append(docker.types.Mount(registry, registry, "bind"))
-    return local.DockerRunner(
-        mounts=mounts, environment={"AIP_CHECKPOINT_DIR": os.environ["AIP_CHECKPOINT_DIR"]}, user=str(os.getuid())
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import yaml
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff
-from tpu_pipelines.platforms.jobs import Job, Platform, Schedule, comparable
+from tpu_pipelines.platforms.jobs import Job, PlatformClient, Schedule, comparable
 
 _TIME_ZONE = re.compile(r"(CRON_)?TZ=\S+\s+")
 
@@ -46,14 +46,16 @@ def check_cron(cron: str) -> None:
         )
 
 
-def upsert(platform: Platform, job: Job, cron: str, backoff: Backoff | None = None, dry_run: bool = False) -> Change:
+def upsert(
+    client: PlatformClient, job: Job, cron: str, backoff: Backoff | None = None, dry_run: bool = False
+) -> Change:
     """Create or change the schedule of a run, or leave it if it is up to date.
 
     A paused schedule stays paused. There is never a second schedule: of concurrently created schedules only the oldest
     remains, and a retry finds a schedule whose creation was not confirmed.
 
     Args:
-        platform: Client of the platform, which does not retry.
+        client: Client of the platform, which does not retry.
         job: Job that the schedule starts.
         cron: Cron expression of the start times.
         backoff: Delays between retries after transient errors.
@@ -64,22 +66,22 @@ def upsert(platform: Platform, job: Job, cron: str, backoff: Backoff | None = No
     """
 
     def attempt() -> Change:  # Retried as a whole: each attempt first looks at the existing schedules.
-        schedules = platform.schedules(job.name)
-        wanted = platform.schedule_content(job, cron)
+        schedules = client.schedules(job.name)
+        wanted = client.schedule_content(job, cron)
         if not schedules and dry_run:
             return Change("created", Schedule("", cron, False, wanted), _difference({}, wanted))
         if not schedules:
-            created = platform.create_schedule(job, cron)
+            created = client.create_schedule(job, cron)
             # The last of several concurrent callers sees all schedules, and all callers keep the oldest.
-            oldest, *younger = platform.schedules(job.name)
+            oldest, *younger = client.schedules(job.name)
             for other in younger:
-                platform.delete_schedule(other.schedule_id)
+                client.delete_schedule(other.schedule_id)
             is_ours = oldest.schedule_id == created.schedule_id
             return Change("created", created, _difference({}, wanted)) if is_ours else attempt()
         current, *others = schedules
         difference = _difference(current.content, wanted)
         if difference and not dry_run:
-            current = platform.update_schedule(current.schedule_id, job, cron)
+            current = client.update_schedule(current.schedule_id, job, cron)
         duplicates = tuple(other.schedule_id for other in others if other.schedule_id != current.schedule_id)
         return Change("updated" if difference else "unchanged", current, difference, duplicates)
 
@@ -93,11 +95,11 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return "\n".join(line for line in lines if not line.startswith("@@"))
 
 
-def change_state(platform: Platform, name: str, action: str, dry_run: bool = False) -> list[Schedule]:
+def change_state(client: PlatformClient, name: str, action: str, dry_run: bool = False) -> list[Schedule]:
     """Pause, resume or delete every schedule of a name.
 
     Args:
-        platform: Platform.
+        client: Client of the platform.
         name: Name of the runs.
         action: `pause`, `resume` or `delete`.
         dry_run: Return the schedules without changing them.
@@ -108,10 +110,10 @@ def change_state(platform: Platform, name: str, action: str, dry_run: bool = Fal
     Raises:
         InputError: If there is no schedule of this name.
     """
-    schedules = platform.schedules(name)
+    schedules = client.schedules(name)
     if not schedules:
         raise InputError(f"Cannot {action} the schedule of {name!r}: there is none. Check the name and the settings.")
     for schedule in () if dry_run else schedules:
         if action == "delete" or schedule.is_paused == (action == "resume"):
-            getattr(platform, f"{action}_schedule")(schedule.schedule_id)
+            getattr(client, f"{action}_schedule")(schedule.schedule_id)
     return schedules

@@ -18,10 +18,11 @@ from tpu_components.core.sources.kinds import list_examples
 from tpu_components.train_model.environment_report import REPORT_VARIABLE
 from tpu_pipelines.checking.preflight import judge_machines
 from tpu_pipelines.config.configuration import Config, load_config
-from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import Settings, variable
 from tpu_pipelines.doctor.findings import CannotAskError
-from tpu_pipelines.platforms.jobs import Platform, Submission
+from tpu_pipelines.platforms.jobs import PlatformClient, Submission
+from tpu_pipelines.platforms.machines import paid_on
+from tpu_pipelines.platforms.platform import Platform
 from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit, wait
 
 _SEVERAL_HOSTS = (
@@ -30,10 +31,10 @@ _SEVERAL_HOSTS = (
 )
 # Open questions of the code that this run does not answer.
 _OPEN = (
-    "how CPUs and memory that a step asks for are rounded to a machine (tpu_pipelines.config.resources)",
+    "how CPUs and memory that a step asks for are rounded to a machine (tpu_pipelines.platforms.resources)",
     "how long a change of an endpoint's traffic takes (tpu_components.deploy_model.vertex): needs deploy.endpoint",
     "what becomes of a boot disk type that the machine does not have (tpu_components.core.machines.machine_spec)",
-    "why a pod waits, on Kubeflow (tpu_pipelines.platforms.kubeflow)",
+    "why a pod waits, on Kubeflow (tpu_pipelines.platforms.kubeflow.client)",
 )
 
 
@@ -45,18 +46,18 @@ class Smoke:
         config: Configuration of the run.
         plan: Jobs of the run.
         report_uri: URI of the environment report that the training writes.
-        target: Platform, for example `vertex`.
+        platform: The platform.
     """
 
     config: Config
     plan: RunPlan
     report_uri: str
-    target: str
+    platform: Platform
 
     @property
     def paid(self) -> PaidMachine:
         """Machine of the training, with the conditions of its price."""
-        return paid_on(self.config, self.plan.jobs[0].machine, self.target)
+        return paid_on(self.config, self.plan.jobs[0].machine, self.platform)
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -73,16 +74,16 @@ class Smoke:
         if (usd := self.usd_per_hour) is None:
             return f"{what}; no price is known"
         return (
-            f"at most ${2 * usd * minutes / 60:.2f} at {billed_by(self.target)}: {what} (${usd:g} an hour); "
+            f"at most ${2 * usd * minutes / 60:.2f} at {billed_by(self.paid.target)}: {what} (${usd:g} an hour); "
             "the other steps, disks and storage come on top"
         )
 
 
-def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequence[str] = ()) -> Smoke:
+def plan_smoke(platform: Platform, machine: str, settings: Settings, overrides: Sequence[str] = ()) -> Smoke:
     """Compile the smallest run: the ready example `smoke`.
 
     Args:
-        target: Platform, for example `vertex`.
+        platform: The platform.
         machine: Machine to train on, for example `v5e-1`.
         settings: Project, region, bucket and images; must have a bucket.
         overrides: Changes of the configuration, `section.key=value` each.
@@ -100,7 +101,7 @@ def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequenc
     report_uri = f"{settings.bucket.rstrip('/')}/smoke/{number}/training.json"
     config = load_config("smoke", [f"machine.name={machine}", *overrides])
     settings = dataclasses.replace(settings, environment={**settings.environment, REPORT_VARIABLE: report_uri})
-    return Smoke(config, plan_submission(config, target, settings), report_uri, target)
+    return Smoke(config, plan_submission(config, platform, settings), report_uri, platform)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +132,7 @@ class SmokeReport:
 
 def run_smoke(
     smoke: Smoke,
-    submitter: Platform,
+    submitter: PlatformClient,
     report: Callable[[Submission], None] = lambda _: None,
     poll_seconds: float = 20,
 ) -> SmokeReport:
@@ -139,7 +140,7 @@ def run_smoke(
 
     Args:
         smoke: The run.
-        submitter: Platform.
+        submitter: Client of the platform.
         report: Called with every state of the runs.
         poll_seconds: Seconds between two requests.
 
@@ -164,7 +165,7 @@ def run_smoke(
         *cached,
         *(("not asked here", question) for question in (_OPEN if is_slice else (_SEVERAL_HOSTS, *_OPEN))),
     )
-    source = f"tpu-pipelines smoke of {time.strftime('%Y-%m-%d')}, {smoke.target}, {first.machine}"
+    source = f"tpu-pipelines smoke of {time.strftime('%Y-%m-%d')}, {smoke.platform.name}, {first.machine}"
     return SmokeReport(
         rows, second is not None and second.state is State.SUCCEEDED, (*answers, *cached) if told else (), source
     )
@@ -215,7 +216,7 @@ def _times(smoke: Smoke, told: Mapping[str, Any], sent: float) -> Sequence[tuple
     batch = smoke.config.training.batch_size_per_replica * result["num_replicas"]
     seconds = told["ended"] - told["started"]
     usd = smoke.usd_per_hour
-    price = "" if usd is None else f", ${usd * seconds / 3600:.4f} at {billed_by(smoke.target)}"
+    price = "" if usd is None else f", ${usd * seconds / 3600:.4f} at {billed_by(smoke.paid.target)}"
     return [
         ("from the submission to the training", f"{told['started'] - sent:.0f} s, by the clocks of both"),
         ("from there to the end of its first step", f"{result['first_step_seconds']:.1f} s"),

@@ -27,12 +27,14 @@ from tpu_pipelines.checking.check_list import image_check, model_findings
 from tpu_pipelines.checking.checks import check_data
 from tpu_pipelines.checking.preflight import judge_machines
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.config.resources import measure, paid_on, with_sizes
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Finding, answer
 from tpu_pipelines.pipeline import compile as compiling
 from tpu_pipelines.pipeline.cache_keys import fingerprints
-from tpu_pipelines.platforms.jobs import DIGEST, Job, Platform, Submission, now, slug
+from tpu_pipelines.platforms.data_sizes import measure, with_sizes
+from tpu_pipelines.platforms.jobs import DIGEST, Job, PlatformClient, Submission, now, slug
+from tpu_pipelines.platforms.machines import paid_on, require_machine
+from tpu_pipelines.platforms.platform import Platform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,24 +84,24 @@ class RunPlan:
         return list(itertools.dropwhile(lambda job: job.job_id != job_id, self.round(self.number_of(job_id))))
 
 
-def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
+def plan_submission(config: Config, platform: Platform, settings: Settings) -> RunPlan:
     """Check a run's data, compile the run for each of its machines, and derive its id.
 
     Args:
         config: Configuration to run.
-        target: The platform, for example `vertex`.
+        platform: The platform.
         settings: Project, region, bucket and images.
 
     Raises:
         InputError: If the run cannot be compiled for one of its machines, or its data cannot be used.
     """
-    machines = compiling.require_machine(config, target).candidates
+    machines = require_machine(config, platform).candidates
     data = None if find_source(config.data.source)[0].is_downloaded else check_data(config)
     # Local data are refused by the compilation, and data of a library are small.
     listed = data.listing if data and storage.is_remote(config.data_location) else None
-    sized, resources = with_sizes(config, measure(listed, config.data), target) if listed else (config, "")
+    sized, resources = with_sizes(config, measure(listed, config.data), platform) if listed else (config, "")
     compiled = [
-        compiling.compile_pipeline(dataclasses.replace(sized, machine=machine), target, settings)
+        compiling.compile_pipeline(dataclasses.replace(sized, machine=machine), platform, settings)
         for machine in machines
     ]
     name = slug(config.name)
@@ -107,9 +109,9 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
     made_of = fingerprints(config, source_version(config.data, data.listing if data else None), images)
     # The digest covers the pipeline, what its pods mount, the data and the code. It leaves out the fallbacks and how
     # long to wait for them.
-    pipeline, *platforms = yaml.safe_load_all(compiled[0].package)
+    pipeline, *kubernetes = yaml.safe_load_all(compiled[0].package)
     spec = {key: value for key, value in pipeline.items() if key != "sdkVersion"}
-    digest = digest_of([spec, *platforms, made_of])[:12]
+    digest = digest_of([spec, *kubernetes, made_of])[:12]
     parts = {f"tpu_pipelines_{part}": value for part, value in made_of.items()}
     jobs = []
     for index, made in enumerate(compiled):
@@ -154,12 +156,12 @@ def put_carried(plan: RunPlan) -> None:
         storage.write_file(place, content)
 
 
-def submit(plan: RunPlan, submitter: Platform, again: bool = False) -> Submission:
+def submit(plan: RunPlan, submitter: PlatformClient, again: bool = False) -> Submission:
     """Start a run. If it has a job already, return that job, even if it has ended or has one of the fallback machines.
 
     Args:
         plan: Plan of the run.
-        submitter: The platform.
+        submitter: Client of the platform.
         again: Start the run again if it has ended.
     """
     put_carried(plan)
@@ -173,7 +175,7 @@ def submit(plan: RunPlan, submitter: Platform, again: bool = False) -> Submissio
     return newest
 
 
-def look_up(plan: RunPlan, submitter: Platform) -> Submission | None:
+def look_up(plan: RunPlan, submitter: PlatformClient) -> Submission | None:
     """Return the newest job of a run on any of its machines; None if there is none. Starts nothing."""
     newest, number = None, 1
     while jobs := [job for planned in plan.round(number) if (job := submitter.get(planned.job_id))]:
@@ -191,7 +193,7 @@ def _lacked_machine(submission: Submission, job: Job) -> bool:
 def wait(
     plan: RunPlan,
     submission: Submission,
-    submitter: Platform,
+    submitter: PlatformClient,
     report: Callable[[Submission], None] = lambda _: None,
     poll_seconds: float = 20,
     sleep: Callable[[float], None] = time.sleep,
@@ -203,7 +205,7 @@ def wait(
     Args:
         plan: Plan of the run.
         submission: Result of `submit`.
-        submitter: The platform.
+        submitter: Client of the platform.
         report: Called with every state of the run.
         poll_seconds: Seconds between two requests.
         sleep: Waits for a number of seconds.
@@ -230,19 +232,19 @@ def wait(
     return wait(plan, submitter.create(fallbacks[0]), submitter, report, poll_seconds, sleep)
 
 
-def describe(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
+def describe(config: Config, plan: RunPlan, platform: Platform) -> Iterator[Finding]:
     """Describe a run that is not submitted (dry run): machine, price, image, data, model, and what is missing.
 
     Args:
         config: Configuration of the run.
         plan: Plan of the run.
-        target: The platform, for example `vertex`.
+        platform: The platform.
     """
     machines = [f"{job.machine.name} in {job.machine.region}".removesuffix(" in ") for job in plan.jobs]
     splits = plan.data.split_examples if plan.data else {}
     yield Finding("machine", Status.OK, ", then ".join(machines))
-    yield from answer(Check("price", lambda: _prices(config, plan, target)))
-    yield from answer(image_check(target))
+    yield from answer(Check("price", lambda: _prices(config, plan, platform)))
+    yield from answer(image_check(platform))
     data = [config.data.source, *(f"{count:,} to {split}" for split, count in splits.items())]
     yield Finding("data", Status.OK, ", ".join(data))
     if plan.resources:
@@ -250,8 +252,8 @@ def describe(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
     yield from model_findings(config.training.model, plan.carried)
 
 
-def _prices(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
-    """Yield preflight's summary of each machine at the target's price.
+def _prices(config: Config, plan: RunPlan, platform: Platform) -> Iterator[Finding]:
+    """Yield preflight's summary of each machine at the platform's price.
 
     Raises:
         CannotAskError: If preflight is switched off, or the data must be downloaded first.
@@ -259,7 +261,7 @@ def _prices(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
     """
     if plan.data is None:
         raise CannotAskError(f"not known before the data are there: tpu-pipelines preflight {config.name}")
-    reports = judge_machines(config, plan.data.listing, [paid_on(config, job.machine, target) for job in plan.jobs])
+    reports = judge_machines(config, plan.data.listing, [paid_on(config, job.machine, platform) for job in plan.jobs])
     told = [report.summary for report in reports]
     told += [INTERVALS, LEFT_OUT] if any(report.step for report in reports) else []
     yield from (Finding("price", Status.OK, said) for said in told)

@@ -10,10 +10,10 @@ from tests.signing_keys import write_keys
 from tpu_components.export_model.exporting import Trial
 from tpu_pipelines.checking.check_list import UNASKED, ConfigChecks, contradicted_by, contradictions, examine
 from tpu_pipelines.config.configuration import load_config
-from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import answer, errors_in
-from tpu_pipelines.platforms.custom_job import in_region
+from tpu_pipelines.platforms.machines import paid_on
+from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.starting.data_overview import DataOverview
 
 pytestmark = pytest.mark.usefixtures("quick_models")
@@ -60,11 +60,11 @@ def test_the_time_of_a_training_on_this_machine_is_estimated_for_a_run_here_alon
 def test_a_price_is_that_of_the_platform_and_of_the_region_that_submit_trains_in(target, expected, tmp_path):
     config = load_config("digits", ["machine=v6e-4", "preflight=null"])
     settings = Settings(region="europe-west4")
-    checks = ConfigChecks(config, None if target else tmp_path, target, settings.region).checks()
+    checks = ConfigChecks(config, None if target else tmp_path, PLATFORMS.get(target), settings.region).checks()
     (finding,) = answer(next(check for check in checks if check.about == "machine"))
     assert finding.said == f"v6e-4: 4 devices, {expected}"
-    submitted = in_region(config.machine, settings) if target != "kubeflow" else config.machine
-    price = paid_on(config, submitted, target or "vertex").price
+    submitted = PLATFORMS[target or "vertex"].in_region(config.machine, settings.region)
+    price = paid_on(config, submitted, PLATFORMS[target or "vertex"]).price
     assert f"{price.usd_per_hour:.2f} $ an hour in {price.region}" in finding.said
 
 
@@ -226,6 +226,6 @@ def test_an_accelerator_that_this_machine_lacks_is_an_error_before_anything_runs
 
 def test_the_accelerator_of_a_platforms_machine_is_not_looked_for_here(tmp_path):
     config = load_config("digits", ["machine=l4-1", "training.accelerator=gpu", "preflight=null"])
-    for platform, is_here in (("", True), ("kubeflow", False)):
+    for platform, is_here in ((None, True), (PLATFORMS["kubeflow"], False)):
         checks = ConfigChecks(config, None if platform else tmp_path, platform, "").checks()
         assert sum(bool(check.when) for check in checks if check.about == "machine") == 1 + is_here

@@ -12,6 +12,7 @@ from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CheckCost, ask_all, errors_in
 from tpu_pipelines.pipeline import compile as compiling
+from tpu_pipelines.platforms.platform import PLATFORMS
 
 _PINNED = f"europe-docker.pkg.dev/p/r/step@sha256:{'0' * 64}"
 _SETTINGS = Settings(project="my-project", region="us-west1", bucket="gs://my-bucket")
@@ -25,7 +26,7 @@ def image(monkeypatch):
 
 
 def _found(config, settings=_SETTINGS, target="vertex"):
-    findings = ask_all(platform_checks(config, target, settings))
+    findings = ask_all(platform_checks(config, PLATFORMS[target], settings))
     return [(finding.about, finding.state, finding.said) for finding in findings]
 
 
@@ -58,7 +59,7 @@ def test_every_command_names_all_that_is_missing_in_the_order_of_doing(command, 
 @pytest.mark.parametrize("registry", ["vertex", "projects/p/locations/us-west1/models"])
 def test_an_initial_model_of_the_registry_can_be_read_by_the_steps(registry):
     overrides = ["machine=v5e-4", f"deploy.registry={registry}", "training.initial_model=digits@champion"]
-    checks = first_checks(load_config("digits", overrides), "vertex", Settings())
+    checks = first_checks(load_config("digits", overrides), PLATFORMS["vertex"], Settings())
     assert errors_in(ask_all([check for check in checks if check.about == "data"])) == []
 
 
@@ -110,13 +111,13 @@ def test_the_copy_of_local_data_is_a_command_and_its_setting(source, bucket, com
     (tmp_path / "a b" / "photos").mkdir(parents=True)
     (tmp_path / "a b" / "t.csv").touch()
     config = load_config("cifar10_cnn", [f"data.source={source}", "machine=v5e-4"])
-    checks = first_checks(config, "kubeflow", Settings(kfp_host="https://k", bucket=bucket))
+    checks = first_checks(config, PLATFORMS["kubeflow"], Settings(kfp_host="https://k", bucket=bucket))
     (finding,) = ask_all([check for check in checks if check.about == "data"])
     kind = source.partition(":")[0]
     assert finding.remedy == f"{command} {uri}, and set data.source={kind}:{uri}"
     assert [each.text for each in finding.commands] == [f"{command} {uri}"]
     copied = first_checks(
-        load_config("cifar10_cnn", [f"data.source={kind}:{uri}", "machine=v5e-4"]), "kubeflow", Settings()
+        load_config("cifar10_cnn", [f"data.source={kind}:{uri}", "machine=v5e-4"]), PLATFORMS["kubeflow"], Settings()
     )
     assert errors_in(ask_all([check for check in copied if check.about == "data"])) == []
 
@@ -124,7 +125,7 @@ def test_the_copy_of_local_data_is_a_command_and_its_setting(source, bucket, com
 def test_a_registry_of_the_project_is_a_mistake_only_of_a_run_here(image, quick_models, tmp_path):
     deploy = f"deploy={{registry: vertex, serving_image: '{image}'}}"
     config = load_config("digits", ["machine=v5e-4", deploy])
-    assert errors_in(examine(config, UNASKED, "vertex", _SETTINGS, workspace=tmp_path)) == []
+    assert errors_in(examine(config, UNASKED, PLATFORMS["vertex"], _SETTINGS, workspace=tmp_path)) == []
     (here,) = errors_in(examine(config, (CheckCost.FILE,), workspace=tmp_path))
     assert (here.about, here.said.startswith("A run on this machine knows no project.")) == ("deploy", True)
 

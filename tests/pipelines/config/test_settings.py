@@ -5,6 +5,8 @@ import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_pipelines.config.settings import Settings, load_settings, variable
+from tpu_pipelines.platforms.platform import PLATFORMS, check_settings
+from tpu_pipelines.platforms.vertex.settings_rules import check_region
 
 ATTACHMENT = "projects/my-project/regions/us-west1/networkAttachments/my-attachment"
 KEY = "projects/my-project/locations/us-west1/keyRings/my-ring/cryptoKeys/my-key"
@@ -166,13 +168,13 @@ def test_a_pair_that_is_given_twice_is_not_lost():
 
 def test_vertex_takes_as_many_labels_as_its_jobs_have_left():
     labels = {f"label-{number}": "x" for number in range(56)}
-    Settings(labels=labels).check_applies("kubeflow")
+    check_settings(PLATFORMS["kubeflow"], Settings(labels=labels))
     with pytest.raises(
         InputError, match=r"at most 55 labels of yours: expected as many in TPU_PIPELINES_LABELS, receiv"
     ):
-        Settings(labels=labels).check_applies("vertex")
+        check_settings(PLATFORMS["vertex"], Settings(labels=labels))
     labels.popitem()
-    Settings(labels=labels).check_applies("vertex")
+    check_settings(PLATFORMS["vertex"], Settings(labels=labels))
 
 
 @pytest.mark.parametrize(
@@ -230,13 +232,13 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 )
 def test_what_a_platform_does_not_have_is_refused(target, settings, message):
     with pytest.raises(InputError, match=message):
-        Settings(**settings).check_applies(target)
+        check_settings(PLATFORMS[target], Settings(**settings))
 
 
 @pytest.mark.parametrize(
     "settings", [{"network_attachment": ATTACHMENT}, {"encryption_key": KEY}, {"tensorboard": TENSORBOARD}]
 )
 def test_what_is_of_a_region_must_be_of_the_jobs(settings):
-    Settings(**settings).check_region("us-west1")
+    check_region(Settings(**settings), "us-west1")
     with pytest.raises(InputError, match=r"must be of the region us-east1, where the job runs"):
-        Settings(**settings).check_region("us-east1")
+        check_region(Settings(**settings), "us-east1")

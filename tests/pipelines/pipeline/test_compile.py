@@ -35,8 +35,9 @@ from tpu_pipelines.config.steps import StepResources
 from tpu_pipelines.pipeline import cache_keys
 from tpu_pipelines.pipeline.compile import check_output, compile_pipeline, require_step_image
 from tpu_pipelines.pipeline.training_pipeline import training_pipeline
-from tpu_pipelines.platforms.custom_job import as_custom_job, in_region
-from tpu_pipelines.platforms.tpu_pod import as_tpu_pod
+from tpu_pipelines.platforms.kubeflow.tpu_pod import as_tpu_pod
+from tpu_pipelines.platforms.platform import PLATFORMS
+from tpu_pipelines.platforms.vertex.custom_job import as_custom_job
 
 ASKED = StepResources(cpu=3, memory="12Gi", retries=0)
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -62,7 +63,7 @@ ON_KUBEFLOW = dataclasses.replace(
 
 def compile_digits(target, *overrides, settings=None):
     config = load_config("digits", ("machine=v5e-4", *overrides))
-    return compile_pipeline(config, target, settings or Settings())
+    return compile_pipeline(config, PLATFORMS[target], settings or Settings())
 
 
 def spec_of(compiled):
@@ -259,7 +260,9 @@ def test_a_custom_job_can_be_spot_and_restart_and_runs_where_the_settings_say():
 
     machine = parse_machine({"name": "v5e-8", "spot": True, "restart_job_on_worker_restart": True})
     location, job = submitted_job(
-        as_custom_job(train_model, in_region(machine, SETTINGS), SETTINGS, "digits", ASKED, "digits/1")
+        as_custom_job(
+            train_model, PLATFORMS["vertex"].in_region(machine, SETTINGS.region), SETTINGS, "digits", ASKED, "digits/1"
+        )
     )
     assert location == "us-west1"
     assert job.job_spec.scheduling == aiplatform_v1.Scheduling(
@@ -370,7 +373,14 @@ def test_no_input_or_output_of_our_steps_has_the_name_of_a_jobs_field(component)
 )
 def test_settings_that_do_not_fit_a_custom_job_are_refused(machine, settings, message):
     with pytest.raises(InputError, match=message):
-        as_custom_job(train_model, in_region(parse_machine(machine), settings), settings, "digits", ASKED, "digits/1")
+        as_custom_job(
+            train_model,
+            PLATFORMS["vertex"].in_region(parse_machine(machine), settings.region),
+            settings,
+            "digits",
+            ASKED,
+            "digits/1",
+        )
 
 
 def pod(machine, settings=None):
@@ -493,7 +503,7 @@ def test_what_a_machine_has_on_vertex_alone_is_refused_on_a_cluster(field):
         }
     )
     with pytest.raises(InputError, match=rf"Only Vertex AI has machine\.{field}\. .*--target kubeflow"):
-        compile_pipeline(config, "kubeflow", SETTINGS)
+        compile_pipeline(config, PLATFORMS["kubeflow"], SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -519,7 +529,7 @@ def test_what_gke_does_not_have_is_refused():
 @pytest.mark.parametrize("name", ["v5p-8", "v4-8", "7x-1"])
 def test_what_gke_alone_has_is_refused_on_vertex(name):
     with pytest.raises(InputError, match=rf"Vertex AI does not offer {name}, .*Use --target kubeflow"):
-        compile_pipeline(load_config("digits", [f"machine={name}"]), "vertex", SETTINGS)
+        compile_pipeline(load_config("digits", [f"machine={name}"]), PLATFORMS["vertex"], SETTINGS)
 
 
 # Accelerator labels, chips of a pod, and pods, as GKE's tables have them: machine types of four chips.
@@ -677,7 +687,7 @@ def test_what_several_hosts_could_not_train_is_refused(target, overrides, messag
 
 @pytest.mark.parametrize(("name", "hosts"), [("v5e-16", 4), ("v3-32", 4), ("7x-1024", 256)])
 def test_a_custom_job_for_several_hosts_has_one_replica_and_knows_their_number(name, hosts):
-    machine = in_region(parse_machine(name), Settings())
+    machine = PLATFORMS["vertex"].in_region(parse_machine(name), "")
     _, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits", ASKED, "digits/1"))
     (pool,) = job.job_spec.worker_pool_specs
     assert pool.replica_count == 1
@@ -766,7 +776,7 @@ def test_the_readmes_example_with_a_model_of_ones_own_compiles(tmp_path, monkeyp
     Path("flowers.yaml").write_text(config)
     Path("my_classifier.py").write_text(readme_model("my_classifier.py"))
     overrides = ["machine=v5e-4", "data.source=images:gs://my-bucket/flowers"]
-    compiled = compile_pipeline(load_config("flowers.yaml", overrides), target, SETTINGS)
+    compiled = compile_pipeline(load_config("flowers.yaml", overrides), PLATFORMS[target], SETTINGS)
     (place,) = compiled.carried
     assert place.endswith("/my_classifier.zip")
     assert place in compiled.package
@@ -1156,10 +1166,10 @@ def test_an_image_named_by_a_tag_is_hinted_at(tmp_path, monkeypatch):
 def test_one_rule_says_which_images_a_platform_can_fetch(target, image, is_taken, monkeypatch):
     monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", image)
     if is_taken:
-        require_step_image(target)
+        require_step_image(PLATFORMS[target])
         return
     with pytest.raises(InputError, match=rf"cannot fetch the step image '{image}'.*and set TPU_PIPELINES_IMAGE\."):
-        require_step_image(target)
+        require_step_image(PLATFORMS[target])
 
 
 def test_an_image_that_was_named_is_checked_when_it_is_compiled(tmp_path, monkeypatch):
@@ -1272,7 +1282,7 @@ def test_what_cannot_be_compiled_is_named_at_once(tmp_path):
     (tmp_path / "a.txt").touch()
     config = load_config("cifar10_cnn", ["data.source=images:photos", f"model.files=[{tmp_path}/a.txt]"])
     with pytest.raises(InputError) as refused:
-        compile_pipeline(config, "vertex", Settings(kueue_queue="tpus"))
+        compile_pipeline(config, PLATFORMS["vertex"], Settings(kueue_queue="tpus"))
     said = str(refused.value)
     for words in ("expected a machine", "kueue_queue", "data.source must be on Cloud Storage", "model.files names"):
         assert words in said

@@ -13,13 +13,14 @@ from tests.components.core.step.test_notification import chat  # noqa: F401
 from tests.fakes.clock import Clock
 from tests.fakes.execution import Simulate
 from tests.fakes.vertex import FakeVertex
-from tests.pipelines.platforms.test_vertex import SETTINGS, connect, run
+from tests.pipelines.platforms.vertex.test_client import SETTINGS, connect, run
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import State
 from tpu_components.core.step import notification
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline.compile import compile_pipeline
+from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.submission.submit import plan_submission
 
 CONFIG = load_config("digits", ["machine=v5e-4"])
@@ -28,7 +29,7 @@ MAIL = "vertex-pipelines-notification-email"
 
 def compiled(target, **settings):
     known = {"project": "my-project", "region": "us-central1", "bucket": "gs://my-bucket"} if target == "vertex" else {}
-    return next(yaml.safe_load_all(compile_pipeline(CONFIG, target, Settings(**known, **settings)).package))
+    return next(yaml.safe_load_all(compile_pipeline(CONFIG, PLATFORMS[target], Settings(**known, **settings)).package))
 
 
 def test_without_the_setting_there_is_no_such_task():
@@ -67,7 +68,9 @@ def test_vertex_sends_e_mails_by_the_component_that_the_service_knows():
 
 
 def test_a_run_on_vertex_is_followed_as_before_and_its_failed_step_is_named(tmp_path, monkeypatch):
-    plan = plan_submission(CONFIG, "vertex", Settings(**{**vars(SETTINGS), "notify": "gs://my-bucket/hook.txt"}))
+    plan = plan_submission(
+        CONFIG, PLATFORMS["vertex"], Settings(**{**vars(SETTINGS), "notify": "gs://my-bucket/hook.txt"})
+    )
     clock = Clock()
     with FakeVertex(Simulate(), clock.now) as fake:
         assert run(plan, connect(fake, clock), clock).state is State.SUCCEEDED
@@ -89,10 +92,12 @@ from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline.exit_task import exit_task
 from tpu_pipelines.pipeline.training_pipeline import training_pipeline
+from tpu_pipelines.platforms.platform import PLATFORMS
 source, address, root = sys.argv[1:]
 local.init(local.SubprocessRunner(use_venv=False), pipeline_root=root, raise_on_error=False)
 config = load_config({"name": "digits", "data": {"source": source}, "model": "digits_cnn"})
-training_pipeline(config, exit_task=lambda: exit_task("digits", Settings(kfp_host="http://kf", notify=address)))()
+settings = Settings(kfp_host="http://kf", notify=address)
+training_pipeline(config, exit_task=lambda: exit_task("digits", PLATFORMS["kubeflow"], settings))()
 """
 
 

@@ -6,6 +6,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms import beam_job
+from tpu_pipelines.platforms.platform import PLATFORMS
 
 SETTINGS = Settings(
     project="my-project",
@@ -18,7 +19,7 @@ SETTINGS = Settings(
 
 def options_of(target: str, *overrides: str, settings: Settings = SETTINGS):
     config = load_config("digits", ["data.engine=beam", *(f"data.beam_options.{each}" for each in overrides)])
-    return dict(beam_job.with_settings(config, target, settings).data.beam_options)
+    return dict(beam_job.with_settings(config, PLATFORMS[target], settings).data.beam_options)
 
 
 def test_on_vertex_it_is_dataflow_where_the_settings_say():

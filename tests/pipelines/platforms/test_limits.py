@@ -17,9 +17,11 @@ from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms import limits
 from tpu_pipelines.platforms.jobs import Job
-from tpu_pipelines.platforms.kubeflow import Kubeflow
-from tpu_pipelines.platforms.limits import KUBEFLOW_LIMITS, VERTEX_LIMITS, check_texts
-from tpu_pipelines.platforms.vertex import Vertex
+from tpu_pipelines.platforms.kubeflow.client import KubeflowClient
+from tpu_pipelines.platforms.kubeflow.limits import KUBEFLOW_LIMITS
+from tpu_pipelines.platforms.limits import check_texts
+from tpu_pipelines.platforms.vertex.client import VertexClient
+from tpu_pipelines.platforms.vertex.limits import VERTEX_LIMITS
 
 PIPELINE = "pipelineInfo: {name: training-pipeline}\nroot: {dag: {tasks: {}}}\n"
 JOB = Job("digits-1", "digits", PIPELINE, MachineSpec("v5e-4"), {})
@@ -30,14 +32,14 @@ pytestmark = pytest.mark.usefixtures("no_sign_in")
 @pytest.fixture
 def kubeflow():
     with FakeKubeflow(Idle()) as fake:
-        yield fake, Kubeflow(Settings(kfp_host=fake.url))
+        yield fake, KubeflowClient(Settings(kfp_host=fake.url))
 
 
 @pytest.fixture
 def vertex():
     with FakeVertex(Idle()) as fake:
         settings = Settings(project="my-project", region="us-central1", bucket="gs://my-bucket")
-        yield fake, Vertex(settings, VertexService("my-project", "us-central1", fake.url, AnonymousCredentials()))
+        yield fake, VertexClient(settings, VertexService("my-project", "us-central1", fake.url, AnonymousCredentials()))
 
 
 def unlimited(monkeypatch):

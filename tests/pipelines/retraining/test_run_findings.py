@@ -18,7 +18,8 @@ from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.jobs import Submission
-from tpu_pipelines.platforms.kubeflow import Kubeflow
+from tpu_pipelines.platforms.kubeflow.client import KubeflowClient
+from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.retraining.job_summary import RunFindings, render_runs
 from tpu_pipelines.runs.summary import Summary
 from tpu_pipelines.submission.submit import plan_submission, submit
@@ -95,8 +96,10 @@ def test_of_a_run_that_goes_on_or_tells_nothing_the_rest_is_shown(fake, retrain,
 def test_what_a_run_on_kubeflow_has_written_is_found_where_its_driver_has_it_written(stored, here, bucket, no_sign_in):
     with FakeKubeflow(SimulateKubeflow()) as fake:
         settings = Settings(kfp_host=fake.url, bucket="gs://bucket/runs/")
-        kubeflow = Kubeflow(settings)
-        submission = submit(plan_submission(load_config("digits", ["machine=v5e-4"]), "kubeflow", settings), kubeflow)
+        kubeflow = KubeflowClient(settings)
+        submission = submit(
+            plan_submission(load_config("digits", ["machine=v5e-4"]), PLATFORMS["kubeflow"], settings), kubeflow
+        )
         submission = kubeflow.get(submission.job_id)
         assert "Found no files in 'gs://bucket/runs/training-pipeline/" in find(kubeflow, submission).unread
         (run_id,) = fake.runs

@@ -22,6 +22,7 @@ from tpu_pipelines.checking.check_list import first_checks
 from tpu_pipelines.config.configuration import load_config, read_data
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import ask_all, errors_in
+from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.starting.data_overview import DataOverview, guess_task, look_at, source_of
 from tpu_pipelines.starting.first_configuration import WORKFLOW_FILE, name_of, plan_start
 
@@ -373,7 +374,7 @@ def test_what_a_workflow_needs_is_said_in_it_and_on_the_terminal_in_order_of_doi
     source = re.search(r"set (data\.source=\S.*) in ", copy)[1]
     config = load_config("My-photos.yaml", [source])
     settings = Settings(project="my-project", region="us-west1", bucket="gs://my-bucket")
-    errors = errors_in(ask_all(first_checks(config, "vertex", settings)))
+    errors = errors_in(ask_all(first_checks(config, PLATFORMS["vertex"], settings)))
     assert [error.about for error in errors] == ["image"]
 
 

@@ -15,7 +15,8 @@ from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.jobs import Retrying
-from tpu_pipelines.platforms.vertex import Vertex
+from tpu_pipelines.platforms.platform import PLATFORMS
+from tpu_pipelines.platforms.vertex.client import VertexClient
 from tpu_pipelines.submission.schedule import change_state, check_cron, upsert
 from tpu_pipelines.submission.submit import plan_submission
 
@@ -24,7 +25,7 @@ NIGHTLY = "0 3 * * *"
 
 
 def make_job(*overrides):
-    return plan_submission(load_config("digits", ["machine=v5e-4", *overrides]), "vertex", SETTINGS).jobs[0]
+    return plan_submission(load_config("digits", ["machine=v5e-4", *overrides]), PLATFORMS["vertex"], SETTINGS).jobs[0]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,9 @@ def backoff(clock):
 
 
 def connect(fake, clock):
-    return Vertex(SETTINGS, VertexService("my-project", "us-central1", fake.url, AnonymousCredentials()), clock.now)
+    return VertexClient(
+        SETTINGS, VertexService("my-project", "us-central1", fake.url, AnonymousCredentials()), clock.now
+    )
 
 
 def test_a_schedule_is_created_once_and_then_left(job, fake, vertex, backoff):

@@ -19,6 +19,7 @@ from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline import compile as compiling
 from tpu_pipelines.platforms.jobs import Job, Retrying, Submission, comparable
+from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.submission.submit import RunPlan, describe, plan_submission, submit, wait, without_cache
 
 SETTINGS = Settings(project="my-project", region="us-central1", bucket="gs://my-bucket")  # Has v5e and v6e.
@@ -233,7 +234,7 @@ def test_a_refusal_is_not_tried_again():
 
 
 def plan_digits(*overrides, settings=SETTINGS):
-    return plan_submission(load_config("digits", overrides), "vertex", settings)
+    return plan_submission(load_config("digits", overrides), PLATFORMS["vertex"], settings)
 
 
 def preflighted(job):
@@ -273,7 +274,7 @@ def test_a_run_that_is_forced_trains_anew(target, machine, root):
     if target == "kubeflow":
         settings = dataclasses.replace(settings, volumes={"shared": "/mnt/shared"})
     overrides = [f"machine={{name: {machine}, fallbacks: [v5e-8]}}"]
-    plan = plan_submission(load_config("digits", overrides), target, settings)
+    plan = plan_submission(load_config("digits", overrides), PLATFORMS[target], settings)
 
     def folders(plan):
         found = [re.findall(rf"{root}/{plan.checkpoints}([\w/]*)", job.package) for job in plan.jobs]
@@ -289,9 +290,11 @@ def test_the_same_run_has_the_same_id_in_another_process_and_folder(tmp_path):
     code = (
         "from tpu_pipelines.config.configuration import load_config\n"
         "from tpu_pipelines.config.settings import Settings\n"
+        "from tpu_pipelines.platforms.platform import PLATFORMS\n"
         "from tpu_pipelines.submission.submit import plan_submission\n"
         f"settings = {SETTINGS!r}\n"
-        "print(plan_submission(load_config('digits', ['machine=v5e-4']), 'vertex', settings).jobs[0].job_id)"
+        "plan = plan_submission(load_config('digits', ['machine=v5e-4']), PLATFORMS['vertex'], settings)\n"
+        "print(plan.jobs[0].job_id)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     here = plan_digits("machine=v5e-4").jobs[0].job_id
@@ -324,7 +327,7 @@ def test_how_long_to_wait_makes_no_other_run_of_one_that_is_registered():
 def test_a_cluster_has_no_region():
     """Settings of both platforms side by side: us-east5 does not train on v5e, which is Vertex's affair."""
     settings = Settings(kfp_host="https://kfp.example.com", region="us-east5")
-    plan = plan_submission(load_config("digits", ["machine=v5e-4"]), "kubeflow", settings)
+    plan = plan_submission(load_config("digits", ["machine=v5e-4"]), PLATFORMS["kubeflow"], settings)
     assert plan.jobs[0].machine.region == ""
     with pytest.raises(InputError, match="us-east5 does not train on v5e"):
         plan_digits("machine=v5e-4", settings=dataclasses.replace(SETTINGS, region="us-east5"))
@@ -362,7 +365,7 @@ def test_what_a_pod_mounts_makes_it_another_run(setting):
     settings = Settings(kfp_host="http://kfp", bucket="gs://my-bucket/runs")
     config = load_config("digits", ["machine=v5e-4"])
     plain, mounting = (
-        plan_submission(config, "kubeflow", one).jobs[0]
+        plan_submission(config, PLATFORMS["kubeflow"], one).jobs[0]
         for one in (settings, dataclasses.replace(settings, **{setting: {"mine": "/mnt/mine"}}))
     )
     assert plain.job_id != mounting.job_id
@@ -371,12 +374,12 @@ def test_what_a_pod_mounts_makes_it_another_run(setting):
 
 
 def _plan_of(config):
-    return plan_submission(config, "vertex", SETTINGS)
+    return plan_submission(config, PLATFORMS["vertex"], SETTINGS)
 
 
 def _prices(config, plan, target):
     """What a dry run says of the price."""
-    return [finding.said for finding in describe(config, plan, target) if finding.about == "price"]
+    return [finding.said for finding in describe(config, plan, PLATFORMS[target]) if finding.about == "price"]
 
 
 @pytest.mark.slow  # Compiles for two TPUs: half a minute.
@@ -423,7 +426,7 @@ def test_a_bucket_is_listed_once_and_before_any_machine_is_compiled_for(bucket, 
     machine, batch = "machine={name: v5e-4, fallbacks: [v6e-4]}", "training.batch_size_per_replica=1"
     source = "images:gs://bucket/photos"
     config = load_config("digits", [machine, batch, f"data.source={source}", "preflight=false"])
-    said = "\n".join(map(str, describe(config, _plan_of(config), "vertex")))
+    said = "\n".join(map(str, describe(config, _plan_of(config), PLATFORMS["vertex"])))
     assert f"{source}, " in said
     assert "v5e-4 in us-central1, then v6e-4 in us-central1" in said
     assert done == ["list", "compile", "compile"]

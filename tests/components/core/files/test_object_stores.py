@@ -17,6 +17,7 @@ from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline import cache_keys
 from tpu_pipelines.pipeline.compile import compile_pipeline
+from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.submission.submit import plan_submission, put_carried
 
 
@@ -182,14 +183,14 @@ def test_a_kubeflow_run_reads_and_writes_there_and_its_model_travels_there(folde
     overrides = [f"data.source=images:{folder}/photos", f"model={model}", "training.batch_size_per_replica=8"]
     config = load_config("digits", [*overrides, "machine=v5e-4"])
     settings = Settings(kfp_host="http://kfp", bucket=f"{folder}/runs")
-    plan = plan_submission(config, "kubeflow", settings)
+    plan = plan_submission(config, PLATFORMS["kubeflow"], settings)
     put_carried(plan)
     (place,) = plan.carried
     assert place.startswith(f"{folder}/runs/models/")
     assert storage.read_bytes(place) == plan.carried[place]
     assert f"{folder}/photos" in json.dumps(plan.jobs[0].specifications[0])
     with pytest.raises(InputError, match=r"data\.source must be on Cloud Storage, where the steps can read it"):
-        compile_pipeline(config, "vertex", Settings())
+        compile_pipeline(config, PLATFORMS["vertex"], Settings())
 
 
 PASSWORD = Settings(kfp_host="http://kfp", s3_secret="s3-credentials")
@@ -197,7 +198,7 @@ PASSWORD = Settings(kfp_host="http://kfp", s3_secret="s3-credentials")
 
 def signed_in(config, settings):
     """The steps whose pods have the secret, and what they have of it."""
-    spec, platform = yaml.safe_load_all(compile_pipeline(config, "kubeflow", settings).package)
+    spec, platform = yaml.safe_load_all(compile_pipeline(config, PLATFORMS["kubeflow"], settings).package)
     executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     labels = {one["executorLabel"] for one in spec["components"].values() if "executorLabel" in one}
     assert executors.keys() <= labels

@@ -10,17 +10,11 @@ from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import GPU, KUBEFLOW, TPU, MachineSpec
 from tpu_components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.config.resources import (
-    SCRATCH_FOLDER,
-    SCRATCH_VOLUME,
-    TIMEOUT_WITHOUT_ESTIMATE_SECONDS,
-    apply_retries,
-    as_root,
-    place_on,
-)
 from tpu_pipelines.config.settings import Settings, folder_of
 from tpu_pipelines.config.steps import STEPS, StepResources
 from tpu_pipelines.platforms.jobs import Step, slug
+from tpu_pipelines.platforms.kubeflow.resources import SCRATCH_FOLDER, SCRATCH_VOLUME, as_root, place
+from tpu_pipelines.platforms.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries
 
 # https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus, …/how-to/gpus
 _RESOURCES = {TPU: "google.com/tpu", GPU: "nvidia.com/gpu"}
@@ -110,7 +104,7 @@ def as_tpu_pod(
             as_root(task)
         # All attempts of a step with a JobSet follow this JobSet and share its time limit.
         task = apply_retries(task, asked, timeout_seconds, is_of_all=is_slice)
-        task = task if is_slice else place_on("kubeflow", task, asked)
+        task = task if is_slice else place(task, asked)
         # No limits: a pod with all chips has the host to itself.
         task.set_cpu_request("1" if is_slice else str(asked.cpu))
         task.set_memory_request("2Gi" if is_slice else asked.memory)
@@ -310,9 +304,12 @@ def variables_of(secret: str) -> list[dict[str, Any]]:
     ]
 
 
-def sign_in(task: Any, secret: str) -> Any:
-    """Set a step's environment variables from the secret; returns the step."""
+def signed_in(task: Any, step: str, config: Config, settings: Settings) -> Any:
+    """Set a task's environment variables from the secret, if its step uses s3://; returns the task."""
     from kfp import kubernetes
 
+    secret = settings.s3_secret
+    if not secret or step not in steps_on_s3(config, settings.bucket):
+        return task
     kubernetes.use_secret_as_env(task, secret, {key: key for key in KEYS})
     return kubernetes.use_secret_as_env(task, secret, {key: key for key in OPTIONAL_KEYS}, optional=True)

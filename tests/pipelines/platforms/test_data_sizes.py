@@ -12,8 +12,10 @@ from tpu_components.core.sources.columns import Files
 from tpu_components.core.sources.kinds import list_examples
 from tpu_components.core.sources.listing import Listing
 from tpu_pipelines.config.configuration import load_config
-from tpu_pipelines.config.resources import DataSize, measure, resources_of, with_sizes
 from tpu_pipelines.config.steps import gib
+from tpu_pipelines.platforms.data_sizes import DataSize, measure, with_sizes
+from tpu_pipelines.platforms.platform import PLATFORMS
+from tpu_pipelines.platforms.resources import resources_of
 
 GIB = 2**30
 CONFIG = load_config("digits", ["data.source=images:gs://bucket/photos", "data.image_size=[224, 224]"])
@@ -28,16 +30,16 @@ def listed(sizes, **fields):
 
 
 def asked(config, size, target="kubeflow"):
-    sized, said = with_sizes(config, size, target)
+    sized, said = with_sizes(config, size, PLATFORMS[target])
     steps = ("create_tfrecords", "train_model", "evaluate_model", "export_model")
-    return {step: resources_of(sized, step, target) for step in steps}, said
+    return {step: resources_of(sized, step) for step in steps}, said
 
 
 def test_small_data_ask_for_what_every_step_has():
     found, said = asked(CONFIG, SMALL)
     assert {one.memory for one in found.values()} == {"12Gi"}
     assert said == ""
-    assert with_sizes(CONFIG, SMALL, "vertex")[0] == CONFIG
+    assert with_sizes(CONFIG, SMALL, PLATFORMS["vertex"])[0] == CONFIG
 
 
 def test_memory_and_disk_follow_from_the_listed_size_and_it_is_said():
@@ -65,7 +67,7 @@ def test_on_vertex_a_step_has_the_memory_that_its_data_take(test_gib):
 
 def test_on_vertex_the_host_and_a_steps_disk_are_as_they_are():
     size = DataSize(0, 200 * GIB, {"train": 500 * GIB, "test": GIB})
-    sized, said = with_sizes(CONFIG, size, "vertex")
+    sized, said = with_sizes(CONFIG, size, PLATFORMS["vertex"])
     assert sized.resources == {}
     assert said == "records of that size may not fit a step's disk there, 100 GB"
 
@@ -82,7 +84,7 @@ def test_what_is_set_by_hand_stays():
 
 def test_a_limit_above_the_data_asks_for_no_more_than_they_take():
     config = load_config("digits", ["training.in_memory_mib=65536"])
-    assert resources_of(config, "train_model", "kubeflow").memory == "132Gi"
+    assert resources_of(config, "train_model").memory == "132Gi"
     found, said = asked(config, SMALL)
     assert found["train_model"].memory == "12Gi"
     assert "train_model 12Gi of memory" in said

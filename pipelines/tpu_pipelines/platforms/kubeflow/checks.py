@@ -19,7 +19,6 @@ from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_components.core.sources.params import BEAM
 from tpu_components.train_model.jobset import GROUP, PLURAL, RIGHTS, VERSION, cluster_errors
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.config.resources import resources_of
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import (
     CannotAskError,
@@ -33,9 +32,10 @@ from tpu_pipelines.doctor.findings import (
 )
 from tpu_pipelines.doctor.google_apis import STORAGE, TIMEOUT_SECONDS, GoogleApis, create_bucket, judge_quota
 from tpu_pipelines.doctor.images import look_at_image
-from tpu_pipelines.pipeline.compile import require_machine
-from tpu_pipelines.platforms.kubeflow import MINIMUM_VERSION, Kubeflow
-from tpu_pipelines.platforms.tpu_pod import KEYS, node_selectors, steps_on_s3
+from tpu_pipelines.platforms.kubeflow.client import MINIMUM_VERSION, KubeflowClient
+from tpu_pipelines.platforms.kubeflow.resources import training_retries
+from tpu_pipelines.platforms.kubeflow.tpu_pod import KEYS, node_selectors, steps_on_s3
+from tpu_pipelines.platforms.resources import resources_of
 
 # Names of contexts that gcloud creates; the location is a region or a zone.
 _GKE_CONTEXT = re.compile(r"gke_(?P<project>[^_]+)_(?P<location>(?P<region>[^_]+?)(?P<zone>-[a-z])?)_(?P<cluster>.+)")
@@ -64,11 +64,11 @@ class KubeflowChecks:
         self._settings, self._apis, self._context, self._image = settings, apis, context, image
         self._gke = _GKE_CONTEXT.fullmatch(context)  # The cluster on GKE; None elsewhere.
         self._beam_image = BEAM_IMAGE if config.data.engine == BEAM else ""
-        require_machine(config, "kubeflow")
         self._machines = config.machines
-        self._is_retried = resources_of(config, "train_model", "kubeflow").retries > 0
+        retries = training_retries(config.machine) if config.machine else 0
+        self._is_retried = resources_of(config, "train_model", retries).retries > 0
         self._on_s3 = steps_on_s3(config, settings.bucket)
-        self._server = Kubeflow(settings)
+        self._server = KubeflowClient(settings)
         self._is_shared = False
         self._version: str | None = None  # None until the server has answered.
 

@@ -10,13 +10,12 @@ from google.cloud import aiplatform_v1 as v1
 from tests.fakes.execution import Simulate
 from tests.fakes.google_cloud import AGENT, ATTACHMENT, KEY, ME, NETWORK, TRAINER, Bucket, bind
 from tests.fakes.vertex import FakeVertex, canonical
-from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import Status
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import as_lines, ask_all
 from tpu_pipelines.doctor.google_apis import GoogleApis
-from tpu_pipelines.doctor.vertex import VertexChecks
+from tpu_pipelines.platforms.vertex.checks import VertexChecks
 
 IMAGE = f"europe-docker.pkg.dev/my-project/images/steps@sha256:{'0' * 64}"
 SERVING = f"europe-docker.pkg.dev/my-project/images/serving@sha256:{'0' * 64}"
@@ -439,11 +438,6 @@ def test_a_service_that_is_away_is_unknown(fake):
     settings = dataclasses.replace(SETTINGS, vertex_endpoint="http://127.0.0.1:1")
     findings = ask_all(VertexChecks(CONFIG, settings, apis, IMAGE).checks())
     assert {one.state for one in findings[1:] if not one.about.endswith("image's reader")} == {Status.UNKNOWN}
-
-
-def test_a_configuration_without_a_machine_is_refused():
-    with pytest.raises(InputError, match=r"expected a machine to train on"):
-        VertexChecks(load_config("digits"), SETTINGS, GoogleApis(), IMAGE)
 
 
 @pytest.mark.parametrize(("spot", "limit", "state"), [("false", 2, Status.OK), ("true", 1, Status.ERROR)])

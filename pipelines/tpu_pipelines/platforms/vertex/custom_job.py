@@ -4,7 +4,6 @@ Google's launcher, a container of google-cloud-pipeline-components, creates the 
 the launcher step itself, so that the package is not needed.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +12,11 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import MIN_BOOT_DISK_GB, MachineSpec
-from tpu_pipelines.config.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.config.steps import StepResources
 from tpu_pipelines.platforms.jobs import Step, slug
+from tpu_pipelines.platforms.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries
+from tpu_pipelines.platforms.vertex.settings_rules import check_region
 
 # By tag, as in google_cloud_pipeline_components/_image.py; the digest is not published.
 LAUNCHER_IMAGE = "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"
@@ -39,15 +39,6 @@ _DESCRIPTIONS = {  # Of the inputs and outputs that a custom job has besides tho
 }
 _MOST_VARIABLES = 100  # custom_job.proto: ContainerSpec.env
 _TYPES = {str: "STRING", bool: "BOOLEAN", dict: "STRUCT"}  # KFP's types of inputs.
-
-
-def in_region(machine: MachineSpec, settings: Settings) -> MachineSpec:
-    """Return the machine, with the settings' region if it has none.
-
-    Raises:
-        InputError: If the settings' region does not have the machine.
-    """
-    return dataclasses.replace(machine, region=machine.region or settings.region)
 
 
 def custom_job_name(job_id: str, step: str = "train_model") -> str:
@@ -84,7 +75,7 @@ def as_custom_job(
 
     if settings.bucket and not storage.is_on_google(settings.bucket):
         raise InputError(f"Vertex writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
-    settings.check_region(machine.region)
+    check_region(settings, machine.region)
     if machine.nfs_mounts and not (settings.network or settings.network_attachment):
         # https://cloud.google.com/vertex-ai/docs/training/train-nfs-share
         raise InputError(

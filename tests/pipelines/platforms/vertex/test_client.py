@@ -35,7 +35,8 @@ from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.jobs import Retrying
-from tpu_pipelines.platforms.vertex import Vertex, is_out_of_capacity
+from tpu_pipelines.platforms.platform import PLATFORMS
+from tpu_pipelines.platforms.vertex.client import VertexClient, is_out_of_capacity
 from tpu_pipelines.retraining.job_summary import RunFindings
 from tpu_pipelines.submission.schedule import upsert
 from tpu_pipelines.submission.submit import plan_submission, submit, wait
@@ -54,7 +55,7 @@ V5E, V6E = "ct5lp-hightpu-4t", "ct6e-standard-4t"
 
 @pytest.fixture(scope="module")
 def plan():
-    return plan_submission(load_config("digits", [MACHINE]), "vertex", SETTINGS)
+    return plan_submission(load_config("digits", [MACHINE]), PLATFORMS["vertex"], SETTINGS)
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def service_of(fake):
 
 def connect(fake, clock):
     """Vertex AI with retries, on the fake's time."""
-    platform = Vertex(SETTINGS, service_of(fake), clock.now)
+    platform = VertexClient(SETTINGS, service_of(fake), clock.now)
     return Retrying(platform, Backoff(sleep=clock.sleep, clock=clock.seconds))
 
 
@@ -132,8 +133,8 @@ def test_a_users_key_attachment_and_tensorboard_reach_the_jobs(fake, clock):
         encryption_key=f"{place.format('locations')}/keyRings/ring/cryptoKeys/key",
         tensorboard=f"{place.format('locations')}/tensorboards/1",
     )
-    plan = plan_submission(load_config("digits", ["machine=v5e-4", "preflight=false"]), "vertex", settings)
-    vertex = Vertex(settings, service_of(fake), clock.now)
+    plan = plan_submission(load_config("digits", ["machine=v5e-4", "preflight=false"]), PLATFORMS["vertex"], settings)
+    vertex = VertexClient(settings, service_of(fake), clock.now)
     assert wait(plan, submit(plan, vertex), vertex, sleep=clock.sleep).state is State.SUCCEEDED
     (job,), (custom_job,) = fake.pipeline_jobs.values(), fake.custom_jobs.values()
     for one, spec in ((job, job), (custom_job, custom_job.job_spec)):
@@ -146,13 +147,13 @@ def test_a_users_key_attachment_and_tensorboard_reach_the_jobs(fake, clock):
     (schedule,) = vertex.schedules("digits")
     assert schedule.content["encryptionSpec"] == {"kmsKeyName": settings.encryption_key}
     other = dataclasses.replace(settings, encryption_key=f"{settings.encryption_key}2")
-    assert Vertex(other, service_of(fake)).schedule_content(plan.jobs[0], "0 3 * * *") != schedule.content
+    assert VertexClient(other, service_of(fake)).schedule_content(plan.jobs[0], "0 3 * * *") != schedule.content
 
 
 def test_a_run_is_in_the_experiment_of_the_settings_once_it_has_begun(plan, fake, clock):
     settings = dataclasses.replace(SETTINGS, experiment="digits-models")
     fake.execution, fake.queued_seconds = Simulate(hold=True), 90
-    platform = Vertex(settings, service_of(fake), clock.now)
+    platform = VertexClient(settings, service_of(fake), clock.now)
     vertex = Retrying(platform, Backoff(sleep=clock.sleep, clock=clock.seconds))
     fake.drop_next(1, "after", "create_context")
     fake.fail_next(1, "UNAVAILABLE", "add_context_children")
@@ -170,7 +171,7 @@ def test_a_job_that_is_cancelled_before_it_begins_is_in_no_experiment(plan, fake
     connect(fake, clock).create(plan.jobs[0])
     connect(fake, clock).cancel(plan.jobs[0].job_id)
     clock.sleep(fake.cancelling_seconds)
-    assert Vertex(settings, service_of(fake), clock.now).create(plan.jobs[0]).state is State.CANCELLED
+    assert VertexClient(settings, service_of(fake), clock.now).create(plan.jobs[0]).state is State.CANCELLED
     assert fake.contexts == {}
 
 
@@ -342,7 +343,7 @@ def test_a_server_that_goes_away_and_comes_back_is_waited_for(plan, fake, clock)
             fake.come_back()
             finish(fake)
 
-    platform = Vertex(SETTINGS, service_of(fake), clock.now)
+    platform = VertexClient(SETTINGS, service_of(fake), clock.now)
     vertex = Retrying(platform, Backoff(sleep=sleep, clock=clock.seconds))
     end = wait(plan, submit(plan, vertex), vertex, sleep=sleep)
     assert end.state is State.SUCCEEDED
@@ -416,7 +417,7 @@ def test_whenever_the_waiting_process_dies_the_next_one_goes_on(plan, stride):
             service = Mortal(SETTINGS.project, SETTINGS.region, fake.url, AnonymousCredentials())
             service.requests_left = died
             try:
-                run(plan, Vertex(SETTINGS, service, clock.now), clock, poll_seconds=600)
+                run(plan, VertexClient(SETTINGS, service, clock.now), clock, poll_seconds=600)
             except Killed:
                 died += stride
                 assert run(plan, connect(fake, clock), clock, poll_seconds=600).state is State.SUCCEEDED
@@ -431,7 +432,7 @@ def test_whenever_the_waiting_process_dies_the_next_one_goes_on(plan, stride):
 
 def signed_in(fake, clock):
     settings = dataclasses.replace(SETTINGS, vertex_endpoint=fake.url)
-    return Retrying(Vertex(settings, now=clock.now), Backoff(sleep=clock.sleep, clock=clock.seconds))
+    return Retrying(VertexClient(settings, now=clock.now), Backoff(sleep=clock.sleep, clock=clock.seconds))
 
 
 def test_a_token_that_expires_while_waiting_is_renewed(plan, fake, clock, federated):
@@ -730,10 +731,10 @@ def executed(tmp_path_factory, storage_server):
     (code / "my_layers.py").write_text(_MY_LAYERS)
     settings = dataclasses.replace(SETTINGS, bucket="gs://bucket/pipelines")
     own = ["preflight=false", *QUICK[1::2], f"model.name={code}/my_model.py"]
-    plan = plan_submission(load_config("digits", [MACHINE, *own]), "vertex", settings)
+    plan = plan_submission(load_config("digits", [MACHINE, *own]), PLATFORMS["vertex"], settings)
     with FakeVertex(execution) as fake:
         fake.stock_out = {V5E}
-        vertex = Vertex(settings, service_of(fake))
+        vertex = VertexClient(settings, service_of(fake))
         end = wait(plan, submit(plan, vertex), vertex, poll_seconds=0.5)
         yield end, execution.root, fake
 
@@ -745,7 +746,7 @@ def test_a_submitted_pipeline_trains_and_promotes_on_the_machine_that_it_fell_ba
     assert machines(fake) == [(V5E, "us-central1", "FAILED"), (V6E, "us-central1", "SUCCEEDED")]
     (evaluation,) = (root / end.job_id).rglob("evaluation.json")
     assert json.loads(evaluation.read_text())["challenger"]["accuracy"] > 0.9
-    findings = RunFindings.of_job(end, Vertex(SETTINGS, service_of(fake)), load_config("digits"), SETTINGS)
+    findings = RunFindings.of_job(end, VertexClient(SETTINGS, service_of(fake)), load_config("digits"), SETTINGS)
     assert findings.evaluation == Evaluation.load(evaluation.parent)
     (model,) = (root / end.job_id).rglob("model.json")
     assert json.loads(model.read_text())["name"].endswith("/my_model.zip")

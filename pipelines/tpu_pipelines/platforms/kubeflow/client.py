@@ -20,7 +20,7 @@ from tpu_components.core.base.states import State, run_state
 from tpu_components.core.base.terminal import hide_credentials
 from tpu_components.core.base.typed_values import whole_numbers
 from tpu_components.core.files import storage
-from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
+from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.jobs import (
     DIGEST,
     FINGERPRINTS,
@@ -32,7 +32,8 @@ from tpu_pipelines.platforms.jobs import (
     fingerprints_in,
     now,
 )
-from tpu_pipelines.platforms.limits import KUBEFLOW_LIMITS, check_texts
+from tpu_pipelines.platforms.kubeflow.limits import KUBEFLOW_LIMITS
+from tpu_pipelines.platforms.limits import check_texts
 
 # The oldest server that does everything that a compiled pipeline asks for. 2.14 collects artifacts of parallel tasks
 # and gives exit tasks the final state, 2.15 has secretAsEnv.optional, 2.16 has securityContext. Older drivers ignore
@@ -55,8 +56,8 @@ _NOT_IN_OBJECT_NAMES = re.compile(r"[^a-z0-9-]+")
 _TOO_LONG = re.compile(r"Error 1406\b|Data too long for column")
 
 
-class Kubeflow:
-    """Kubeflow Pipelines as a `Platform`.
+class KubeflowClient:
+    """Client of Kubeflow Pipelines for runs and schedules.
 
     The server assigns run ids and allows equal names, so a job's id is the name of its run. Two concurrent submissions
     may both start a run; then the older run counts, and the next request deletes the other.
@@ -75,7 +76,7 @@ class Kubeflow:
     """
 
     def __init__(self, settings: Settings, now: Callable[[], datetime.datetime] = now) -> None:
-        settings.require(*TARGET_SETTINGS["kubeflow"])
+        settings.require("kfp_host")
         self._settings, self._now = settings, now
 
     @property
@@ -500,7 +501,7 @@ def _sdk() -> Any:
 
 @contextlib.contextmanager
 def _translated(doing: str, host: str) -> Iterator[None]:
-    """Convert errors of KFP's client to those that a `Platform` raises."""
+    """Convert errors of KFP's client to those that a `PlatformClient` raises."""
     import urllib3
 
     refused = f"Kubeflow Pipelines at {host} refused to {doing}:"

@@ -25,7 +25,8 @@ from tpu_components.train_model import heartbeat
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.jobs import Retrying
-from tpu_pipelines.platforms.kubeflow import Kubeflow
+from tpu_pipelines.platforms.kubeflow.client import KubeflowClient
+from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.submission.submit import plan_submission, submit
 
 # A step as it is compiled, but for the command of its hosts, which only wait.
@@ -78,7 +79,7 @@ class World:
     def __init__(self, cluster, server, clock, settings, plan):
         self.cluster, self.server, self.clock, self.execution = cluster, server, clock, server.execution
         self.kubeflow = Retrying(
-            Kubeflow(dataclasses.replace(settings, kfp_host=server.url), clock.now),
+            KubeflowClient(dataclasses.replace(settings, kfp_host=server.url), clock.now),
             Backoff(sleep=clock.sleep, clock=clock.seconds),
         )
         self.job_id = submit(plan, self.kubeflow).job_id
@@ -128,7 +129,7 @@ def make_plan(settings):
     @functools.cache
     def make(machine="v5e-16"):
         overrides = [f"machine={machine}", "training.backend=jax", "preflight=false"]
-        return plan_submission(load_config("digits", overrides), "kubeflow", settings)
+        return plan_submission(load_config("digits", overrides), PLATFORMS["kubeflow"], settings)
 
     return make
 

@@ -11,10 +11,12 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import ExistsError, MissingError, OutageError
 from tpu_components.core.base.states import State, run_state
 from tpu_components.core.files.vertex_clients import VertexService, join_errors, types
-from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
-from tpu_pipelines.platforms.custom_job import custom_job_name
+from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.jobs import DIGEST, TRAINING_TASK, Job, Schedule, Submission, fingerprints_in, now
-from tpu_pipelines.platforms.limits import VERTEX_LIMITS, check_texts
+from tpu_pipelines.platforms.limits import check_texts
+from tpu_pipelines.platforms.vertex.custom_job import custom_job_name
+from tpu_pipelines.platforms.vertex.limits import VERTEX_LIMITS
+from tpu_pipelines.platforms.vertex.settings_rules import REQUIRED
 
 _CONSOLE = "https://console.cloud.google.com"
 # Vertex's messages about missing capacity or quota.
@@ -30,8 +32,8 @@ _ACTIVE_RUNS = 1  # Limit of a schedule, so that runs do not queue up while one 
 _RESOURCE_EXHAUSTED = 8  # https://grpc.io/docs/guides/status-codes
 
 
-class Vertex:
-    """Vertex AI as a `Platform`.
+class VertexClient:
+    """Client of Vertex AI for runs and schedules.
 
     It uses the service's generated clients instead of `aiplatform.PipelineJob`, which creates missing buckets, requests
     the project's number, and keeps global settings.
@@ -48,13 +50,13 @@ class Vertex:
     def __init__(
         self, settings: Settings, service: VertexService | None = None, now: Callable[[], datetime.datetime] = now
     ) -> None:
-        settings.require(*TARGET_SETTINGS["vertex"])
+        settings.require(*REQUIRED)
         self._settings, self._now = settings, now
         self._service = service or VertexService(settings.project, settings.region, settings.vertex_endpoint)
         self._parent = self._service.parent
 
     def _call(self, method: str, request: Any, kind: str = "PipelineService") -> Any:
-        """Call the service once and convert its errors to those that a `Platform` raises."""
+        """Call the service once and convert its errors to those that a `PlatformClient` raises."""
         return self._service.call(kind, method, request)
 
     # Jobs

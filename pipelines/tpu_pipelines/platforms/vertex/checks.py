@@ -22,6 +22,7 @@ from tpu_components.core.files.vertex_clients import VertexService
 from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_components.core.models.lookup import bundle_of
 from tpu_components.core.sources.params import BEAM
+from tpu_components.core.work.beam.options import DATAFLOW
 from tpu_components.deploy_model.endpoint_address import check_access
 from tpu_components.deploy_model.params import PRIVATE, VERTEX, DeployParams
 from tpu_pipelines.config.configuration import Config
@@ -48,9 +49,6 @@ from tpu_pipelines.doctor.google_apis import (
     judge_quota,
 )
 from tpu_pipelines.doctor.images import look_at_image, repository_of
-from tpu_pipelines.pipeline.compile import require_machine
-from tpu_pipelines.platforms.beam_job import is_on_dataflow
-from tpu_pipelines.platforms.custom_job import in_region
 
 _VERTEX_AI, _CLOUD_QUOTAS = "aiplatform.googleapis.com", "cloudquotas.googleapis.com"
 _REGISTRY, _COMPUTE = "artifactregistry.googleapis.com", "compute.googleapis.com"
@@ -106,12 +104,16 @@ class VertexChecks:
 
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, image: str) -> None:
         self._config, self._settings, self._apis, self._image = config, settings, apis, image
-        require_machine(config, "vertex")
-        self._machines = [in_region(entry, settings) for entry in config.machines]
+        regions = (entry.region or settings.region for entry in config.machines)
+        self._machines = [
+            dataclasses.replace(entry, region=region) for entry, region in zip(config.machines, regions, strict=True)
+        ]
         self._deploy = config.deploy or DeployParams("", config.name)
         self._is_deployed = self._deploy.is_on_vertex
         self._serving_image = (self._deploy.serving_image or SERVING_IMAGE) if self._is_deployed else ""
         self._beam_image = BEAM_IMAGE if config.data.engine == BEAM else ""
+        runner = config.data.beam_options.get("runner", DATAFLOW)
+        self._has_dataflow = config.data.engine == BEAM and runner == DATAFLOW
         self._permissions = Permissions(apis)
         self._who = ""  # The signed-in user as a member of IAM policies; empty if unknown.
 
@@ -120,7 +122,6 @@ class VertexChecks:
         # https://cloud.google.com/vertex-ai/docs/training/configure-compute#tpu-7x: "TPU7x requires Python 3.12+."
         python = "3.12" if any(machine.slice.generation.name == "7x" for machine in self._machines) else ""
         settings, deploy, is_deployed = self._settings, self._deploy, self._is_deployed
-        has_dataflow = is_on_dataflow(self._config)
         worker = self._config.data.beam_options.get("service_account_email", "")
         buckets = {split(settings.bucket)[0]: _WRITER}
         if storage.is_on_google(data := self._config.data_location):
@@ -163,8 +164,10 @@ class VertexChecks:
             Check("tensorboard", self._tensorboard, when=settings.tensorboard),
             *self._of_image("steps' image", other_steps_image(), "STEPS_", CheckCost.REQUEST),
             *self._of_image("Beam image", self._beam_image, "BEAM_"),
-            self._granted("its Dataflow", _STARTER, self._member, when=has_dataflow),
-            self._granted("Dataflow's workers", _WORKER, functools.partial(self._member, worker), when=has_dataflow),
+            self._granted("its Dataflow", _STARTER, self._member, when=self._has_dataflow),
+            self._granted(
+                "Dataflow's workers", _WORKER, functools.partial(self._member, worker), when=self._has_dataflow
+            ),
             *self._of_image("serving image", self._serving_image, "SERVING_"),
             Check("registry", self._models, when=is_deployed),
             Check("endpoint", self._endpoint, when=is_deployed and deploy.endpoint),
@@ -210,7 +213,7 @@ class VertexChecks:
             _REGISTRY: any(map(repository_of, filter(None, images))),
             # Compute Engine's default account runs pipelines that name none.
             _COMPUTE: not settings.service_account or bool(settings.network),
-            _DATAFLOW: is_on_dataflow(self._config),
+            _DATAFLOW: self._has_dataflow,
         }
         needed = [name for name, is_used in used.items() if is_used]
         names = [f"projects/{project}/services/{name}" for name in needed]

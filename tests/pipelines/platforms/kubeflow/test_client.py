@@ -37,7 +37,8 @@ from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline.compile import compile_pipeline
 from tpu_pipelines.platforms.jobs import FINGERPRINTS, Retrying, State
-from tpu_pipelines.platforms.kubeflow import MINIMUM_VERSION, Kubeflow
+from tpu_pipelines.platforms.kubeflow.client import MINIMUM_VERSION, KubeflowClient
+from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.retraining.job_summary import RunFindings
 from tpu_pipelines.submission.schedule import change_state, upsert
 from tpu_pipelines.submission.submit import plan_submission, submit, wait
@@ -50,7 +51,7 @@ pytestmark = pytest.mark.usefixtures("no_sign_in")
 
 
 def make_plan(*overrides):
-    return plan_submission(load_config("digits", ["preflight=false", *overrides]), "kubeflow", SETTINGS)
+    return plan_submission(load_config("digits", ["preflight=false", *overrides]), PLATFORMS["kubeflow"], SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def kubeflow(fake, clock):
     return connect(fake, clock)
 
 
-def connect(fake, clock, platform=Kubeflow, **settings):
+def connect(fake, clock, platform=KubeflowClient, **settings):
     """Kubeflow Pipelines with retries, on the fake's time."""
     settings = dataclasses.replace(SETTINGS, kfp_host=fake.url, **settings)
     return Retrying(platform(settings, clock.now), Backoff(sleep=clock.sleep, clock=clock.seconds))
@@ -140,7 +141,7 @@ def test_the_oldest_server_knows_all_that_a_pipeline_asks_for(fake, kubeflow, ma
     oldest = ".".join(map(str, MINIMUM_VERSION))
     overrides = [*_ALL_OF_PIPELINES[machine == "l4-1" :], f"machine={machine}", "training.backend=jax"]
     config = load_config("digits", overrides)
-    package = compile_pipeline(config, "kubeflow", _ALL_OF_KUBERNETES).package
+    package = compile_pipeline(config, PLATFORMS["kubeflow"], _ALL_OF_KUBERNETES).package
     job = dataclasses.replace(make_plan(MACHINE).jobs[0], package=package)
     fake.version = f"{oldest}.0"
     fake.execution = Idle()
@@ -151,7 +152,7 @@ def test_the_oldest_server_knows_all_that_a_pipeline_asks_for(fake, kubeflow, ma
 
 
 def test_the_version_of_the_server_is_read_from_either_health_api(fake):
-    server = Kubeflow(dataclasses.replace(SETTINGS, kfp_host=fake.url))
+    server = KubeflowClient(dataclasses.replace(SETTINGS, kfp_host=fake.url))
     assert server.version() == "2.17.0"
     fake.is_behind_web_server = True
     assert server.version() == "2.17.0"
@@ -213,7 +214,7 @@ def test_where_users_have_namespaces_runs_are_found_in_their_own(plan, clock):
 def test_labels_that_a_description_has_no_room_for_are_on_the_pods(fake, clock):
     labels = {f"label-{number}": "x" * 20 for number in range(8)}
     settings = dataclasses.replace(SETTINGS, labels=labels)
-    plan = plan_submission(load_config("digits", ["preflight=false", MACHINE]), "kubeflow", settings)
+    plan = plan_submission(load_config("digits", ["preflight=false", MACHINE]), PLATFORMS["kubeflow"], settings)
     kubeflow = connect(fake, clock, labels=labels)
     kubeflow.create(plan.jobs[0])
     ((_, run),) = fake.runs.items()
@@ -379,7 +380,7 @@ def test_a_step_may_write_to_its_volumes(fake, clock):
     """A fresh disk is root's, and the image's user is not."""
     settings = dataclasses.replace(SETTINGS, volumes={"checkpoints": "/mnt/checkpoints"}, kfp_host=fake.url)
     overrides = ["machine=v5e-4", "preflight=false", "resources.create_tfrecords={disk: 500Gi}"]
-    plan = plan_submission(load_config("digits", overrides), "kubeflow", settings)
+    plan = plan_submission(load_config("digits", overrides), PLATFORMS["kubeflow"], settings)
     kubeflow = connect(fake, clock, volumes=settings.volumes)
     assert submit(plan, kubeflow).state is not State.FAILED
     assert runs(fake) == [(plan.jobs[0].job_id, "SUCCEEDED")]
@@ -438,7 +439,7 @@ def test_a_server_that_goes_away_and_comes_back_is_waited_for(plan, fake, clock)
             fake.come_back()
             finish(fake)
 
-    platform = Kubeflow(dataclasses.replace(SETTINGS, kfp_host=fake.url), clock.now)
+    platform = KubeflowClient(dataclasses.replace(SETTINGS, kfp_host=fake.url), clock.now)
     kubeflow = Retrying(platform, Backoff(sleep=sleep, clock=clock.seconds))
     assert wait(plan, submit(plan, kubeflow), kubeflow, sleep=sleep).state is State.SUCCEEDED
     assert len(fake.runs) == 1
@@ -448,7 +449,7 @@ class Killed(BaseException):
     pass
 
 
-class Mortal(Kubeflow):
+class Mortal(KubeflowClient):
     """Dies right after a request."""
 
     requests_left = 0
@@ -501,7 +502,7 @@ def test_whenever_the_waiting_process_dies_the_next_one_goes_on(plan, stride):
     while died:
         with story() as (fake, clock):
             mortal = connect(fake, clock, Mortal)
-            mortal.platform.requests_left = died
+            mortal.client.requests_left = died
             try:
                 run(plan, mortal, clock, poll_seconds=1200)
             except Killed:
@@ -581,7 +582,7 @@ def test_a_page_to_sign_in_at_is_not_taken_for_an_answer(plan):
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SignIn) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        kubeflow = Kubeflow(dataclasses.replace(SETTINGS, kfp_host=f"http://127.0.0.1:{server.server_port}"))
+        kubeflow = KubeflowClient(dataclasses.replace(SETTINGS, kfp_host=f"http://127.0.0.1:{server.server_port}"))
         with pytest.raises(InputError, match=r"not as Kubeflow Pipelines: .* received text/html.* Check kfp_host"):
             kubeflow.create(plan.jobs[0])
         server.shutdown()
@@ -590,12 +591,12 @@ def test_a_page_to_sign_in_at_is_not_taken_for_an_answer(plan):
 def test_no_message_and_no_address_shows_the_credentials_of_a_server(plan, fake):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         host = f"http://me:top%2Fsecret@127.0.0.1:{taken.getsockname()[1]}/pipeline"
-    kubeflow = Kubeflow(dataclasses.replace(SETTINGS, kfp_host=host))
+    kubeflow = KubeflowClient(dataclasses.replace(SETTINGS, kfp_host=host))
     with pytest.raises(OutageError, match=r"Kubeflow Pipelines at http://\*\*\*@127\.0\.0\.1:\d+/pipeline") as caught:
         kubeflow.create(plan.jobs[0])
     assert "secret" not in str(caught.value)
     signed_in = dataclasses.replace(SETTINGS, kfp_host=fake.url.replace("://", "://me:top%2Fsecret@"))
-    assert submit(plan, Retrying(Kubeflow(signed_in))).url.startswith(f"{fake.url}/#/runs/")
+    assert submit(plan, Retrying(KubeflowClient(signed_in))).url.startswith(f"{fake.url}/#/runs/")
     with pytest.raises(InputError, match=r"Received: 'ftp://\*\*\*@host'"):
         dataclasses.replace(SETTINGS, kfp_host="ftp://me:secret@host")
 
@@ -663,7 +664,7 @@ def backoff(clock):
 
 
 def test_a_schedule_is_created_once_and_then_left(plan, fake, kubeflow, backoff):
-    scheduler = kubeflow.platform
+    scheduler = kubeflow.client
     first = upsert(scheduler, plan.jobs[0], NIGHTLY, backoff)
     assert (first.action, first.schedule.is_paused) == ("created", False)
     assert "+cron: 0 3 * * *" in first.difference
@@ -677,7 +678,7 @@ def test_a_schedule_is_created_once_and_then_left(plan, fake, kubeflow, backoff)
 
 
 def test_a_change_puts_a_schedule_in_the_place_of_the_old_and_tells(plan, fake, kubeflow, backoff):
-    scheduler = kubeflow.platform
+    scheduler = kubeflow.client
     upsert(scheduler, plan.jobs[0], NIGHTLY, backoff)
     change = upsert(scheduler, make_plan("machine=v5e-8").jobs[0], "TZ=Europe/Berlin 0 4 * * 1-5", backoff)
     assert (change.action, change.schedule.is_paused, change.duplicates) == ("updated", False, ())
@@ -691,7 +692,7 @@ def test_a_change_puts_a_schedule_in_the_place_of_the_old_and_tells(plan, fake, 
 
 def test_a_schedule_of_an_earlier_version_is_left_and_replaced(plan, fake_of_long_columns, kubeflow, backoff):
     fake = fake_of_long_columns
-    scheduler = kubeflow.platform
+    scheduler = kubeflow.client
     upsert(scheduler, plan.jobs[0], NIGHTLY, backoff)
     ((_, one),) = fake.recurring_runs.items()
     earlier(one)
@@ -706,7 +707,7 @@ def test_a_replacement_that_an_earlier_version_began_is_ended(
     plan, fake_of_long_columns, kubeflow, backoff, clock, marked
 ):
     fake = fake_of_long_columns
-    scheduler = kubeflow.platform
+    scheduler = kubeflow.client
     job = plan.jobs[0]
     upsert(scheduler, dataclasses.replace(job, package="root: {dag: {tasks: {}}}"), NIGHTLY, backoff)
     ((old, _),) = fake.recurring_runs.items()
@@ -725,12 +726,12 @@ def test_a_replacement_that_an_earlier_version_began_is_ended(
 def test_a_name_that_no_object_of_the_cluster_may_have_is_not_scheduled(plan, fake, kubeflow, backoff, name):
     job = dataclasses.replace(plan.jobs[0], name=name)
     with pytest.raises(InputError, match=rf"Cannot schedule {name!r} on Kubeflow, .* expected a letter from a to z"):
-        upsert(kubeflow.platform, job, NIGHTLY, backoff)
+        upsert(kubeflow.client, job, NIGHTLY, backoff)
     assert fake.called("recurring_run_service_create_recurring_run") == []
 
 
 def test_a_schedule_is_paused_resumed_and_deleted(plan, fake, kubeflow, backoff):
-    scheduler, job = kubeflow.platform, plan.jobs[0]
+    scheduler, job = kubeflow.client, plan.jobs[0]
     upsert(scheduler, job, NIGHTLY, backoff)
     change_state(Retrying(scheduler, backoff), "digits", "pause")
     assert upsert(scheduler, job, "0 4 * * *", backoff).schedule.is_paused  # A change does not wake it.
@@ -749,7 +750,7 @@ def test_of_many_who_create_a_schedule_at_once_one_stays(plan, fake, clock):
     barrier = threading.Barrier(6)
 
     def create(_):
-        scheduler = connect(fake, clock).platform
+        scheduler = connect(fake, clock).client
         barrier.wait()
         upsert(scheduler, plan.jobs[0], NIGHTLY)
 
@@ -766,12 +767,12 @@ def test_whenever_a_change_breaks_off_there_is_one_schedule_in_the_end_and_never
         clock = Clock()
         with FakeKubeflow(Simulate(), clock.now) as fake:
             backoff = Backoff(sleep=clock.sleep, clock=clock.seconds)
-            upsert(connect(fake, clock).platform, job, NIGHTLY, backoff)
+            upsert(connect(fake, clock).client, job, NIGHTLY, backoff)
             if paused:
-                change_state(Retrying(connect(fake, clock).platform, backoff), "digits", "pause")
+                change_state(Retrying(connect(fake, clock).client, backoff), "digits", "pause")
             clock.sleep(60)
             before = len(fake.calls)
-            mortal = connect(fake, clock, Mortal).platform
+            mortal = connect(fake, clock, Mortal).client
             if fault == "killed":
                 mortal.requests_left = skip + 1
             elif fault == "after":
@@ -782,7 +783,7 @@ def test_whenever_a_change_breaks_off_there_is_one_schedule_in_the_end_and_never
                 upsert(mortal, job, "0 4 * * *", backoff)
             assert sum(one.mode == "ENABLE" for one in fake.recurring_runs.values()) <= 1
             done = len(fake.calls) - before
-            upsert(connect(fake, clock).platform, job, "0 4 * * *", backoff)
+            upsert(connect(fake, clock).client, job, "0 4 * * *", backoff)
             (one,) = fake.recurring_runs.values()
             assert one.trigger.cron_schedule.cron == "0 0 4 * * *"
             assert one.mode == ("DISABLE" if paused else "ENABLE"), skip
@@ -792,7 +793,7 @@ def test_whenever_a_change_breaks_off_there_is_one_schedule_in_the_end_and_never
 
 def test_what_is_no_cron_expression_there_is_refused_in_the_servers_words(plan, fake, kubeflow, backoff):
     with pytest.raises(InputError, match=r"refused to create recurring run: Schedule cron is not a supported format"):
-        upsert(kubeflow.platform, plan.jobs[0], "0 3 * *", backoff)
+        upsert(kubeflow.client, plan.jobs[0], "0 3 * *", backoff)
 
 
 # The command line
@@ -888,7 +889,7 @@ def test_a_server_whose_name_does_not_exist_is_a_mistake_and_no_outage(monkeypat
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    platform = Kubeflow(Settings(kfp_host="https://kubeflow.example.com/pipeline"))
+    platform = KubeflowClient(Settings(kfp_host="https://kubeflow.example.com/pipeline"))
     with pytest.raises(InputError, match=r"no server of the name in https://kubeflow\.example\.com/pipeline"):
         platform.get("run")
 
@@ -897,7 +898,7 @@ def test_missing_settings_are_named_before_anything_slow_is_imported():
     code = (
         "import sys; from tpu_pipelines.cli import main\n"
         "code = main(['submit', 'digits', '--target', 'kubeflow'])\n"
-        "import tpu_pipelines.platforms.kubeflow\n"
+        "import tpu_pipelines.platforms.kubeflow.client\n"
         "print(code, [m for m in ('kfp', 'kfp_server_api', 'kubernetes', 'urllib3') if m in sys.modules])"
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TPU_PIPELINES_KFP")}
@@ -980,7 +981,7 @@ def digits_on_s3(s3_server, tmp_path):
 def test_a_pod_whose_secret_is_not_there_does_not_start(digits_on_s3, fake, kubeflow):
     settings = dataclasses.replace(SETTINGS, s3_secret="s3-credentials")
     overrides = [f"data.source={digits_on_s3}", "machine=v5e-4", "preflight=false"]
-    plan = plan_submission(load_config("digits", overrides), "kubeflow", settings)
+    plan = plan_submission(load_config("digits", overrides), PLATFORMS["kubeflow"], settings)
     kubeflow.create(plan.jobs[0])
     ((run_id, run),) = fake.runs.items()
     waiting = [node for node in run.run_details.task_details if node.state == "PENDING"]
@@ -996,12 +997,12 @@ def test_a_submitted_pipeline_trains_and_promotes(digits_on_s3, tmp_path):
     overrides = ("machine=v5e-4", "training.epochs=2", "gate.minimum={}", "export.calibration_examples=50")
     settings = dataclasses.replace(SETTINGS, s3_secret="s3-credentials")
     config = load_config("digits", [*overrides, "preflight=false", f"data.source={digits_on_s3}"])
-    plan = plan_submission(config, "kubeflow", settings)
+    plan = plan_submission(config, PLATFORMS["kubeflow"], settings)
     with FakeKubeflow(RunOnCpu(tmp_path, stored=("evaluate-model",))) as fake:
         names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION")
         fake.secrets["s3-credentials"] = {name: os.environ[name] for name in names}
         settings = dataclasses.replace(settings, kfp_host=fake.url, bucket="s3://bucket/runs")
-        kubeflow = Retrying(Kubeflow(settings))
+        kubeflow = Retrying(KubeflowClient(settings))
         end = wait(plan, submit(plan, kubeflow), kubeflow, poll_seconds=0.5)
         findings = RunFindings.of_job(end, kubeflow, config, settings)
         (run_id,) = fake.runs
@@ -1033,9 +1034,9 @@ def test_a_jobset_of_four_hosts_trains_and_survives_losing_one(tmp_path, monkeyp
             jobset.host(2).process.kill()
 
         loss = HostLoss(tmp_path / "volume" / "lost", lose)
-        kubeflow = Retrying(Kubeflow(dataclasses.replace(settings, kfp_host=fake.url)))
+        kubeflow = Retrying(KubeflowClient(dataclasses.replace(settings, kfp_host=fake.url)))
         for name in ("whole", "lost"):
-            plan = plan_submission(load_config("digits", [f"name={name}", *overrides]), "kubeflow", settings)
+            plan = plan_submission(load_config("digits", [f"name={name}", *overrides]), PLATFORMS["kubeflow"], settings)
             end = wait(plan, submit(plan, kubeflow), kubeflow, poll_seconds=0.5)
             run_id = list(fake.runs)[-1]
             log = (tmp_path / "runs" / f"{run_id}.log").read_text()

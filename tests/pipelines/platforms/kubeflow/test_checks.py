@@ -15,7 +15,7 @@ from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import ask_all
 from tpu_pipelines.doctor.google_apis import GoogleApis
-from tpu_pipelines.doctor.kubeflow import KubeflowChecks
+from tpu_pipelines.platforms.kubeflow.checks import KubeflowChecks
 
 IMAGE = f"europe-docker.pkg.dev/my-project/images/steps@sha256:{'0' * 64}"
 CONFIG = load_config("digits", ["machine={name: v5e-4, fallbacks: [v6e-4]}"])

@@ -1,0 +1,117 @@
+"""Kubeflow Pipelines as a `Platform`."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tpu_components.core.base.container_images import is_in_registry
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_pipelines.config.settings import MAIL, Settings, variable
+
+if TYPE_CHECKING:
+    from tpu_components.core.machines.machine_spec import MachineSpec
+    from tpu_pipelines.config.configuration import Config
+    from tpu_pipelines.doctor.findings import Check
+    from tpu_pipelines.platforms.jobs import PlatformClient, Step
+
+
+class Kubeflow:
+    """Kubeflow Pipelines on a cluster; the training is a pod on a node of GKE, or a JobSet of several hosts."""
+
+    name = "kubeflow"
+    title = "a cluster"
+    catalogue_name = "kubeflow"
+    required_settings = ("kfp_host",)
+    own_settings = ("kueue_queue", "provisioning", "s3_secret", "volumes", "secrets")
+    readable_places = "Cloud Storage, or on s3://"
+    longest_task_seconds = math.inf
+    accepts_estimated_timeout = False  # A pod's time limit is fixed when the pipeline is compiled.
+    beam_runner = ""
+
+    def check_settings(self, settings: Settings) -> None:
+        """Check that the notification is a webhook."""
+        if settings.notify.startswith(MAIL):
+            raise InputError(
+                f"Only Vertex AI sends e-mails: expected {variable('notify')} to be a webhook with --target "
+                f"{self.name}. Received: {settings.notify!r}."
+            )
+
+    def check_config(self, config: "Config") -> None:
+        """Check that the machine needs nothing of Vertex AI's."""
+        from tpu_pipelines.platforms.kubeflow.resources import check_config
+
+        check_config(config)
+
+    def can_read(self, place: str) -> bool:
+        """Return whether a location is in an object store."""
+        return storage.is_remote(place)
+
+    def can_pull(self, image: str) -> bool:
+        """Return whether an image is in a registry, which may be the cluster's own."""
+        return is_in_registry(image, is_clusters_own=True)
+
+    def is_in_network(self, settings: Settings) -> bool:
+        """Return True: a cluster has a network, and its owner decides what it reaches."""
+        return True
+
+    def in_region(self, machine: "MachineSpec", region: str) -> "MachineSpec":
+        """Return the machine as it is: machines are where the cluster is."""
+        return machine
+
+    def training_retries(self, machine: "MachineSpec") -> int:
+        """Return 5 for a spot machine, whose pod may be taken away, and for several hosts, whose pod only waits."""
+        from tpu_pipelines.platforms.kubeflow.resources import training_retries
+
+        return training_retries(machine)
+
+    def memory_request(self, config: "Config", step: str, gib: float) -> float | None:
+        """Return what the step uses; pods share their host."""
+        return gib
+
+    def disk_request(self, num_bytes: int) -> str:
+        """Return the disk, if it is larger than that of a pod without a request."""
+        from tpu_pipelines.platforms.kubeflow.resources import disk_request
+
+        return disk_request(num_bytes)
+
+    def disk_warning(self, num_bytes: int) -> str:
+        """Return an empty text: a disk of every size can be requested."""
+        return ""
+
+    def on_machine(
+        self, component: Any, machine: "MachineSpec", config: "Config", settings: Settings, folder: str, step: str
+    ) -> "Step":
+        """Return a component's step whose pod requests a TPU or GPUs, or starts a JobSet that does."""
+        from tpu_pipelines.platforms.kubeflow.tpu_pod import as_tpu_pod, signed_in
+        from tpu_pipelines.platforms.resources import resources_of
+
+        retries = self.training_retries(machine) if step == "train_model" else 0
+        asked = resources_of(config, step, retries)
+        make = as_tpu_pod(component, machine, settings, config.name, asked, folder, step)
+        return lambda **inputs: signed_in(make(**inputs), step, config, settings)
+
+    def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
+        """Set a step's disk and time limit, and its sign-in to S3."""
+        from tpu_pipelines.platforms.kubeflow.resources import place
+        from tpu_pipelines.platforms.kubeflow.tpu_pod import signed_in
+        from tpu_pipelines.platforms.resources import resources_of
+
+        return signed_in(place(task, resources_of(config, step)), step, config, settings)
+
+    def exit_task(self, settings: Settings) -> Any:
+        """Return None: the server sends no messages."""
+        return None
+
+    def connect(self, settings: Settings) -> "PlatformClient":
+        """Return a client of the server."""
+        from tpu_pipelines.platforms.kubeflow.client import KubeflowClient
+
+        return KubeflowClient(settings)
+
+    def checks(self, config: "Config", settings: Settings, image: str, context: str) -> "Sequence[Check]":
+        """Return the checks of the server, and with a kubectl context those of the cluster."""
+        from tpu_pipelines.doctor.google_apis import GoogleApis
+        from tpu_pipelines.platforms.kubeflow.checks import KubeflowChecks
+
+        return KubeflowChecks(config, settings, GoogleApis(settings.google_endpoint), context, image).checks()

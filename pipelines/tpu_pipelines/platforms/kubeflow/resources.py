@@ -1,0 +1,71 @@
+"""Memory, disk and time of a step on Kubeflow."""
+
+import math
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines.machine_spec import VERTEX_ONLY, MachineSpec
+from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.steps import StepResources
+
+# A step's disk. Steps write their outputs to the folder for temporary files first.
+SCRATCH_VOLUME = "scratch"
+SCRATCH_FOLDER = "/tmp"
+_RETRIES = 5
+_POD_DISK_GIB = 10  # Disk of a pod without a request.
+
+
+def training_retries(machine: MachineSpec) -> int:
+    """Return how often a training is started again, if its pod may be preempted or only waits for a JobSet's hosts."""
+    return _RETRIES if machine.spot or machine.slice.hosts > 1 else 0
+
+
+def check_config(config: Config) -> None:
+    """Check that no machine has settings that only Vertex AI supports.
+
+    Raises:
+        InputError: If one has.
+    """
+    for machine in config.machine.candidates if config.machine else ():
+        for name in VERTEX_ONLY:
+            if value := getattr(machine, name):
+                raise InputError(
+                    f"Only Vertex AI has machine.{name}. Received: {value!r} with --target kubeflow. Leave it out; "
+                    "on Kubeflow, TPU_PIPELINES_VOLUMES mounts claims, and kubectl exec opens a shell."
+                )
+
+
+def disk_request(num_bytes: int) -> str:
+    """Return the disk to request for `num_bytes`; empty if the disk of every pod is enough."""
+    disk_gib = math.ceil(num_bytes / 2**30)
+    return f"{disk_gib}Gi" if disk_gib > _POD_DISK_GIB else ""
+
+
+def as_root(task: Any) -> Any:
+    """Run a task's pod as root; returns the task.
+
+    Only root may write to a new disk, because KFP cannot set `fsGroup`. The root user has no capabilities
+    (kubeflow/pipelines backend/src/v2/driver/k8s.go, at 7b70c7b). Servers before 2.16 ignore the setting and run as the
+    image's user.
+    """
+    from kfp import kubernetes
+
+    return kubernetes.set_security_context(task, run_as_user=0)
+
+
+def place(task: Any, asked: StepResources) -> Any:
+    """Set the disk and time limit of a task; returns the task."""
+    from kfp import kubernetes
+
+    if asked.timeout:
+        kubernetes.set_timeout(task, asked.timeout)
+    if asked.disk:
+        kubernetes.add_ephemeral_volume(
+            task,
+            volume_name=SCRATCH_VOLUME,
+            mount_path=SCRATCH_FOLDER,
+            access_modes=["ReadWriteOnce"],
+            size=asked.disk,
+        )
+        as_root(task)
+    return task

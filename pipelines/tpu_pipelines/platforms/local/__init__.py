@@ -1,0 +1,1 @@
+"""This machine: kfp.local, which runs a pipeline in processes or containers."""

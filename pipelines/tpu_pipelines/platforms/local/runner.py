@@ -1,0 +1,89 @@
+"""Runs a pipeline on this machine with kfp.local, each step in a process or in a container."""
+
+import builtins
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.core.registry.reference import is_on_vertex
+from tpu_components.core.sources.kinds import find_source
+from tpu_pipelines.config.configuration import Config
+
+
+@contextlib.contextmanager
+def session(runner: str, config: Config, root: Path, cache: Path) -> Iterator[None]:
+    """Prepare kfp.local: a pipeline that is called in this context runs on this machine.
+
+    Args:
+        runner: `subprocess`, or `docker` with the steps' image.
+        config: Configuration of the run; containers may read the files that it names.
+        root: Folder for the outputs of steps.
+        cache: Folder with the entries of kfp.local's cache.
+
+    Raises:
+        InputError: If Docker does not answer, or a path is relative.
+    """
+    from kfp import local
+
+    with warnings.catch_warnings(), print_as_before():
+        warnings.simplefilter("ignore")
+        local.init(
+            runner=_make_runner(runner, config),
+            pipeline_root=str(root),
+            enable_caching=True,
+            cache_root=str(cache),
+            raise_on_error=False,
+        )
+        yield
+
+
+@contextlib.contextmanager
+def print_as_before() -> Iterator[None]:
+    """Restore `print` after the block.
+
+    kfp.local replaces it while a step runs (kfp/local/logging_utils.py: indented_print). If steps run at the same time,
+    for example in a loop, the last one to end leaves the replacement of another step in place.
+    """
+    before = builtins.print
+    try:
+        yield
+    finally:
+        builtins.print = before
+
+
+def _make_runner(runner: str, config: Config) -> Any:
+    from kfp import local
+
+    if runner == "subprocess":
+        return local.SubprocessRunner(use_venv=False)
+    import docker.errors
+    import docker.types
+
+    import docker
+
+    try:
+        docker.from_env().ping()  # type: ignore[attr-defined]  # mypy takes our folder docker/ for it.
+    except docker.errors.DockerException as error:
+        raise InputError(f"Cannot use the docker runner: {error}. Start Docker, or use --runner subprocess.") from error
+    source, location = find_source(config.data.source)
+    data = str(Path(location).parent) if source.is_table else location  # A table refers to files beside it.
+    reads = [data, config.training.model, config.gate.champion, config.training.initial_model]
+    reads += config.model_files
+    reads += [config.deploy.signing_key, config.deploy.verify_key] if config.deploy else []
+    mounts = []
+    for path in (path for path in reads if path and not storage.is_remote(path) and os.path.exists(path)):
+        if not os.path.isabs(path):
+            raise InputError(f"The docker runner needs absolute paths. Received: {path!r}.")
+        mounts.append(docker.types.Mount(path, path, "bind", read_only=True))
+    if config.deploy and not is_on_vertex(config.deploy.registry):
+        registry = config.deploy.registry
+        Path(registry).mkdir(parents=True, exist_ok=True)  # Docker mounts only existing folders.
+        mounts.append(docker.types.Mount(registry, registry, "bind"))
+    return local.DockerRunner(
+        mounts=mounts, environment={"AIP_CHECKPOINT_DIR": os.environ["AIP_CHECKPOINT_DIR"]}, user=str(os.getuid())
+    )

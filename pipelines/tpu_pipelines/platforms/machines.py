@@ -1,0 +1,132 @@
+"""Machine of a training on a platform: whether the platform offers it, its time limit, and its price."""
+
+import dataclasses
+import math
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines.machine_spec import MachineSpec, PaidMachine
+from tpu_components.preflight_training.params import TIMEOUT_FACTOR, TIMEOUT_FLOOR_SECONDS
+from tpu_pipelines.config.configuration import Config, preflight_params
+from tpu_pipelines.config.steps import StepResources
+from tpu_pipelines.platforms.platform import Platform
+from tpu_pipelines.platforms.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, resources_of
+
+
+def require_machine(config: Config, platform: Platform) -> MachineSpec:
+    """Return the machine of a configuration.
+
+    Raises:
+        InputError: If the configuration has no machine, the platform does not offer it, or the machine has several
+            hosts and the backend trains on a single host.
+    """
+    if config.machine is None:
+        raise InputError(
+            f"Cannot compile {config.name!r} for {platform.name}: expected a machine to train on, received none. Use "
+            "--set machine=v5e-4 or another; `tpu-pipelines machines` lists them."
+        )
+    for machine in config.machines:
+        machine.slice.require_target(platform.catalogue_name)
+    training = config.training
+    if training.backend == "tensorflow" or (training.backend == "auto" and training.accelerator == "cpu"):
+        config.machine.require_one_host("The tensorflow backend trains on one host")
+    return config.machine
+
+
+def check_resources(config: Config, platform: Platform) -> None:
+    """Check that a platform supports all resources that a configuration requests.
+
+    Raises:
+        InputError: If the platform would ignore or refuse a resource.
+    """
+    if timeout := config.resources.get("train_model", StepResources()).timeout:
+        raise InputError(
+            f"The training's time is the machine's. Received: resources.train_model.timeout={timeout}. Set "
+            "machine.timeout_seconds."
+        )
+    platform.check_config(config)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingTimeout:
+    """Time limit of a training, with its reason.
+
+    Attributes:
+        seconds: Time limit in seconds, if there is no estimate.
+        is_estimated: Whether preflight's estimate replaces `seconds` while the pipeline runs.
+        reason: Reason for the time limit, as text.
+    """
+
+    seconds: int
+    is_estimated: bool
+    reason: str
+
+
+def training_timeout(config: Config, platform: Platform) -> TrainingTimeout:
+    """Return the time limit of the training on the configuration's machine, which it must have.
+
+    The first that exists: 1. `machine.timeout_seconds`. 2. Preflight's estimate for a TPU, from
+    `preflight_training.params.timeout_seconds`, on a platform that accepts a time limit while the pipeline runs. 3. The
+    time that `preflight.max_price_usd` pays for, with a margin for TPUs. 4. A day.
+    """
+    machine = config.machine
+    assert machine is not None
+    hours, floor = "{:g} h".format, TIMEOUT_FLOOR_SECONDS / 3600
+    if machine.timeout_seconds:
+        reason = f"training is stopped after {hours(machine.timeout_seconds / 3600)}, as machine.timeout_seconds says"
+        return TrainingTimeout(machine.timeout_seconds, False, reason)
+    seconds, why = TIMEOUT_WITHOUT_ESTIMATE_SECONDS, "nothing is estimated before it starts"
+    price = machine.slice.price(machine.region, machine.spot, platform.catalogue_name)
+    if config.preflight and config.preflight.max_price_usd and price:
+        paid = config.preflight.max_price_usd / price.usd_per_hour * 3600
+        seconds = max(math.ceil(TIMEOUT_FACTOR * paid), TIMEOUT_FLOOR_SECONDS)
+        why = f"{TIMEOUT_FACTOR} times what preflight.max_price_usd pays for, at least {hours(floor)}"
+        if machine.slice.is_gpu:  # Without an estimate, the time limit alone keeps the budget.
+            seconds, why = max(int(paid), 1), "as long as preflight.max_price_usd pays for, without an estimate"
+        seconds = int(min(seconds, platform.longest_task_seconds))
+    if config.preflight and platform.accepts_estimated_timeout and not machine.slice.is_gpu:
+        why = f"{TIMEOUT_FACTOR} times preflight's estimate, at least {hours(floor)}"
+        return TrainingTimeout(seconds, True, f"training is stopped after {why}; machine.timeout_seconds sets another")
+    reason = f"training is stopped after {hours(seconds / 3600)}: {why}; machine.timeout_seconds sets another"
+    return TrainingTimeout(seconds, False, reason)
+
+
+def paid_on(config: Config, machine: MachineSpec, platform: Platform, region: str = "") -> PaidMachine:
+    """Return a machine with the platform's price, and the training's time limit and number of attempts.
+
+    All commands get time limits and prices from this function, so they all show the same for the same run, whether the
+    machine is named by the configuration, by `--set machine=…` or by `--compare`.
+
+    Args:
+        config: Configuration of the training; its own machine is ignored.
+        machine: The machine.
+        platform: The platform.
+        region: Region from the settings, for a platform that uses it for a machine without its own region. Ignored if
+            the machine is not available there.
+
+    Raises:
+        InputError: If the platform does not offer the machine.
+    """
+    if region in machine.slice.regions:
+        machine = platform.in_region(machine, region)
+    config = config.with_machine(machine)
+    timeout = training_timeout(config, platform)
+    return PaidMachine(
+        machine.name,
+        machine.region,
+        machine.spot,
+        platform.catalogue_name,
+        timeout_seconds=0 if timeout.is_estimated else timeout.seconds,
+        attempts=resources_of(config, "train_model", platform.training_retries(machine)).retries + 1,
+    )
+
+
+def on_machine(config: Config, machine: MachineSpec, platform: Platform, region: str = "") -> Config:
+    """Return the configuration with another machine; preflight then uses this machine, with the price from `paid_on`.
+
+    Raises:
+        InputError: If the machine does not run the training's backend.
+    """
+    config = config.with_machine(machine)
+    if config.preflight is None:
+        return config
+    return dataclasses.replace(config, preflight=preflight_params(config, paid_on(config, machine, platform, region)))

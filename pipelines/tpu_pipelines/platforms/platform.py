@@ -1,0 +1,182 @@
+"""What this project asks of a platform, and the platforms that it knows.
+
+Each platform has a folder here with one object, an instance of a class in its `platform.py`, which answers everything
+that differs between platforms. Nothing outside of these folders compares the name of a platform. To add a platform, add
+a folder and a line in `PLATFORMS`.
+
+The command line imports this module for its help. So a platform imports KFP, Google's clients and everything else that
+takes long only in the methods that use them.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tpu_components.core.base.typed_values import Mistakes
+from tpu_pipelines.config.settings import Settings, variable
+from tpu_pipelines.platforms.kubeflow.platform import Kubeflow
+from tpu_pipelines.platforms.vertex.platform import Vertex
+
+if TYPE_CHECKING:
+    from tpu_components.core.machines.machine_spec import MachineSpec
+    from tpu_pipelines.config.configuration import Config
+    from tpu_pipelines.doctor.findings import Check
+    from tpu_pipelines.platforms.jobs import PlatformClient, Step
+
+
+class Platform(Protocol):
+    """A platform that runs compiled pipelines. All methods except those of `connect`'s result work offline."""
+
+    @property
+    def name(self) -> str:
+        """Value of `--target`."""
+
+    @property
+    def title(self) -> str:
+        """Name in the middle of a sentence, for example `Vertex AI` or `a cluster`."""
+
+    @property
+    def catalogue_name(self) -> str:
+        """Name in the machine catalogue: the platform has the machines and prices of this entry."""
+
+    # Settings and configuration
+
+    @property
+    def required_settings(self) -> tuple[str, ...]:
+        """Names of the settings without which the platform cannot be reached."""
+
+    @property
+    def own_settings(self) -> tuple[str, ...]:
+        """Names of the settings that have a meaning only on this platform, and on others that list them too."""
+
+    def check_settings(self, settings: Settings) -> None:
+        """Check values of settings that the platform reads; raises InputError, for example about too many labels."""
+
+    def check_config(self, config: "Config") -> None:
+        """Check the requested resources; raises InputError if the platform would ignore or refuse one of them."""
+
+    # What the steps' containers can reach
+
+    @property
+    def readable_places(self) -> str:
+        """Places that `can_read` accepts, in words, for example `Cloud Storage`."""
+
+    def can_read(self, place: str) -> bool:
+        """Return whether steps can read a location, for example `gs://bucket/data` or a path."""
+
+    def can_pull(self, image: str) -> bool:
+        """Return whether the name of an image contains a registry that the platform can reach."""
+
+    def is_in_network(self, settings: Settings) -> bool:
+        """Return whether the steps run in a VPC network, where private endpoints answer."""
+
+    # Machines and resources
+
+    @property
+    def longest_task_seconds(self) -> float:
+        """Time after which the platform stops a task; infinity if there is no such limit."""
+
+    @property
+    def accepts_estimated_timeout(self) -> bool:
+        """Whether an earlier step can set the time limit of the training, while the pipeline runs."""
+
+    @property
+    def beam_runner(self) -> str:
+        """Beam runner that the platform comes with; empty for none."""
+
+    def in_region(self, machine: "MachineSpec", region: str) -> "MachineSpec":
+        """Return the machine, with this region if it has none and the platform chooses machines by region.
+
+        Raises:
+            InputError: If the region does not have the machine.
+        """
+
+    def training_retries(self, machine: "MachineSpec") -> int:
+        """Return how often a training on this machine is started again, unless the configuration says so."""
+
+    def memory_request(self, config: "Config", step: str, gib: float) -> float | None:
+        """Return the memory to request so that a step can use `gib` GiB; None if the step has a whole host."""
+
+    def disk_request(self, num_bytes: int) -> str:
+        """Return the disk to request so that a step can use `num_bytes`; empty if no request is needed or possible."""
+
+    def disk_warning(self, num_bytes: int) -> str:
+        """Return a warning if records of this size may not fit the disk of a step; else an empty text."""
+
+    # The pipeline
+
+    def on_machine(
+        self, component: Any, machine: "MachineSpec", config: "Config", settings: Settings, folder: str, step: str
+    ) -> "Step":
+        """Return a component's step as it runs on a machine with a TPU or GPUs.
+
+        Args:
+            component: KFP component; it is not changed.
+            machine: The machine; fallbacks are handled by the submission.
+            config: Configuration of the run.
+            settings: Settings of the platform.
+            folder: Folder of the step, for checkpoints, relative to the bucket or volume.
+            step: Name of the step.
+
+        Raises:
+            InputError: If the platform cannot run the step on the machine with these settings.
+        """
+
+    def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
+        """Set what the task of a step without `on_machine` needs: time limit, disk, sign-in; returns the task."""
+
+    def exit_task(self, settings: Settings) -> Any:
+        """Add the task by which the platform itself notifies `settings.notify`; None if it sends no such messages."""
+
+    # Runs
+
+    def connect(self, settings: Settings) -> "PlatformClient":
+        """Return a client for runs and schedules; raises InputError if a required setting is missing."""
+
+    def checks(self, config: "Config", settings: Settings, image: str, context: str) -> "Sequence[Check]":
+        """Return the checks that `doctor` makes on the platform.
+
+        Args:
+            config: Configuration of the run; it has a machine.
+            settings: Settings of the platform; the required ones are there.
+            image: Default image of the steps.
+            context: kubectl context of a cluster; empty for none.
+        """
+
+
+HERE = "local"  # Target of a run on this machine, which no platform submits; see `platforms.local`.
+# Platforms by name. The first is the default of `--target`.
+PLATFORMS: dict[str, Platform] = {platform.name: platform for platform in (Vertex(), Kubeflow())}
+
+
+def default_platform() -> Platform:
+    """Return the platform that commands use without `--target`."""
+    return next(iter(PLATFORMS.values()))
+
+
+def capitalized(title: str) -> str:
+    """Return a platform's title for the beginning of a sentence.
+
+    Example:
+        >>> capitalized("a cluster"), capitalized("Vertex AI")
+        ('A cluster', 'Vertex AI')
+    """
+    return title[:1].upper() + title[1:]
+
+
+def check_settings(platform: Platform, settings: Settings) -> None:
+    """Check that a platform supports all settings.
+
+    Raises:
+        InputError: If the platform lacks some, or two settings exclude each other; the message names all of them.
+    """
+    mistakes = Mistakes()
+    foreign = [name for other in PLATFORMS.values() for name in other.own_settings]
+    for name in foreign:
+        if (value := getattr(settings, name)) and name not in platform.own_settings:
+            mistakes.add(
+                f"The setting {name} ({variable(name)}) is not supported with --target {platform.name}. Received: "
+                f"{value!r}. Remove it."
+            )
+    with mistakes.kept():
+        platform.check_settings(settings)
+    mistakes.raise_all()

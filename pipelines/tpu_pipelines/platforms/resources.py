@@ -1,0 +1,65 @@
+"""Resources that a step requests, and how they are set on a task of KFP."""
+
+import dataclasses
+import math
+from typing import Any
+
+from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.steps import StepResources
+
+# A node with 4 CPUs reserves part of them. Vertex AI's default machine has 4 CPUs and 16 GB. Its documentation does not
+# say how it rounds a request; this code assumes that it rounds up: https://cloud.google.com/vertex-ai/docs/pipelines/machine-types
+_CPU = 3
+BASE_GIB = 4  # Python and TensorFlow use 1 GiB of it.
+STEP_GIB = 12  # A step keeps arrays and models in memory.
+# Time limit of a training for which neither an estimate nor a budget is known when its job is written.
+TIMEOUT_WITHOUT_ESTIMATE_SECONDS = 24 * 3600
+
+
+def resources_of(config: Config, step: str, default_retries: int = 0) -> StepResources:
+    """Return a step's resources: those that the configuration sets, and defaults for the others.
+
+    By default, preflight requests memory for its compilation limit, and training for twice `training.in_memory_mib`.
+
+    Args:
+        config: Configuration of the run.
+        step: Name of the step.
+        default_retries: Retries if the configuration sets none; for the training, `Platform.training_retries`.
+    """
+    asked = config.resources.get(step, StepResources())
+    held = {
+        "preflight_training": BASE_GIB + (config.preflight.compile_memory_mib if config.preflight else 0) / 2**10,
+        "train_model": BASE_GIB + 2 * config.training.in_memory_mib / 2**10,  # Twice while it is read.
+    }
+    return dataclasses.replace(
+        asked,
+        cpu=asked.cpu or _CPU,
+        memory=asked.memory or f"{math.ceil(max(held.get(step, 0), STEP_GIB))}Gi",
+        retries=asked.retries if asked.retries >= 0 else default_retries,
+    )
+
+
+def apply(task: Any, asked: StepResources) -> Any:
+    """Set the CPUs, memory and retries of a task; returns the task."""
+    task.set_cpu_limit(str(asked.cpu)).set_memory_limit(asked.memory)
+    return apply_retries(task, asked)
+
+
+def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0, is_of_all: bool = False) -> Any:
+    """Set the retries of a task; returns the task.
+
+    Argo counts `maxDuration` from the start of the first attempt (argo-workflows, workflow/controller/operator.go).
+    KFP's default is one hour, after which a preempted pod would not be started again. KFP cannot set Argo's
+    `retryPolicy`, which decides the failures to retry; `doctor` checks the cluster's policy.
+
+    Args:
+        task: Task of the step.
+        asked: Resources of the step, with the number of retries.
+        timeout_seconds: Time limit of one attempt; 0 means `asked.timeout`, or else a day.
+        is_of_all: Whether this is the time limit of all attempts together.
+    """
+    if not asked.retries:
+        return task
+    seconds = timeout_seconds or asked.timeout or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
+    longest = seconds if is_of_all else (asked.retries + 1) * (seconds + 3600)  # Up to an hour to get a machine.
+    return task.set_retry(asked.retries, "60s", 2.0, f"{longest}s")

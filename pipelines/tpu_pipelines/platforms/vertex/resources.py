@@ -1,0 +1,80 @@
+"""CPUs, memory, disk and time of a step on Vertex AI."""
+
+import itertools
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.sources.params import FAN_OUT
+from tpu_components.preflight_training.params import VERTEX_TASK_SECONDS
+from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.steps import gib
+
+# The service's own agents use up to 40% of the 16 GB of the default machine, and a smaller share of larger machines:
+# https://cloud.google.com/vertex-ai/docs/training/understanding-training-service
+_FREE_GIB, _AGENTS_GIB, _AGENTS_SHARE = 9, 6, 0.1
+# https://cloud.google.com/vertex-ai/docs/training/configure-compute#boot_disk_options: the disk of every job.
+DISK_GIB = 100
+# A task has at most 100 artifacts: https://cloud.google.com/vertex-ai/docs/quotas#pipelines. Merging needs two more.
+_MOST_FAN_OUT_TASKS = 90
+
+
+def memory_request(config: Config, step: str, need_gib: float) -> float | None:
+    """Return the memory to request so that a step can use `need_gib` GiB; None if the step has a whole host."""
+    if step == "train_model" or (step == "evaluate_model" and config.evaluation_machine):
+        return None
+    return need_gib if need_gib <= _FREE_GIB else need_gib * (1 + _AGENTS_SHARE) + _AGENTS_GIB
+
+
+def disk_warning(num_bytes: int) -> str:
+    """Return a warning if records of this size may not fit the disk of a step; else an empty text."""
+    if num_bytes <= DISK_GIB * 10**9:
+        return ""
+    return f"records of that size may not fit a step's disk there, {DISK_GIB} GB"
+
+
+def limit_time(task: Any, seconds: int) -> Any:
+    """Set the time limit of a task, 0 for none; returns the task.
+
+    The service has no time limit for a task, so the container has one.
+    """
+    if seconds:
+        command = ["timeout", "--kill-after=60", str(seconds)]
+        task.container_spec.command = [*command, *task.container_spec.command]
+    return task
+
+
+def check_config(config: Config) -> None:
+    """Check that the service supports all requested resources.
+
+    Raises:
+        InputError: If the service would ignore or refuse a resource.
+    """
+    times = {f"resources.{step}.timeout": asked.timeout for step, asked in config.resources.items()}
+    times["machine.timeout_seconds"] = config.machine.timeout_seconds if config.machine else 0
+    for name, seconds in times.items():
+        if seconds > VERTEX_TASK_SECONDS:
+            raise InputError(
+                f"Vertex AI cancels a pipeline's task after 7 days: expected {name} of at most {VERTEX_TASK_SECONDS}. "
+                f"Received: {seconds}. Take a larger machine or fewer epochs, or run it on Kubeflow."
+            )
+    if config.data.engine == FAN_OUT and config.data.engine_tasks > _MOST_FAN_OUT_TASKS:
+        raise InputError(
+            f"On Vertex AI a step reads and writes 100 artifacts at most, and one step puts the parts of all others "
+            f"together: expected data.engine_tasks from 1 to {_MOST_FAN_OUT_TASKS} with data.engine=fan_out. "
+            f"Received: {config.data.engine_tasks}."
+        )
+    on_machines = [step for step, asked in config.resources.items() if step == "train_model" or asked.machine]
+    for step, name in itertools.product(on_machines, ("cpu", "memory", "disk")):
+        if value := getattr(config.resources[step], name):
+            is_disk = name == "disk" and step == "train_model"
+            raise InputError(
+                f"On Vertex AI a step with a machine uses the whole host, so cpu, memory and disk cannot be set. "
+                f"Received: resources.{step}.{name}={value!r}. Leave it out"
+                + ("; machine.boot_disk_size_gb sets the disk." if is_disk else ".")
+            )
+    for step, asked in config.resources.items():
+        if asked.disk and gib(asked.disk) > DISK_GIB:
+            raise InputError(
+                f"A step on Vertex AI has a disk of {DISK_GIB} GB, and its pipelines can ask for no other. "
+                f"Received: resources.{step}.disk={asked.disk!r}. Leave it out, or run it on Kubeflow."
+            )
