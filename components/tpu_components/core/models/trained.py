@@ -124,23 +124,23 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
         first = next(iter(" ".join(str(error).split()).split(". ")), "")
         raise InputError(f"The model {name!r} cannot be saved: {first or type(error).__name__}. {_ADVICE}") from error
     code = None
-    rebuilt, error = _try_to_rebuild(config, {})
-    if error is not None:
+    rebuilt, failure = _try_to_rebuild(config, {})
+    if failure is not None:
         code = None if name.endswith(".keras") else bundle_of(name)
         if code is None:
             raise InputError(
-                f"The model {name!r} cannot be rebuilt without its code ({explain(error)}), as evaluation "
+                f"The model {name!r} cannot be rebuilt without its code ({explain(failure)}), as evaluation "
                 "and export have to. Give it as a .py file or module:function, whose code is kept with the model."
-            ) from error
+            ) from failure
         objects = custom_objects(open_bundle(code.content, code.digest, code.name))
-        rebuilt, error = _try_to_rebuild(config, objects)
-        if error is not None:
+        rebuilt, failure = _try_to_rebuild(config, objects)
+        if failure is not None:
             raise InputError(
-                f"The model {name!r} cannot be rebuilt from its file ({explain(error)}), as evaluation "
+                f"The model {name!r} cannot be rebuilt from its file ({explain(failure)}), as evaluation "
                 f"and export have to. {_ADVICE}"
-            ) from error
+            ) from failure
     set_measured(model, measured_by(rebuilt))  # Copies for validation; the compiled step has its own.
-    del rebuilt, error
+    del rebuilt, failure
     gc.collect()  # Frees the second model's device memory; it has reference cycles.
     if task == LANGUAGE_MODEL:
         StepModel(model)
