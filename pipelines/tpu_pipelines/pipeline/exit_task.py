@@ -15,7 +15,7 @@ def notify(run: str, address: str, page: str, run_id: str, status: dsl.PipelineT
 
     Args:
         run: Name of the run.
-        address: URL of the webhook.
+        address: URL of the webhook, or a file in a bucket that contains it.
         page: Address of the run's page on the platform, without `run_id`.
         run_id: Id of the run.
         status: How the run ended, from the platform.
