@@ -153,7 +153,8 @@ class Run(Displayed):
         Args:
             settings: Settings of section `export`; they override those of the run.
         """
-        overrides, output = _overrides("export", settings), self.path / EXPORT_DIR
+        overrides = _overrides("export", settings)
+        output = self.path / EXPORT_DIR
         export_run(self.path, overrides, output)
         return output
 

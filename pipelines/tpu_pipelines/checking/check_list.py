@@ -150,8 +150,10 @@ class ConfigChecks:
     """
 
     def __init__(self, config: Config, workspace: Path | None, platform: Platform | None, region: str) -> None:
-        self._config, self._workspace = config, workspace
-        self._platform, self._region = platform, region
+        self._config = config
+        self._workspace = workspace
+        self._platform = platform
+        self._region = region
         # The check of the data sets both.
         self._interface: Interface | None = None
         self._num_trained = 0
@@ -228,7 +230,9 @@ class ConfigChecks:
             self._interface = sample_interface(plan)
 
     def _damage(self, overview: DataOverview) -> Iterator[Finding]:
-        most, unusable, damaged = self._config.data.max_bad_fraction, overview.unusable, overview.damaged
+        most = self._config.data.max_bad_fraction
+        unusable = overview.unusable
+        damaged = overview.damaged
         said = [
             (unusable, overview.num_inputs, f"{len(unusable):,} of {overview.num_inputs:,} examples cannot be used"),
             (damaged, overview.num_looked_at, "{:.1%} of the examples that were read are damaged"),
@@ -241,7 +245,8 @@ class ConfigChecks:
                 yield Finding("data", Status.ERROR, told, advice)
 
     def _model(self) -> Iterator[Finding]:
-        config, model = self._config, self._config.training.model
+        config = self._config
+        model = self._config.training.model
         if (interface := self._interface) is None:
             raise CannotAskError("not built without the data")
         check_augmentation(config.training, (None, *interface.input.shape), interface.task_name)
@@ -280,7 +285,8 @@ def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
     counts = overview.class_examples
     if config.data.asked == CLASSIFICATION and counts:
         name, most = max(counts.items(), key=lambda item: item[1])
-        share, asked = most / sum(counts.values()), config.gate.minimum.get("accuracy", 1.0)
+        share = most / sum(counts.values())
+        asked = config.gate.minimum.get("accuracy", 1.0)
         if asked <= share:
             yield f"gate.minimum.accuracy={asked:g} is reached by always answering {name!r}, {share:.2f} of them all"
         if overview.is_imbalanced and not config.training.weighs_classes:

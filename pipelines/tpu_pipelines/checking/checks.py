@@ -208,6 +208,7 @@ def sample_interface(plan: DatasetPlan) -> Interface:
         InputError: If the examples cannot be read, or do not fit together.
     """
     # The share of bad examples cannot be estimated from so few examples.
-    lenient, examples = dataclasses.replace(plan.params, max_bad_fraction=0.99), sample_of(plan, _SAMPLE_EXAMPLES)
+    lenient = dataclasses.replace(plan.params, max_bad_fraction=0.99)
+    examples = sample_of(plan, _SAMPLE_EXAMPLES)
     with written(dataclasses.replace(plan, params=lenient, order={TRAIN: examples})) as (_, manifest):
         return manifest.interface

@@ -42,7 +42,8 @@ def load_baseline(text: str) -> NamedFootprint:
 
 
 def _of_version(origin: Origin) -> NamedFootprint:
-    name, kept = origin.name, origin.lineage.get(PREFLIGHT)
+    name = origin.name
+    kept = origin.lineage.get(PREFLIGHT)
     if not kept:
         raise InputError(
             f"Cannot compare with {name}: expected a version that keeps what its preflight found, received one of a "

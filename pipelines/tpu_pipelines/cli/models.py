@@ -73,9 +73,11 @@ def _predict_each(export_dir: Path, arguments: argparse.Namespace) -> None:
         export_dir, arguments.inputs, arguments.top, arguments.int8, arguments.lines, arguments.column
     )
     for prediction in predictions:
-        name, form = prediction.name, "{:.6g}".format
+        name = prediction.name
+        form = "{:.6g}".format
         if prediction.task != "regression":
-            name, form = cut(" ".join(name.split()), _SHOWN_CHARACTERS), partial(percent, digits=1)
+            name = cut(" ".join(name.split()), _SHOWN_CHARACTERS)
+            form = partial(percent, digits=1)
         named = "  ".join(f"{label} {form(number)}" for label, number in prediction.classes)
         show(prediction.as_dict(), in_one_line(f"{name}  {named or 'no label'}"), arguments.json)
 
@@ -86,7 +88,8 @@ def serve(arguments: argparse.Namespace) -> int:
 
     arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)
     params = params_from(vars(arguments), ServeParams)
-    uri, version = exports.find_export(arguments.model, arguments.workspace), exports.name_on_vertex(arguments.model)
+    uri = exports.find_export(arguments.model, arguments.workspace)
+    version = exports.name_on_vertex(arguments.model)
     serve(uri, params, version)
     return DONE
 

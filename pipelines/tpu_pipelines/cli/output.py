@@ -32,7 +32,8 @@ def show_text(text: str, stream: Any = None, colours: Mapping[str, str] = {}, en
         colours: Colours by word, for example `{"failed": "red"}`; used on a terminal.
         end: Text to print after `text`.
     """
-    stream, text = stream or sys.stdout, printable(text)
+    stream = stream or sys.stdout
+    text = printable(text)
     if colours and _is_coloured(stream):
         # The longest words first, because `not promoted` contains `promoted`.
         words = "|".join(map(re.escape, sorted(colours, key=len, reverse=True)))

@@ -39,7 +39,8 @@ from tpu_pipelines.submission.submit import submit as submit_run
 def compile(arguments: argparse.Namespace) -> int:
     """Write the pipeline as a file for a platform; returns the exit code."""
     config = load_config(arguments.config, arguments.overrides)
-    settings, output = load_settings(os.environ, arguments.settings), arguments.output
+    settings = load_settings(os.environ, arguments.settings)
+    output = arguments.output
     platform = PLATFORMS[arguments.target]
     compiling.check_output(output)
     compiled = compiling.compile_pipeline(config, platform, settings)

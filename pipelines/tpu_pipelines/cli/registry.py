@@ -43,7 +43,8 @@ _ARGUMENTS = {
 
 def registry(arguments: argparse.Namespace) -> int:
     """List, show, promote or roll back registered models; returns the exit code."""
-    root, action = arguments.registry or arguments.workspace / "registry", arguments.action
+    root = arguments.registry or arguments.workspace / "registry"
+    action = arguments.action
     name, number = arguments.name, arguments.version
     words, least, most = _ARGUMENTS[action]
     if not least <= bool(name) + bool(number) <= most:
@@ -96,7 +97,8 @@ def _as_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the versions as a table, and below it a line for each damaged file."""
     lines = []
     for row in rows:
-        size, facts = f"{row['num_bytes'] / 2**20:.1f}", [row["created"], *score_and_loss(row["metrics"])]
+        size = f"{row['num_bytes'] / 2**20:.1f}"
+        facts = [row["created"], *score_and_loss(row["metrics"])]
         lines.append((row["model"], row["version"], ", ".join(row["aliases"]), *facts, row["parent"] or "-", size))
     damage = [f"damaged: {row['model']} {row['version']}: {words}" for row in rows for words in row["damage"]]
     return "\n".join([*Table(_COLUMNS, lines).lines(), *map(in_one_line, damage)])

@@ -114,7 +114,8 @@ class _Report:
     """Reports of a decision: on the terminal, in the history, and in files for CI."""
 
     def __init__(self, arguments: argparse.Namespace, config: Config) -> None:
-        self._arguments, self._config = arguments, config
+        self._arguments = arguments
+        self._config = config
         self._decision = self._entry = RunDecision.make(True, "it could not be decided")
         self._is_decided = False
 
@@ -129,7 +130,9 @@ class _Report:
         """Print the decision and return it; `--force` makes a run needed. A dry run also writes the CI reports."""
         if self._arguments.force and not decision.needed:
             decision = dataclasses.replace(decision, needed=True, reason=f"--force, though {decision.reason}")
-        self._decision, self._entry, self._is_decided = decision, decision, True
+        self._decision = decision
+        self._entry = decision
+        self._is_decided = True
         words = in_one_line(f"{'needed' if decision.needed else 'not needed'}: {decision.reason}")
         if self._arguments.dry_run:
             show(self.facts, words, self._arguments.json)
@@ -161,7 +164,8 @@ class _Report:
 
     def write(self, links: Mapping[str, str], read: Callable[[], RunFindings], version: str = "") -> None:
         """Write the CI reports that the flags request; `read` is called only if a report shows the run's findings."""
-        entry, name = self._entry, self._config.name
+        entry = self._entry
+        name = self._config.name
         markdown, junit, outputs = self._arguments.markdown, self._arguments.junit, self._arguments.outputs
         if outputs:
             needed = "true" if entry.needed else "false"

@@ -89,13 +89,15 @@ def preflight(arguments: argparse.Namespace) -> int:
     if not arguments.against and (arguments.slower, arguments.dearer) != (None, None):
         raise InputError("--slower and --dearer are limits beside another training. Received: no --against. Name one.")
     names = [name.strip() for name in (arguments.compare or arguments.machine or "").split(",") if name.strip()]
-    config, baseline = load_config(arguments.config, arguments.overrides), None
+    config = load_config(arguments.config, arguments.overrides)
+    baseline = None
     if arguments.against and arguments.quick:
         raise InputError("--against compares times and prices, which --quick leaves out. Use one of them.")
     if arguments.against:
         named = find_compared(arguments.against, arguments.workspace, "a preflight.json or its folder")
         baseline = load_baseline(named)
-    directory, planned = arguments.workspace / f"{config.name}-preflight", _planned(arguments)
+    directory = arguments.workspace / f"{config.name}-preflight"
+    planned = _planned(arguments)
     like = baseline.footprint if baseline else None
     region = load_settings(os.environ, arguments.settings).region
     is_timed = not arguments.quick

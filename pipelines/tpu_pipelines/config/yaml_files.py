@@ -22,7 +22,8 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a node as the base class does, and check its depth and its number of values."""
-        is_alias, before = self.check_event(yaml.AliasEvent), self._num_values
+        is_alias = self.check_event(yaml.AliasEvent)
+        before = self._num_values
         self._depth += 1
         if self._depth > _DEEPEST:
             raise yaml.YAMLError(f"it is nested more than {_DEEPEST} levels deep")

@@ -30,7 +30,8 @@ class GoogleApis:
     """
 
     def __init__(self, address: str = "", credentials: Any = None) -> None:
-        self._address, self._given = address or "https://{host}", credentials
+        self._address = address or "https://{host}"
+        self._given = credentials
 
     @functools.cached_property
     def credentials(self) -> Any:
@@ -135,7 +136,8 @@ class GoogleApis:
 
 def create_bucket(uri: str, region: str, project: str) -> ShellCommand:
     """Return the command that creates a bucket; for an empty region or project, gcloud uses its default."""
-    name, place = f"gs://{split(uri)[0]}", {"location": region, "project": project}
+    name = f"gs://{split(uri)[0]}"
+    place = {"location": region, "project": project}
     flags = [f"--{flag}={value}" for flag, value in place.items() if value]
     buckets = ("gcloud", "storage", "buckets")
     create = (*buckets, "create", name, *flags, "--uniform-bucket-level-access")
@@ -239,7 +241,8 @@ class Permissions:
             except (CannotAskError, MissingError) as error:
                 unread.append(str(error))
         surely, maybe = _roles(policies, member)
-        name, denied = member.partition(":")[2], self._lacking(role.needed, surely)
+        name = member.partition(":")[2]
+        denied = self._lacking(role.needed, surely)
         if not denied:
             return f"{name} has {role.name}'s part of it"
         said = f"{name} lacks {role.name} ({', '.join(denied)})"
@@ -256,7 +259,8 @@ class Permissions:
         """
         if resource.host == STORAGE:
             return self._apis.get(STORAGE, f"{resource.path}/iam", optionsRequestedPolicyVersion=3)
-        verb, version = "POST" if resource.host == IAM else "GET", {"options.requestedPolicyVersion": 3}
+        verb = "POST" if resource.host == IAM else "GET"
+        version = {"options.requestedPolicyVersion": 3}
         response = self._apis.send(verb, resource.host, f"{resource.path}:getIamPolicy", params=version)
         return _content(response, resource.host)
 
@@ -271,7 +275,8 @@ class Permissions:
         GetIamPolicy does not return inherited policies: google/cloud/resourcemanager/v3/projects.proto.
         """
         policies: list[Policy] = []
-        name, body = f"projects/{project}", {"options": {"requestedPolicyVersion": 3}}
+        name = f"projects/{project}"
+        body = {"options": {"requestedPolicyVersion": 3}}
         try:
             while name:
                 policies.append(self._apis.post(RESOURCES, f"v3/{name}:getIamPolicy", body))

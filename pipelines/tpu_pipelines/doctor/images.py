@@ -65,7 +65,8 @@ def find_image(image: str, apis: GoogleApis) -> Image:
     if not separator:
         path, _, reference = rest.partition(":")
     if host == "docker.io":
-        host, path = "registry-1.docker.io", path if "/" in path else f"library/{path}"
+        host = "registry-1.docker.io"
+        path = path if "/" in path else f"library/{path}"
 
     def get(what: str) -> Any:
         return _get(apis, host, f"v2/{path}/{what}")

@@ -162,7 +162,8 @@ def platform_fingerprints(
         machine: Short name of the training step's machine.
         environment: Variables of the training step.
     """
-    of_model, of_training = {"model": model_version(config, is_here=False)[:12]}, {"image": image, "machine": machine}
+    of_model = {"model": model_version(config, is_here=False)[:12]}
+    of_training = {"image": image, "machine": machine}
     if environment:
         of_training["environment"] = digest_of([dict(environment)])[:12]
     more = {"preflight_training": of_model, "train_model": {**of_model, **of_training}}
@@ -200,7 +201,8 @@ def step_keys(config: Config, data: str, champion_digest: str = "", initial_dige
         cache.
     """
     model = model_version(config, is_here=True)
-    champion, champion_files = config.gate.champion, champion_digest
+    champion = config.gate.champion
+    champion_files = champion_digest
     if storage.is_remote(champion):
         champion_files = digest_of([storage.list_files(champion)])
     elif champion and Path(champion).is_dir():

@@ -160,7 +160,8 @@ def _cannot_pull(title: str, image: str, what: str, variable: str) -> str:
 
 def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
     """Return the training's parameters with the machine's accelerator."""
-    own, devices = machine.slice.generation.accelerator, machine.slice.devices
+    own = machine.slice.generation.accelerator
+    devices = machine.slice.devices
     if training.accelerator == "auto":
         training = dataclasses.replace(training, accelerator=own)
     if training.accelerator not in (own, "cpu"):

@@ -101,7 +101,9 @@ def training_pipeline(
         else:
             writing = add("create_tfrecords", create_tfrecords, source=source, data_version=version, **data)
         records = writing.outputs["records"]
-        preflight, limits, footprint = None, {}, {}
+        preflight = None
+        limits = {}
+        footprint = {}
         if config.preflight:
             preflight = add(
                 "preflight_training",

@@ -48,12 +48,14 @@ def measure(listing: Listing, params: WriteParams) -> DataSize:
     stored: float
     if listing.kind != IMAGE:
         held = sum(map(len, listing.texts or ()))
-        decoded, stored = params.num_tokens * _TOKEN_BYTES, params.num_tokens * _TOKEN_BYTES + files / count
+        decoded = params.num_tokens * _TOKEN_BYTES
+        stored = params.num_tokens * _TOKEN_BYTES + files / count
     elif listing.images is not None:
         held = listing.images.nbytes
         decoded = stored = held / count
     else:
-        held, size = 0, params.image_size
+        held = 0
+        size = params.image_size
         margin = (1 + params.crop_margin) ** 2
         decoded = math.prod(size) * margin * (params.channels or 3) if size else _DECODED * files / count
         is_small = files / count < _SMALL_FILE_BYTES
@@ -85,9 +87,11 @@ def with_sizes(config: Config, size: DataSize, platform: Platform) -> tuple[Conf
     Returns:
         The configuration, and a message about the added resources; empty if there are none.
     """
-    resources, words = dict(config.resources), []
+    resources = dict(config.resources)
+    words = []
     for step, need_gib in _needs(config, size):
-        asked, usual = config.resources.get(step, StepResources()), resources_of(config, step)
+        asked = config.resources.get(step, StepResources())
+        usual = resources_of(config, step)
         request_gib = platform.memory_request(config, step, need_gib)
         if request_gib is None or asked.memory:
             continue

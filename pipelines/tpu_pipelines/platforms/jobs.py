@@ -212,7 +212,8 @@ class Retrying:
     """
 
     def __init__(self, client: PlatformClient, backoff: Backoff | None = None) -> None:
-        self.client, self.backoff = client, backoff or Backoff()
+        self.client = client
+        self.backoff = backoff or Backoff()
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.client, name)

@@ -70,18 +70,21 @@ def training_timeout(config: Config, platform: Platform) -> TrainingTimeout:
     """
     machine = config.machine
     assert machine is not None
-    hours, floor = "{:g} h".format, TIMEOUT_FLOOR_SECONDS / 3600
+    hours = "{:g} h".format
+    floor = TIMEOUT_FLOOR_SECONDS / 3600
     if machine.timeout_seconds:
         reason = f"training is stopped after {hours(machine.timeout_seconds / 3600)}, as machine.timeout_seconds says"
         return TrainingTimeout(machine.timeout_seconds, False, reason)
-    seconds, why = TIMEOUT_WITHOUT_ESTIMATE_SECONDS, "nothing is estimated before it starts"
+    seconds = TIMEOUT_WITHOUT_ESTIMATE_SECONDS
+    why = "nothing is estimated before it starts"
     price = machine.slice.price(machine.region, machine.spot, platform.catalogue_name)
     if config.preflight and config.preflight.max_price_usd and price:
         paid = config.preflight.max_price_usd / price.usd_per_hour * 3600
         seconds = max(math.ceil(TIMEOUT_FACTOR * paid), TIMEOUT_FLOOR_SECONDS)
         why = f"{TIMEOUT_FACTOR} times what preflight.max_price_usd pays for, at least {hours(floor)}"
         if machine.slice.is_gpu:  # Without an estimate, the time limit alone keeps the budget.
-            seconds, why = max(int(paid), 1), "as long as preflight.max_price_usd pays for, without an estimate"
+            seconds = max(int(paid), 1)
+            why = "as long as preflight.max_price_usd pays for, without an estimate"
         seconds = int(min(seconds, platform.longest_task_seconds))
     if config.preflight and platform.accepts_estimated_timeout and not machine.slice.is_gpu:
         why = f"{TIMEOUT_FACTOR} times preflight's estimate, at least {hours(floor)}"

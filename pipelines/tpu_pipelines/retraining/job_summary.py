@@ -182,7 +182,8 @@ def render_junit(name: str, outcome: str, reasons: Sequence[Rule]) -> str:
         outcome: Result of the run, or its state.
         reasons: Rules of the gate.
     """
-    rules, has_failed = list(reasons), outcome in (State.FAILED, State.CANCELLED)
+    rules = list(reasons)
+    has_failed = outcome in (State.FAILED, State.CANCELLED)
     if has_failed or not rules:
         rules.append(Rule(not has_failed and outcome != NOT_PROMOTED, "", f"run: {outcome}"))
     failures = sum(not rule.passed for rule in rules)

@@ -98,7 +98,8 @@ def watch(log: Path, against: str, latency_ms: float | None = None, confidence: 
     (form, _), *_ = Counter(prediction.format for prediction in predictions).most_common(1)
     left_out.update(Counter(f"by format {other.format}" for other in predictions if other.format != form))
     predictions = [prediction for prediction in predictions if prediction.format == form]
-    before, names = answers_of(origin, form), info.class_names
+    before = answers_of(origin, form)
+    names = info.class_names
     place = {name: i for i, name in enumerate(names)}
     predicted = np.array([place[prediction.name] for prediction in predictions])
     confidences = np.array([prediction.confidence for prediction in predictions])
@@ -140,8 +141,10 @@ def read_predictions(log: Path, origin: Origin, info: ExportInfo) -> tuple[list[
             f"Cannot read {log}: {error.strerror}. Expected a file that `tpu-pipelines serve --log` wrote."
         ) from error
     # The server logs the model's name in the registry, or the export's own name outside a registry.
-    names, classes = {origin.model_name, info.model}, set(info.class_names)
-    predictions, left_out = [], Counter[str]()
+    names = {origin.model_name, info.model}
+    classes = set(info.class_names)
+    predictions = []
+    left_out = Counter[str]()
     for line in lines:
         try:
             raw = typed_json.decode(line)

@@ -170,7 +170,8 @@ def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()
     after = fingerprints_here(config, workspace, before)
     last = None
     if summary:
-        run_dir, state = str(workspace / config.name), State(summary.status)
+        run_dir = str(workspace / config.name)
+        state = State(summary.status)
         last = Submission(run_dir, config.name, state, fingerprints=before, created=summary.ended)
     own = with_registry(config, workspace.absolute())
     return _decide(config.name, last, after, before != after, occasion, lambda: find_drift(own))

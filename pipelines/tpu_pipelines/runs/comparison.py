@@ -194,7 +194,8 @@ def compare(folders: Sequence[Path]) -> RunComparison:
 
 
 def _load(folder: Path, label: str) -> ComparedRun:
-    summary, model_dir = Summary.load(folder), folder / "model"
+    summary = Summary.load(folder)
+    model_dir = folder / "model"
     hyperparameters = as_trained(summary, folder).config["training"]
     if not (model_dir / MODEL_FILE).is_file():
         return ComparedRun(label, summary, hyperparameters)

@@ -281,7 +281,8 @@ def _training(summary: Summary) -> str:
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows as a table with the training parameters that differ, and notes on unfinished runs below."""
     notes = [in_one_line(_note(row)) for row in rows if row["status"] in (State.RUNNING, State.INTERRUPTED)]
-    columns, cells = dict(_COLUMNS), [_cells(row) for row in rows]
+    columns = dict(_COLUMNS)
+    cells = [_cells(row) for row in rows]
     trained = ["" if row["status"] in (State.RUNNING, State.INTERRUPTED) else row["training"] for row in rows]
     if len({*trained} - {""}) > 1:
         columns["training"] = "<"

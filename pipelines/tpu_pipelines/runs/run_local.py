@@ -98,7 +98,8 @@ def run_local(
     storage.require_utf8(workspace)
     if config.machine:
         config.machine.require_one_host("A run on this machine trains on one host (`tpu-pipelines submit` on several)")
-    asked, config = config, with_registry(config, workspace)
+    asked = config
+    config = with_registry(config, workspace)
     plan = check_run(config, workspace)
     config = _priced_like_a_submission(_without_missing_compiler(config))
     start = time.monotonic()
@@ -190,7 +191,8 @@ class _StepOutput(io.TextIOBase):
     """Writes the output of kfp.local and the steps to the log, and the steps' own lines also to stderr."""
 
     def __init__(self, log: TextIO) -> None:
-        self._log, self._line = log, ""
+        self._log = log
+        self._line = ""
 
     def writable(self) -> bool:
         return True
@@ -211,7 +213,9 @@ class _LocalRun:
     def __init__(
         self, config: Config, data: str, source: str, run_dir: Path, cache_dir: Path, force: bool = False
     ) -> None:
-        self._config, self._run_dir, self._cache_dir = config, run_dir, cache_dir
+        self._config = config
+        self._run_dir = run_dir
+        self._cache_dir = cache_dir
         self._source = source  # `source_version` of the data whose fingerprint is `data`.
         self._cache = StepCache(cache_dir)
         # The last process of an interrupted run may still write into its folder.
@@ -260,7 +264,8 @@ class _LocalRun:
         If an earlier run of this configuration created that version, this returns the digest of the model that the
         earlier run started with. The cache keys are then equal, and the results are reused.
         """
-        config, named = self._config, self._config.training.initial_model
+        config = self._config
+        named = self._config.training.initial_model
         if not named:
             return ""
         if (referred := parse_reference(named)) is None:
@@ -299,7 +304,8 @@ class _LocalRun:
 
     def _drop_undone_deployment(self) -> None:
         """Remove the cached deployment if its version is no longer the champion: the step has to run again."""
-        deployment, deploy = self._outputs("deploy_model"), self._config.deploy
+        deployment = self._outputs("deploy_model")
+        deploy = self._config.deploy
         if deployment is not None and deploy is not None:
             current = open_registry(deploy.registry, deploy.model_name).find(deploy.alias)
             if not current or current.number != DeployResult.load(deployment).version:
@@ -452,7 +458,8 @@ def delete_runs(workspace: Path, name: str, number: str = "", keep: int = 0) -> 
     Raises:
         InputError: If a run of that name is in progress.
     """
-    run_dir, cache_dir = workspace.absolute() / name, workspace.absolute() / ".cache" / name
+    run_dir = workspace.absolute() / name
+    cache_dir = workspace.absolute() / ".cache" / name
     places = (run_dir, history_dir(run_dir), cache_dir)
     with _only_run(run_dir, cache_dir):
         check_history(run_dir)

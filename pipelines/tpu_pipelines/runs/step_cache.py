@@ -138,7 +138,8 @@ class StepCache:
         parts = PurePosixPath(uri).parts[-3:]
         if len(parts) < 3 or not parts[0].startswith(_PIPELINE):
             return None
-        output, own = self.directory.joinpath(*parts), self.directory.resolve().joinpath(*parts)
+        output = self.directory.joinpath(*parts)
+        own = self.directory.resolve().joinpath(*parts)
         return output if output.exists() and output.resolve() == own else None
 
 

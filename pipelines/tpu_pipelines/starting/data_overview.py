@@ -369,7 +369,8 @@ def _find_unusable(listing: Listing, rule: Tokenization) -> Iterator[tuple[str, 
 def _count_classes(listing: Listing, params: WriteParams, some: Any = slice(None)) -> dict[str, int]:
     if params.asked in (REGRESSION, LANGUAGE_MODEL):
         return {}
-    labels, is_hot = listing.labels[some], params.task == MULTI_LABEL
+    labels = listing.labels[some]
+    is_hot = params.task == MULTI_LABEL
     counts = labels.sum(0) if is_hot else np.bincount(labels, minlength=len(listing.class_names))
     return dict(zip(listing.class_names, counts.tolist(), strict=True))
 
@@ -377,9 +378,14 @@ def _count_classes(listing: Listing, params: WriteParams, some: Any = slice(None
 def _read_some(overview: DataOverview, plan: DatasetPlan) -> DataOverview:
     """Add sizes, lengths, damaged examples and warnings from random examples of every split, within 10 seconds."""
     rule = find_tokenization(plan.params.tokenization)
-    until, listing = time.monotonic() + _LOOK_SECONDS, plan.listing
+    until = time.monotonic() + _LOOK_SECONDS
+    listing = plan.listing
     examples = np.concatenate([indices[:: max(1, len(indices) // _LOOKED_AT)] for indices in plan.order.values()])
-    sizes, channels, lengths, damaged, looked_at = [], set(), [], {}, 0
+    sizes = []
+    channels = set()
+    lengths = []
+    damaged = {}
+    looked_at = 0
     lost = Counter[str]()
     for index in np.random.default_rng(0).permutation(examples)[:_LOOKED_AT].tolist():
         if listing.keys[index] in overview.unusable:

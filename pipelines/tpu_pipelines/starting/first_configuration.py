@@ -121,7 +121,8 @@ def plan_start(
     Raises:
         InputError: If an override has the wrong form.
     """
-    config_path, files = folder / f"{name}.yaml", {}
+    config_path = folder / f"{name}.yaml"
+    files = {}
     if not model:
         path = folder / f"{name.replace('-', '_').replace('.', '_')}_model.py"
         model, files[path] = str(path), _write_model(overview, name)
@@ -184,7 +185,8 @@ def retraining_workflow(config: str, steps: Sequence[str] = ()) -> str:
     # Names must not leave their comment line.
     comments = "".join(f"# {' '.join(in_one_line(step).split())}\n" for step in steps)
     # In a GitHub expression, a quote is written twice.
-    ready, quoted = (_STARTERS / "retrain.yaml").read_text(), config.replace("'", "''")
+    ready = (_STARTERS / "retrain.yaml").read_text()
+    quoted = config.replace("'", "''")
     environment = {"env": {"CONFIG": f"${{{{ vars.TPU_PIPELINES_CONFIG || '{quoted}' }}}}"}}
     _, line = yaml.safe_dump(environment, width=1 << 16, allow_unicode=True).split("\n", maxsplit=1)
     return comments + ready.replace("  CONFIG: ${{ vars.TPU_PIPELINES_CONFIG || 'digits' }}\n", line)
@@ -212,7 +214,8 @@ Reasons = dict[str, str]
 
 def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Reasons]:
     params = overview.params
-    data, reasons = changed_values(params), Reasons()
+    data = changed_values(params)
+    reasons = Reasons()
     shape = _input_shape(model)
     if overview.kind == IMAGE and not params.image_size and (size := _choose_size(overview, shape)):
         data["image_size"], reasons["data.image_size"] = size
@@ -366,7 +369,8 @@ _VALUES = {"bits_per_character": 2.5, "r2": 0.8, "micro_f1": 0.8}
 
 
 def _entry(section: str, key: str, value: Any, reasons: Reasons) -> list[str]:
-    line, reason = f"  {key}: {_scalar(value)}", reasons.get(f"{section}.{key}", "")
+    line = f"  {key}: {_scalar(value)}"
+    reason = reasons.get(f"{section}.{key}", "")
     if not reason:
         return [line]
     return [f"{line}    # {reason}"] if len(line) + len(reason) < _WIDTH else [f"  # {reason}", line]

@@ -147,15 +147,18 @@ def run_smoke(
     Raises:
         PlatformError: If a job was deleted.
     """
-    plan, sent = smoke.plan, time.time()
+    plan = smoke.plan
+    sent = time.time()
     is_slice = plan.jobs[0].machine.slice.hosts > 1
     first = wait(plan, submit(plan, submitter), submitter, report, poll_seconds)
     told = _read(smoke.report_uri)
-    second, again = None, told
+    second = None
+    again = told
     if first.state is State.SUCCEEDED:
         second = wait(plan, submit(plan, submitter, again=True), submitter, report, poll_seconds)
         again = _read(smoke.report_uri)
-    answers, cached = _environment(told), _cache(second, told, again) if second else ()
+    answers = _environment(told)
+    cached = _cache(second, told, again) if second else ()
     rows = (
         ("machine", first.machine),
         *_outcome("first run", first),
@@ -188,7 +191,9 @@ def _environment(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     """Return the rows of an environment report."""
     if not told:
         return [("environment of the training", "not told: it failed before, or may not write into the bucket")]
-    user, host, mount = told["user"], told["host"], dict(told["mount"])
+    user = told["user"]
+    host = told["host"]
+    mount = dict(told["mount"])
     folder = mount.pop("folder")
     locked = told["locked_memory_bytes"]
     files = "; ".join(f"{path}: {mode}" for path, mode in told["device_files"].items())

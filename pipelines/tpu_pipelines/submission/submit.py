@@ -136,7 +136,8 @@ def without_cache(plan: RunPlan) -> RunPlan:
     Its checkpoints have a folder of their own, named by the time: a job that restarts, or a job on the next machine,
     continues from them.
     """
-    jobs, anew = [], f"{plan.checkpoints}/{now():%Y%m%dT%H%M%S%f}"
+    jobs = []
+    anew = f"{plan.checkpoints}/{now():%Y%m%dT%H%M%S%f}"
     for job in plan.jobs:
         spec, *platforms = json.loads(json.dumps(job.specifications).replace(plan.checkpoints, anew))
         for component in (spec["root"], *spec["components"].values()):
@@ -179,7 +180,8 @@ def look_up(plan: RunPlan, submitter: PlatformClient) -> Submission | None:
     """Return the newest job of a run on any of its machines; None if there is none. Starts nothing."""
     newest, number = None, 1
     while jobs := [job for planned in plan.round(number) if (job := submitter.get(planned.job_id))]:
-        newest, number = jobs[-1], number + 1
+        newest = jobs[-1]
+        number = number + 1
     return newest
 
 

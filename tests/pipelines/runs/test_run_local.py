@@ -19,6 +19,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.steps import STEPS
+from tpu_pipelines.platforms.local import runner
 from tpu_pipelines.runs import run_local
 
 
@@ -37,7 +38,7 @@ def test_print_is_as_before_though_steps_at_the_same_time_took_turns_with_it():
     from kfp.local.logging_utils import indented_print
 
     before = builtins.print
-    with run_local.print_as_before():
+    with runner.print_as_before():
         first, second = indented_print(), indented_print()
         first.__enter__(), second.__enter__()
         first.__exit__(None, None, None), second.__exit__(None, None, None)

@@ -61,7 +61,10 @@ class KubeflowChecks:
     """
 
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, context: str, image: str) -> None:
-        self._settings, self._apis, self._context, self._image = settings, apis, context, image
+        self._settings = settings
+        self._apis = apis
+        self._context = context
+        self._image = image
         self._gke = _GKE_CONTEXT.fullmatch(context)  # The cluster on GKE; None elsewhere.
         self._beam_image = BEAM_IMAGE if config.data.engine == BEAM else ""
         self._machines = config.machines
@@ -121,7 +124,8 @@ class KubeflowChecks:
         )
         yield Check("retries", self._retries, needs="server", when=self._is_retried)
         yield Check("service account", self._service_account, needs="server")
-        namespace, claims = f"--namespace={self._namespace}", "read_namespaced_persistent_volume_claim"
+        namespace = f"--namespace={self._namespace}"
+        claims = "read_namespaced_persistent_volume_claim"
         for name in self._settings.secrets:
             create = f"kubectl create secret generic {name} --from-file=… {namespace}"
             yield Check("secret", functools.partial(self._find, name, "read_namespaced_secret", create))
@@ -195,7 +199,8 @@ class KubeflowChecks:
 
     def _s3(self) -> str:
         """Check that the secret of the pods that use s3:// exists; its content is not read."""
-        name, steps = self._settings.s3_secret, ", ".join(sorted(self._on_s3))
+        name = self._settings.s3_secret
+        steps = ", ".join(sorted(self._on_s3))
         literals = " ".join(f"--from-literal={key}=…" for key in KEYS)
         create = f"kubectl create secret generic {name or 's3-credentials'} {literals} --namespace={self._namespace}"
         if not name:
@@ -241,7 +246,8 @@ class KubeflowChecks:
         selector = ",".join(f"{key}={value}" for key, value in node_selectors(machine, self._settings).items())
         if nodes := self._ask("list_node", label_selector=selector).items:
             return f"{len(nodes)} with {selector}"
-        context, said = self._gke, f"no node has {selector}"
+        context = self._gke
+        said = f"no node has {selector}"
         if not context or machine.machine_type == "cloud-tpu":  # Vertex's name for these machines is not GKE's.
             raise CannotAskError(f"{said}; whether a node pool would add one, only the cluster's owner can say")
         # google/container/v1/cluster_service.proto: Cluster.node_pools, autopilot, autoscaling.
@@ -262,7 +268,8 @@ class KubeflowChecks:
         if not (context := self._gke):
             raise CannotAskError("only a cluster on GKE has one")
         region = context["region"]
-        name, needed = "PREEMPTIBLE_" * machine.spot + machine.slice.generation.compute_quota, machine.slice.chips
+        name = "PREEMPTIBLE_" * machine.spot + machine.slice.generation.compute_quota
+        needed = machine.slice.chips
         place = f"compute/v1/projects/{context['project']}/regions/{region}"
         quotas = {quota["metric"]: quota for quota in self._apis.get("compute.googleapis.com", place).get("quotas", ())}
         if name not in quotas:
@@ -276,7 +283,9 @@ class KubeflowChecks:
         (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838). A pool of 7x with several hosts needs a workload
         policy, which a person must choose (src/xpk/core/system_characteristics.py: requires_workload_policy).
         """
-        context, generation, hosts = self._gke, machine.slice.generation, machine.slice.hosts
+        context = self._gke
+        generation = machine.slice.generation
+        hosts = machine.slice.hosts
         if not context or machine.machine_type == "cloud-tpu" or (generation.name == "7x" and hosts > 1):
             return ()
         name = f"{generation.accelerator}-{machine.name}{'-spot' * machine.spot}"
@@ -309,7 +318,8 @@ class KubeflowChecks:
 
     def _queue(self) -> str:
         """Check that the LocalQueue of Kueue exists: https://kueue.sigs.k8s.io/docs/concepts/local_queue."""
-        name, namespace = self._settings.kueue_queue, self._namespace
+        name = self._settings.kueue_queue
+        namespace = self._namespace
 
         def find(version: str) -> None:
             self._ask("get_namespaced_custom_object", "kueue.x-k8s.io", version, namespace, "localqueues", name)
@@ -328,7 +338,8 @@ class KubeflowChecks:
         tests/fakes/kubeflow.py names the sources.
         """
         # kubeflow/pipelines manifests/kustomize/third-party/argo/base/workflow-controller-configmap-patch.yaml
-        name, namespace = "workflow-controller-configmap", _SERVERS_NAMESPACE if self._is_shared else self._namespace
+        name = "workflow-controller-configmap"
+        namespace = _SERVERS_NAMESPACE if self._is_shared else self._namespace
         try:
             content = self._ask("read_namespaced_config_map", name, namespace).data or {}
         except MissingError as error:
@@ -365,7 +376,8 @@ class KubeflowChecks:
 
     def _grant_jobsets(self) -> tuple[ShellCommand, ...]:
         """Return the commands that create a role with all rights that the step needs, and bind it."""
-        context, name = f"--context={self._context}", "tpu-pipelines-jobsets"
+        context = f"--context={self._context}"
+        name = "tpu-pipelines-jobsets"
         place = (context, f"--namespace={self._namespace}")
         rules: dict[str, list[str]] = {}
         for verb, what in RIGHTS:

@@ -77,7 +77,8 @@ class KubeflowClient:
 
     def __init__(self, settings: Settings, now: Callable[[], datetime.datetime] = now) -> None:
         settings.require("kfp_host")
-        self._settings, self._now = settings, now
+        self._settings = settings
+        self._now = now
 
     @property
     def _address(self) -> str:

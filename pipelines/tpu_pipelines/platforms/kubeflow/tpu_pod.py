@@ -64,7 +64,8 @@ def as_tpu_pod(
     shared = next((f"{path.rstrip('/')}/{folder}" for path in settings.volumes.values()), "")
     checkpoints = {"AIP_CHECKPOINT_DIR": shared} if shared and step == "train_model" else {}
     environment = {**checkpoints, **settings.environment}
-    selectors, is_slice = node_selectors(machine, settings), machine.slice.hosts > 1
+    selectors = node_selectors(machine, settings)
+    is_slice = machine.slice.hosts > 1
     timeout_seconds = machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
     if is_slice and not shared:
         raise InputError(
@@ -187,7 +188,8 @@ def _host_pod(
     image: str,
 ) -> dict[str, Any]:
     """Return the template of a host's pod in a JobSet."""
-    entry, variables = machine.slice, {**environment, COUNT_VARIABLE: str(machine.slice.hosts)}
+    entry = machine.slice
+    variables = {**environment, COUNT_VARIABLE: str(machine.slice.hosts)}
     # Settings check that names and paths differ.
     mounts = [
         *((claim, {"persistentVolumeClaim": {"claimName": claim}}, path) for claim, path in settings.volumes.items()),
@@ -235,7 +237,8 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
     Raises:
         InputError: If GKE does not have the machine, or `flex-start` is combined with spot or a reservation.
     """
-    entry, generation = machine.slice, machine.slice.generation
+    entry = machine.slice
+    generation = machine.slice.generation
     entry.require_target(KUBEFLOW)
     kind = (generation.gke_pod_accelerator if entry.hosts > 1 else "") or generation.gke_accelerator
     selectors = (

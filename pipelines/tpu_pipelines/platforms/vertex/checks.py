@@ -103,7 +103,10 @@ class VertexChecks:
     """
 
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, image: str) -> None:
-        self._config, self._settings, self._apis, self._image = config, settings, apis, image
+        self._config = config
+        self._settings = settings
+        self._apis = apis
+        self._image = image
         regions = (entry.region or settings.region for entry in config.machines)
         self._machines = [
             dataclasses.replace(entry, region=region) for entry, region in zip(config.machines, regions, strict=True)
@@ -205,7 +208,8 @@ class VertexChecks:
 
     def _services(self) -> Iterator[Finding]:
         """Check that the services are enabled: google/api/serviceusage/v1/serviceusage.proto, BatchGetServices."""
-        project, settings = self._settings.project, self._settings
+        project = self._settings.project
+        settings = self._settings
         images = (self._image, other_steps_image(), self._beam_image, self._serving_image)
         used = {
             _VERTEX_AI: True,
@@ -254,9 +258,12 @@ class VertexChecks:
     # Bucket
 
     def _bucket(self) -> Iterator[Finding]:
-        resource, region = self._bucket_resource(split(self._settings.bucket)[0]), self._settings.region
-        name, bucket = resource.name, self._apis.find(STORAGE, resource.path, resource.name)
-        location, kind = bucket.get("location", "").lower(), bucket.get("locationType", "region")
+        resource = self._bucket_resource(split(self._settings.bucket)[0])
+        region = self._settings.region
+        name = resource.name
+        bucket = self._apis.find(STORAGE, resource.path, resource.name)
+        location = bucket.get("location", "").lower()
+        kind = bucket.get("locationType", "region")
         remedy = f"use one in {region}: gcloud storage buckets create gs://NAME --location={region}"
         training = dict.fromkeys(machine.region for machine in self._machines)
         is_of_runs = kind == "region" and location in (region, next(iter(training)))
@@ -338,7 +345,8 @@ class VertexChecks:
 
     def _account_resource(self) -> Resource:
         """Return the account, by its own project; for `projects/-`, a missing account gives 403 (iam.proto)."""
-        account, project = self._account, self._settings.project
+        account = self._account
+        project = self._settings.project
         own = re.fullmatch(r"[^@]+@(.+)\.iam\.gserviceaccount\.com", account)
         path = f"v1/projects/{own[1] if own else project}/serviceAccounts/{account}"
         return Resource(project, IAM, path, "iam service-accounts", account)
@@ -424,7 +432,8 @@ class VertexChecks:
         The API has a value for each combination of dimensions: google/api/cloudquotas/v1/resources.proto. Quotas count
         cores for v2 and v3, and chips or GPUs for others: https://cloud.google.com/vertex-ai/docs/quotas.
         """
-        project, region = self._settings.project, machine.region
+        project = self._settings.project
+        region = machine.region
         quota, needed = _quota_of(machine)
         place = f"v1/projects/{project}/locations/global/services/aiplatform.googleapis.com/quotaInfos/{quota}"
         console = f"https://console.cloud.google.com/iam-admin/quotas?project={project}"
@@ -572,6 +581,7 @@ class VertexChecks:
 
 def _quota_of(machine: MachineSpec) -> tuple[str, int]:
     """Return the name of a machine's quota and the amount that it needs; spot machines have separate quotas."""
-    entry, spot = machine.slice, "Preemptible" if machine.spot else ""
+    entry = machine.slice
+    spot = "Preemptible" if machine.spot else ""
     kind = (entry.generation.vertex_pod_quota if entry.hosts > 1 else "") or entry.generation.vertex_quota
     return f"CustomModelTraining{spot}{kind}PerProjectPerRegion", machine.accelerator_count or entry.chips

@@ -51,7 +51,8 @@ class VertexClient:
         self, settings: Settings, service: VertexService | None = None, now: Callable[[], datetime.datetime] = now
     ) -> None:
         settings.require(*REQUIRED)
-        self._settings, self._now = settings, now
+        self._settings = settings
+        self._now = now
         self._service = service or VertexService(settings.project, settings.region, settings.vertex_endpoint)
         self._parent = self._service.parent
 
@@ -62,7 +63,8 @@ class VertexClient:
     # Jobs
 
     def _request(self, job: Job) -> Any:
-        v1, settings = types(), self._settings
+        v1 = types()
+        settings = self._settings
         texts = {"pipeline_job_id": job.job_id, "pipeline_job": job.name, "custom_job": custom_job_name(job.job_id)}
         check_texts(VERTEX_LIMITS, texts)
         return v1.CreatePipelineJobRequest(
@@ -119,7 +121,8 @@ class VertexClient:
                 f"{job.name.rpartition('/')[2]} has not started yet, so it cannot be added to the experiment."
             )
         if run:
-            store, experiment = run.rpartition("/contexts/")[0], self._settings.experiment
+            store = run.rpartition("/contexts/")[0]
+            experiment = self._settings.experiment
             context = {
                 "display_name": experiment,
                 "schema_title": "system.Experiment",
@@ -169,7 +172,8 @@ class VertexClient:
         """Convert a pipeline job of the service, with its custom job, to a `Submission`."""
         job_id = job.name.rpartition("/")[2]
         tasks = {task.task_name: task for task in job.job_detail.task_details}
-        state, training = run_state(job.state.name), tasks.get(TRAINING_TASK)
+        state = run_state(job.state.name)
+        training = tasks.get(TRAINING_TASK)
         query = f"?project={self._settings.project}"
         url = logs_url = f"{_CONSOLE}/vertex-ai/locations/{self._settings.region}/pipelines/runs/{job_id}{query}"
         training_seconds = waited_seconds = 0.0
@@ -300,7 +304,8 @@ def _failure(job: Any, tasks: Mapping[str, Any], custom_job: Any) -> tuple[str, 
     errors = {name: task.error for name, task in tasks.items() if task.state.name == "FAILED"}
     lacking = [errors[TRAINING_TASK]] if TRAINING_TASK in errors else []
     if custom_job and custom_job.error.message:
-        errors, lacking = {TRAINING_TASK: custom_job.error}, [custom_job.error]
+        errors = {TRAINING_TASK: custom_job.error}
+        lacking = [custom_job.error]
     elif lacking and custom_job is None:  # Refused at creation, for example for quota.
         lacking.append(job.error)
     message = join_errors(errors) or job.error.message

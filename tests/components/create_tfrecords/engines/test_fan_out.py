@@ -29,7 +29,7 @@ from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.create_tfrecords.component import create_tfrecords, merge_parts, plan_parts, write_parts
 from tpu_components.create_tfrecords.engines import fan_out
 from tpu_components.create_tfrecords.preparing import Prepared
-from tpu_pipelines.runs.run_local import print_as_before
+from tpu_pipelines.platforms.local.runner import print_as_before
 
 
 def _fan_out(params: WriteParams, folder: str) -> tuple[str, list[str]]:
