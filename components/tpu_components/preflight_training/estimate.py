@@ -78,7 +78,7 @@ class Accuracy:
 
 _UNKNOWN = Accuracy(1.0, 1.0, 1.0, 0, 0)  # For GPUs, whose time is not estimated.
 _WELL = Accuracy(1.0, 0.87, 1.54, 28, 20, 19, 21, 28, 0.09, 0.2)
-_LITTLE = Accuracy(1.0, 0.36, 2.88, 32, 17, 15, 21, 32, 0.3, 0.81)
+_LITTLE = Accuracy(1.0, 0.36, 2.88, 36, 18, 20, 24, 36, 0.29, 1.19)
 _GROUPS = (_WELL, _LITTLE)
 INTERVALS = (
     "In brackets: an interval meant to hold nine of ten steps. It held "
