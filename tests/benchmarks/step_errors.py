@@ -27,7 +27,7 @@ class Observation:
         sources: Who measured it.
         operations: Costs of its operations.
         beside: Seconds of communication that is added to the computation.
-        hidden: Seconds of communication that passes beside the computation.
+        hidden: Seconds of communication that overlaps the computation.
         measured: Seconds; the geometric mean of all publications.
         is_whole: Whether it is a whole training step.
     """
@@ -87,9 +87,9 @@ def others_of(observations: Sequence[Observation], one: Observation) -> list[Obs
 
 
 def hold_out_constant(observations: Sequence[Observation]) -> dict[str, float]:
-    """By key, measured over estimated time by a constant share of the peak.
+    """By key, measured time over an estimate from a constant share of the peak.
 
-    It is the median share that the other steps of the generation reach, or those of all generations.
+    The share is the median of `others_of` the same generation, or of all if it has none.
     """
 
     def reached(one: Observation) -> float:
@@ -104,9 +104,9 @@ def hold_out_constant(observations: Sequence[Observation]) -> dict[str, float]:
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """Both ends of the interval that holds the next ratio with a probability of 90%, if it comes from where these do.
+    """Ends of the interval that holds the next ratio of the same distribution with a probability of 90%.
 
-    With fewer than 19 ratios the ends are the lowest and the highest.
+    With fewer than 19 ratios, the probability is lower.
     """
     inwards = max(math.floor(_TAIL * (len(ratios) + 1)) - 1, 0)
     ordered = sorted(ratios)
@@ -116,7 +116,7 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 def hold_out_intervals(
     observations: Sequence[Observation], group_of: Callable[[Observation], bool]
 ) -> Mapping[str, bool]:
-    """By key, whether a ratio lies in the interval of the others in its group."""
+    """By key, whether a ratio is in the `interval` of `others_of` its group."""
     found = {}
     for one in observations:
         alike = [other for other in others_of(observations, one) if group_of(other) == group_of(one)]
@@ -136,7 +136,7 @@ def summing_seconds(parameters: int, chips: int, generation: Generation) -> floa
 
 
 def errors(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Median and 95th percentile of the error, and the median bias, as shares of what was measured."""
+    """Median and 95th percentile of the error, and the median of estimated over measured time, less 1."""
     off = sorted(abs(1 / ratio - 1) for ratio in ratios)
     bias = statistics.median(1 / ratio - 1 for ratio in ratios)
     return statistics.median(off), off[math.ceil(0.95 * len(off)) - 1], bias

@@ -17,7 +17,7 @@ def test_preflight_says_what_published_steps_say():
     assert accuracy_of(generation, WELL_USED) == accuracy_of(generation, 1.0) == busy
     assert accuracy_of(generation, WELL_USED - 0.01) == accuracy_of(generation, 0.0) == others
     held, estimates = busy.held_out + others.held_out, busy.estimates + others.estimates
-    assert f"It held {held} of {estimates} published training steps" in INTERVALS
+    assert f"It contained {held} of {estimates} published ones" in INTERVALS
 
 
 @pytest.mark.parametrize("path", ["README.md", "components/tpu_components/preflight_training/README.md"])

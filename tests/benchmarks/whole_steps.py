@@ -57,7 +57,7 @@ class Row:
         source: Who published it; a publisher's figures for several slices share what he does and counts.
         measured: Seconds.
         beside: Seconds of communication that is added to the computation.
-        hidden: Seconds of communication that passes beside the computation.
+        hidden: Seconds of communication that overlaps the computation.
         is_whole: Whether it is a whole training step.
     """
 

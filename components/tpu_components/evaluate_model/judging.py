@@ -40,7 +40,7 @@ def judge(
         model: Description of the model.
         rivals: The models that it is compared with, the champion first.
         predictions: Predictions of the model and of its rivals.
-        seen: See `find_seen_examples`.
+        seen: Result of `find_seen_examples`.
         held_out: The gate's earlier decisions on the test set; None if they are not counted.
 
     Returns:

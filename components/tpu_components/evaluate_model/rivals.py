@@ -1,4 +1,4 @@
-"""The models that a model is compared with, and the gate's decisions on their test set."""
+"""Models to compare a model with, and the gate's earlier decisions on the test set."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def load_rivals(
         scratch: Folder for the files of models on gs://.
 
     Returns:
-        No model if there is no champion; None if decisions are not counted.
+        An empty list without a champion; None if decisions are not counted.
     """
     champion = find_champion(params.champion, digest, scratch)
     if champion is None:
@@ -128,7 +128,7 @@ def describe_champion(named: str, rivals: Sequence[Rival]) -> RegisteredChampion
 
     Args:
         named: `EvaluateParams.champion`.
-        rivals: See `judge`.
+        rivals: The champion first.
     """
     if parse_reference(named) is None:
         return None

@@ -29,7 +29,7 @@ _HOP_SECONDS = 1e-6
 # The compiler gives no time for a hand-written kernel: it is taken to reach this share of the matrix units' peak. With
 # it, two decoders with fused attention were estimated at 299 and 880 ms; 302 (v6e) and 881 ms (v5e) are published.
 _KERNEL_SHARE = 0.45
-# Nor for the rows that a scatter adds in main memory, each of which waits for the one before. On v6e, 32,500 took
+# The compiler gives no time for rows that a scatter adds in main memory, one after the other. On v6e, 32,500 took
 # 0.02 s and 65,000 took 0.06 s (https://github.com/pytorch/xla/issues/8720).
 _ROW_SECONDS = 1e-6
 # From here on, a program is said to use its matrix units well: its time differs less from the estimate.
@@ -38,7 +38,7 @@ WELL_USED = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """Ratio of published step times to their estimates, of programs that use the matrix units as much.
+    """Published step times relative to their estimates, for programs on one side of `WELL_USED`.
 
     Attributes:
         factor: What the ends of the interval are relative to: 1, except in reports of earlier versions.
@@ -46,12 +46,12 @@ class Accuracy:
         high: Upper end of the 90% interval.
         steps: Number of published figures.
         programs: Number of compiled programs whose estimates these figures were compared with.
-        held_out: How many of the distinct estimates lie in the interval that other programs and publishers give; None
-            if that was not tried.
+        held_out: How many of the `estimates` were inside the interval from other programs and publishers; None if not
+            tested.
         estimates: Number of distinct estimates among the `steps` comparisons; None in older files.
-        whole_steps: How many of the `steps` figures are times of whole training steps: all. None in older files.
+        whole_steps: How many of the `steps` are whole training steps, now all of them. None in older files.
         median_error: Median error of the distinct estimates, as a share of the measured time. None in older files.
-        most_error: The error that 19 of 20 do not exceed. None in older files.
+        most_error: 95th percentile of the error. None in older files.
     """
 
     factor: float
@@ -69,10 +69,10 @@ class Accuracy:
     def text(self) -> str:
         """The interval of step times, and the published times behind it."""
         low, high = self.low / self.factor, self.high / self.factor
-        tried = "" if self.held_out is None else f"; it held {self.held_out} of {self.estimates} that it had not seen"
+        tested = "" if self.held_out is None else f"; {self.held_out} of {self.estimates} held-out times were inside"
         return (
-            f"nine of ten steps are meant to take {low:.2g} to {high:.2g} times as long as estimated, by {self.steps} "
-            f"published figures of {self.programs} programs that use the matrix units as much{tried}"
+            f"nine of ten steps should take {low:.2g} to {high:.2g} times the estimate, judging by {self.steps} "
+            f"published times of {self.programs} programs with similar use of the matrix units{tested}"
         )
 
 
@@ -81,16 +81,16 @@ _WELL = Accuracy(1.0, 0.87, 1.54, 28, 20, 19, 21, 28, 0.09, 0.2)
 _LITTLE = Accuracy(1.0, 0.36, 2.88, 36, 18, 20, 24, 36, 0.29, 1.19)
 _GROUPS = (_WELL, _LITTLE)
 INTERVALS = (
-    "In brackets: an interval meant to hold nine of ten steps. It held "
+    "The range in brackets should contain nine of ten step times. It contained "
     f"{sum(group.held_out or 0 for group in _GROUPS)} of {sum(group.estimates or 0 for group in _GROUPS)} published "
-    "training steps, each judged by those of other programs and publishers. The median error was "
-    f"{_WELL.median_error:.0%} where at least {WELL_USED:.0%} of the matrix units' peak is used, and "
-    f"{_LITTLE.median_error:.0%} elsewhere, where most steps were slower than estimated"
+    "ones, each tested with ranges from other programs and publishers. The median error was "
+    f"{_WELL.median_error:.0%} with at least {WELL_USED:.0%} of the matrix units' peak in use, and "
+    f"{_LITTLE.median_error:.0%} below, where most steps were slower than estimated"
 )
 
 
 def accuracy_of(generation: Generation, mxu_utilization: float) -> Accuracy:
-    """Return the accuracy of the estimate of a program that uses a share of the matrix units' peak on a TPU."""
+    """Return how accurate estimates are at this share of the matrix units' peak; `_UNKNOWN` for GPUs."""
     if generation.accelerator != TPU:
         return _UNKNOWN
     return _WELL if mxu_utilization >= WELL_USED else _LITTLE

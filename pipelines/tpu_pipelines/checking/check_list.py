@@ -375,9 +375,9 @@ def platform_checks(config: Config, platform: Platform, settings: Settings) -> l
         if missing:
             raise CannotAskError(f"not compiled without the {', '.join(missing)}")
         made = compiling.compile_pipeline(config, platform, settings)
-        said = f"the pipeline compiles, to train on {made.machine.slice}. {made.timeout.reason}"
+        said = f"the pipeline compiles, to train on {made.run.machine.slice}. {made.run.timeout.reason}"
         yield Finding("pipeline", Status.OK, said)
-        yield from model_findings(config.training.model, made.carried)
+        yield from model_findings(config.training.model, made.run.carried)
 
     return [*first, Check("pipeline", compiled, CheckCost.SECONDS)]
 

@@ -45,15 +45,15 @@ def compile(arguments: argparse.Namespace) -> int:
     compiling.check_output(output)
     compiled = compiling.compile_pipeline(config, platform, settings)
     storage.write_bytes(output, compiled.package.encode())
-    tell_sent(platform, config.training.model, compiled.carried)
-    for place, content in compiled.carried.items():
+    tell_sent(platform, config.training.model, compiled.run.carried)
+    for place, content in compiled.run.carried.items():
         # The name contains the digest, so no other file is overwritten.
         digest, name = place.split("/")[-2:]
         path = output.parent / f"{Path(name).stem}-{digest[:12]}{Path(name).suffix}"
         storage.write_bytes(path, content)
         tell_hint(f"the model travels beside the pipeline: {shlex.join(copy_words(str(path), place))}")
-    show_text(f"{output}: {config.name} for {arguments.target}, to train on {compiled.machine.slice}")
-    show_text(compiled.timeout.reason)
+    show_text(f"{output}: {config.name} for {arguments.target}, to train on {compiled.run.machine.slice}")
+    show_text(compiled.run.timeout.reason)
     return DONE
 
 

@@ -47,26 +47,53 @@ _HEADER = "# PIPELINE DEFINITION"  # First line of a file that KFP compiles.
 
 
 @dataclasses.dataclass(frozen=True)
+class ResolvedRun:
+    """All that is decided about a run on a platform before its pipeline is built.
+
+    Attributes:
+        config: Parameters of every step, with the registry's location, the models' URIs and the machines filled in.
+        platform: The platform.
+        settings: Settings of the platform; some may be missing.
+        machine: Machine of the training step; with its region, if the platform chooses machines by region.
+        judge: Machine of the evaluation, in the same way; None if it runs beside the other steps.
+        timeout: Time limit of the training, and its reason.
+        fingerprints: What each step's result depends on besides its inputs, by step.
+        checkpoints: Folder of the training's checkpoints, relative to the bucket or volume.
+        carried: Content of the files to upload for the pipeline, by their URI in the bucket.
+    """
+
+    config: Config
+    platform: Platform
+    settings: Settings
+    machine: MachineSpec
+    judge: MachineSpec | None
+    timeout: TrainingTimeout
+    fingerprints: Mapping[str, Mapping[str, str]]
+    checkpoints: str
+    carried: Mapping[str, bytes]
+
+
+@dataclasses.dataclass(frozen=True)
 class CompiledPipeline:
     """A compiled pipeline.
 
     Attributes:
         package: The pipeline as YAML.
-        machine: Machine of the training step; with its region, if the platform chooses machines by region.
-        timeout: Time limit of the training, and its reason.
-        checkpoints: Folder of the training's checkpoints, relative to the bucket or volume.
-        carried: Content of the files to upload for the pipeline, by their URI in the bucket.
+        run: What it was built from.
     """
 
     package: str
-    machine: MachineSpec
-    timeout: TrainingTimeout
-    checkpoints: str
-    carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    run: ResolvedRun
 
 
 def compile_pipeline(config: Config, platform: Platform, settings: Settings) -> CompiledPipeline:
-    """Compile the pipeline for a platform.
+    """Compile the pipeline for a platform; see `resolve`."""
+    run = resolve(config, platform, settings)
+    return CompiledPipeline(build(run), run)
+
+
+def resolve(config: Config, platform: Platform, settings: Settings) -> ResolvedRun:
+    """Decide everything about a run on a platform, without a request to it.
 
     Args:
         config: Parameters of every step, and the machine.
@@ -87,16 +114,39 @@ def compile_pipeline(config: Config, platform: Platform, settings: Settings) -> 
     machine = platform.in_region(machine, settings.region)
     if IMAGE != LOCAL_IMAGE:  # Compiling needs no image: without one, only a submission is refused.
         require_step_image(platform)
-    config = with_registry(config, platform, settings)
-    config = config.on_registry(config.deploy.registry) if config.deploy else config
-    if config.data.engine == BEAM:
+
+    # Each step's fingerprint covers the registry and Beam's settings, but neither the machine nor the model's URI.
+    registered = with_registry(config, platform, settings)
+    registered = registered.on_registry(registered.deploy.registry) if registered.deploy else registered
+    if registered.data.engine == BEAM:
         _require_image(BEAM_IMAGE, platform, "beam", "TPU_PIPELINES_BEAM_IMAGE")
-        config = beam_job.with_settings(config, platform, settings)
-    check_resources(config, platform)
-    made_with = platform_fingerprints(config, IMAGE, machine.slice.name, settings.environment)
-    config, carried = with_carried_model(config, platform, settings)
-    config = on_machine(config, machine, platform)
-    training = _train_on(machine, config.training)
+        registered = beam_job.with_settings(registered, platform, settings)
+    check_resources(registered, platform)
+    made_with = platform_fingerprints(registered, IMAGE, machine.slice.name, settings.environment)
+
+    # The checkpoints' folder and the time limit follow from the machine and the model that the steps will get.
+    portable, carried = with_carried_model(registered, platform, settings)
+    placed = on_machine(portable, machine, platform)
+    final = dataclasses.replace(placed, training=_train_on(machine, placed.training))
+    judge = None
+    if final.evaluation_machine:
+        judge = platform.in_region(final.evaluation_machine, settings.region)
+        final = final.changed("gate", accelerator=judge.slice.generation.accelerator)
+    return ResolvedRun(
+        config=final,
+        platform=platform,
+        settings=settings,
+        machine=machine,
+        judge=judge,
+        timeout=training_timeout(placed, platform),
+        fingerprints=made_with,
+        checkpoints=checkpoint_folder(placed, made_with["train_model"]),
+        carried=carried,
+    )
+
+
+def build(run: ResolvedRun) -> str:
+    """Return the pipeline of a resolved run as YAML."""
     from kfp import compiler
 
     from tpu_components.evaluate_model.component import evaluate_model
@@ -104,17 +154,15 @@ def compile_pipeline(config: Config, platform: Platform, settings: Settings) -> 
     from tpu_pipelines.pipeline.exit_task import exit_task
     from tpu_pipelines.pipeline.training_pipeline import training_pipeline
 
-    timeout = training_timeout(config, platform)
-    limited = dataclasses.replace(machine, timeout_seconds=timeout.seconds)
-    checkpoints = checkpoint_folder(config, made_with["train_model"])
-    config = dataclasses.replace(config, training=training)
-    steps = {"train_model": platform.on_machine(train_model, limited, config, settings, checkpoints, "train_model")}
-    if judge := config.evaluation_machine:
-        judge = platform.in_region(judge, settings.region)
-        config = config.changed("gate", accelerator=judge.slice.generation.accelerator)
+    config = run.config
+    platform = run.platform
+    settings = run.settings
+    limited = dataclasses.replace(run.machine, timeout_seconds=run.timeout.seconds)
+    steps = {"train_model": platform.on_machine(train_model, limited, config, settings, run.checkpoints, "train_model")}
+    if run.judge:
         component = with_image(evaluate_model, IMAGE)  # The image of the other steps may not contain JAX.
         folder = f"{config.name}/evaluate_model"
-        steps["evaluate_model"] = platform.on_machine(component, judge, config, settings, folder, "evaluate_model")
+        steps["evaluate_model"] = platform.on_machine(component, run.judge, config, settings, folder, "evaluate_model")
     # The limits of a step on a machine are for its task there, not for the small one (mark_promoted) beside it.
     others = {step: asked for step, asked in config.resources.items() if step not in steps}
     unlimited = dataclasses.replace(config, resources=others)
@@ -122,15 +170,15 @@ def compile_pipeline(config: Config, platform: Platform, settings: Settings) -> 
         config,
         on_machines=steps,
         lineage=lineage(config),
-        fingerprints=made_with,
+        fingerprints=run.fingerprints,
         place=lambda step, task: platform.place(task, step, unlimited, settings),
-        estimated_timeout=timeout.is_estimated,
+        estimated_timeout=run.timeout.is_estimated,
         exit_task=functools.partial(exit_task, config.name, platform, settings) if settings.notify else None,
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(pipeline, str(path))
-        return CompiledPipeline(path.read_text(encoding="utf-8"), machine, timeout, checkpoints, carried)
+        return path.read_text(encoding="utf-8")
 
 
 def require_step_image(platform: Platform) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Platform(Protocol):
-    """A platform that runs compiled pipelines. All methods except those of `connect`'s result work offline."""
+    """A platform that runs compiled pipelines. All methods work offline; the client from `connect` may not."""
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class Platform(Protocol):
 
     @property
     def own_settings(self) -> tuple[str, ...]:
-        """Names of the settings that have a meaning only on this platform, and on others that list them too."""
+        """Names of the settings that platforms reject unless they list them here."""
 
     def check_settings(self, settings: Settings) -> None:
         """Check values of settings that the platform reads; raises InputError, for example about too many labels."""
@@ -91,7 +91,7 @@ class Platform(Protocol):
         """
 
     def training_retries(self, machine: "MachineSpec") -> int:
-        """Return how often a training on this machine is started again, unless the configuration says so."""
+        """Return how often a training on this machine is restarted, unless the configuration sets it."""
 
     def memory_request(self, config: "Config", step: str, gib: float) -> float | None:
         """Return the memory to request so that a step can use `gib` GiB; None if the step has a whole host."""
@@ -122,7 +122,7 @@ class Platform(Protocol):
         """
 
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
-        """Set what the task of a step without `on_machine` needs: time limit, disk, sign-in; returns the task."""
+        """Set time limit, disk and sign-in on the task of a step that has no machine; returns the task."""
 
     def exit_task(self, settings: Settings) -> Any:
         """Add the task by which the platform itself notifies `settings.notify`; None if it sends no such messages."""

@@ -120,14 +120,14 @@ def plan_submission(config: Config, platform: Platform, settings: Settings) -> R
             "tpu_pipelines_run": name,
             DIGEST: digest,
             **parts,
-            "tpu_pipelines_machine": made.machine.name,
-            "tpu_pipelines_region": made.machine.region,
+            "tpu_pipelines_machine": made.run.machine.name,
+            "tpu_pipelines_region": made.run.machine.region,
             "tpu_pipelines_fallback": str(index),
         }
         job_id = f"{name}-{digest}" + (f"-f{index}" if index else "")
-        jobs.append(Job(job_id, config.name, made.package, made.machine, labels))
+        jobs.append(Job(job_id, config.name, made.package, made.run.machine, labels))
     first = compiled[0]
-    return RunPlan(tuple(jobs), first.checkpoints, first.carried, first.timeout.reason, resources, data)
+    return RunPlan(tuple(jobs), first.run.checkpoints, first.run.carried, first.run.timeout.reason, resources, data)
 
 
 def without_cache(plan: RunPlan) -> RunPlan:

@@ -706,13 +706,13 @@ def test_a_model_of_the_users_travels_through_the_bucket_by_its_digest(tmp_path)
     compiled = compile_digits("vertex", f"model={file}", settings=SETTINGS)
     bundle = bundle_of(str(file))
     place = f"gs://my-bucket/pipelines/models/{bundle.digest}/my_model.zip"
-    assert compiled.carried == {place: bundle.content}
+    assert compiled.run.carried == {place: bundle.content}
     assert compiled.package.count(place) >= 2, "for preflight, and for training"
     assert str(file) not in compiled.package
     file.write_text("def build_model(image_shape, num_classes): return 1\n")
-    assert compile_digits("vertex", f"model={file}", settings=SETTINGS).carried.keys() != {place}
+    assert compile_digits("vertex", f"model={file}", settings=SETTINGS).run.carried.keys() != {place}
     module = "tpu_components.core.models.ready.digits_cnn:build_model"
-    assert compile_digits("vertex", f"model={module}").carried == {}
+    assert compile_digits("vertex", f"model={module}").run.carried == {}
 
 
 @pytest.mark.parametrize(("scheme", "command"), [("gs", "gcloud storage cp"), ("s3", "aws s3 cp")])
@@ -777,7 +777,7 @@ def test_the_readmes_example_with_a_model_of_ones_own_compiles(tmp_path, monkeyp
     Path("my_classifier.py").write_text(readme_model("my_classifier.py"))
     overrides = ["machine=v5e-4", "data.source=images:gs://my-bucket/flowers"]
     compiled = compile_pipeline(load_config("flowers.yaml", overrides), PLATFORMS[target], SETTINGS)
-    (place,) = compiled.carried
+    (place,) = compiled.run.carried
     assert place.endswith("/my_classifier.zip")
     assert place in compiled.package
 
@@ -1082,7 +1082,7 @@ def test_a_champion_that_a_training_starts_with_comes_from_the_registry():
 )
 def test_the_time_of_a_training_is_said_with_its_reason(overrides, seconds, words):
     compiled = compile_digits("vertex", *overrides)
-    assert words in compiled.timeout.reason
+    assert words in compiled.run.timeout.reason
     spec = spec_of(compiled)
     # The custom job's time where no task gives another.
     inputs = spec["components"]["comp-train-model"]["inputDefinitions"]["parameters"]
@@ -1095,7 +1095,7 @@ def test_the_time_of_a_training_is_said_with_its_reason(overrides, seconds, word
 def test_on_kubeflow_the_budget_says_when_a_training_is_stopped(budget, hours):
     """v5e-4 costs $4.80 an hour: $48 pay for 10."""
     compiled = compile_digits("kubeflow", f"preflight.max_price_usd={budget}")
-    assert compiled.timeout.seconds == hours * 3600
+    assert compiled.run.timeout.seconds == hours * 3600
     assert executors(compiled)["train-model"][1]["activeDeadlineSeconds"] == str(int(hours * 3600))
 
 
@@ -1223,8 +1223,8 @@ def test_the_commands_mistakes_are_the_users(tmp_path):
 def test_on_vertex_a_gpu_trains_and_judges_by_the_same_configuration(spot):
     machine = f"machine={{name: a100-2, spot: {str(spot).lower()}, region: us-central1}}"
     compiled = compile_digits("vertex", machine, "resources.evaluate_model.machine=t4-1", settings=SETTINGS)
-    assert not compiled.timeout.is_estimated
-    assert compiled.timeout.seconds == 24 * 3600
+    assert not compiled.run.timeout.is_estimated
+    assert compiled.run.timeout.seconds == 24 * 3600
     pipeline = spec_of(compiled)
     payloads = [
         args[args.index("--payload") + 1]
@@ -1258,11 +1258,11 @@ def test_on_kubeflow_a_pod_asks_for_gpus_and_their_nodes():
 
 def test_the_budget_is_the_time_limit_of_a_gpu():
     compiled = compile_digits("vertex", "machine=l4-1", "preflight.max_price_usd=1")
-    price = compiled.machine.slice.price(compiled.machine.region)
+    price = compiled.run.machine.slice.price(compiled.run.machine.region)
     assert (
-        price.usd_per_hour * compiled.timeout.seconds / 3600
+        price.usd_per_hour * compiled.run.timeout.seconds / 3600
         <= 1
-        < price.usd_per_hour * (compiled.timeout.seconds + 1) / 3600
+        < price.usd_per_hour * (compiled.run.timeout.seconds + 1) / 3600
     )
 
 

@@ -71,7 +71,7 @@ Seed = Annotated[int, Range(0, below=2**32)]
 
 
 class Role(enum.Enum):
-    """What a field belongs to, in its type: `Annotated[int, Part.HOST]` for a subclass `Part`."""
+    """Base class for marks in a field's type: `Annotated[int, Part.HOST]` marks a HOST field."""
 
 
 def _number(value: float) -> str:
@@ -101,7 +101,7 @@ class Field:
         kind: Type of the value; see `read`.
         meaning: Description in the docstring of the dataclass; empty if there is none.
         declared: The field as `dataclasses.fields` returns it, with its default.
-        roles: What the field belongs to.
+        roles: Roles in the field's type.
     """
 
     name: str
@@ -150,7 +150,7 @@ def _without_roles(kind: Any) -> tuple[Any, frozenset[Role]]:
 
 
 def with_role(kind: Any, role: Role) -> list[str]:
-    """Return the names of a dataclass's fields that have a role."""
+    """Return the names of a dataclass's fields with this role."""
     return [name for name, field in fields_of(kind).items() if role in field.roles]
 
 

@@ -53,7 +53,7 @@ class Kind(enum.StrEnum):
 
 
 _INDEXING = {"gather", "scatter", "sort"}
-# Operations that a fusion performs only for those values that are used of the result.
+# Operations that a fusion performs only for the values of the result that are used.
 _SAME_VALUES = {"bitcast", "copy", "reshape", "transpose"}
 
 
@@ -175,9 +175,8 @@ class OperationCost:
         flops: Operations of the matrix products in one run.
         num_bytes: Bytes that one run moves from and to the device's main memory.
         times: Number of runs in a step.
-        filled: Share of the matrix units' tiles that a kernel's products fill; the cycles of others know it.
-        rows: Rows that one run adds to an array in the device's main memory, each before the next, as the gradient of
-            an embedding does.
+        filled: Share of the matrix units' tiles that a kernel's products fill; 1 for all other operations.
+        rows: Rows that one run adds, one by one, to an array in main memory, as in an embedding's gradient.
     """
 
     kind: Kind

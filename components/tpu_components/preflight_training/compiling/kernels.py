@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 _PRODUCTS = ("tpu.matmul", "vector.contract")
-LANES = 128  # Columns of a vector register: a head of 64 features takes the matrix unit as long as one of 128.
+LANES = 128  # Columns of a vector register: a head of 64 features is as slow as one of 128.
 # A mask lets a kernel skip blocks, and only the values of the mask say how many: half of them, as for a causal mask.
 _SHARE_OF_MASKED = 0.5
 
@@ -21,7 +21,7 @@ class KernelWork(NamedTuple):
 
     Attributes:
         flops: Multiplications and additions.
-        padded: The same with both sides of each weight rounded up to whole vector registers.
+        padded: The same with both dimensions of each weight rounded up to multiples of `LANES`.
     """
 
     flops: float = 0.0

@@ -38,7 +38,7 @@ class Kubeflow:
             )
 
     def check_config(self, config: "Config") -> None:
-        """Check that the machine needs nothing of Vertex AI's."""
+        """Check that no machine has settings that only Vertex AI has."""
         from tpu_pipelines.platforms.kubeflow.resources import check_config
 
         check_config(config)
@@ -60,7 +60,7 @@ class Kubeflow:
         return machine
 
     def training_retries(self, machine: "MachineSpec") -> int:
-        """Return 5 for a spot machine, whose pod may be taken away, and for several hosts, whose pod only waits."""
+        """Return 5 for a spot machine, which may be preempted, or several hosts, whose pod only waits; else 0."""
         from tpu_pipelines.platforms.kubeflow.resources import training_retries
 
         return training_retries(machine)
