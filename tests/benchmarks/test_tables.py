@@ -16,7 +16,8 @@ def test_preflight_says_what_published_steps_say():
     generation = whole_steps.load_generations()["v5e"]
     assert accuracy_of(generation, WELL_USED) == accuracy_of(generation, 1.0) == busy
     assert accuracy_of(generation, WELL_USED - 0.01) == accuracy_of(generation, 0.0) == others
-    held, estimates = busy.held_out + others.held_out, busy.estimates + others.estimates
+    held = busy.held_out + others.held_out
+    estimates = busy.estimates + others.estimates
     assert f"It contained {held} of {estimates} published ones" in INTERVALS
 
 

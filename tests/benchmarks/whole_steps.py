@@ -12,6 +12,7 @@ they are, and a constant share of the chip's peak.
 
 import argparse
 import dataclasses
+import functools
 import gzip
 import json
 import math
@@ -79,6 +80,7 @@ def load_generations() -> dict[str, Generation]:
     return {one.name: one for one in load_catalogue().generations if one.accelerator == TPU}
 
 
+@functools.cache
 def load_costs() -> dict[str, tuple[list[OperationCost], int]]:
     """By key, the costs of a compiled program's operations, and the number of the network's weights."""
     kept = json.loads(COMPILED.read_text(encoding="utf-8"))["steps"]
@@ -167,6 +169,7 @@ def read_programs(folder: Path) -> None:
     """Take the costs of every compiled program that is compared from the texts in a folder."""
     published = _published()
     rows = {published_compile.key_of(row): row for row in published["rows"] if not row["excluded"]}
+    generations = load_generations()
     kept: dict[str, Any] = {"steps": {}}
     for key, row in sorted(rows.items()):
         text, beside = published_compile.paths_of(key, folder)
@@ -176,14 +179,13 @@ def read_programs(folder: Path) -> None:
         scheduled = gzip.decompress(text.read_bytes()).decode()
         if figures["depth"] != figures["real_depth"]:
             scheduled = _deepen(scheduled, figures["depth"], figures["real_depth"])
-        operations = Counter(read_cost(scheduled, []).operations)
         program = published["programs"][row["program"]]
         kept["steps"][key] = {
             "parameters": _parameters(program, row["batch_per_device"]),
             "seconds": figures["seconds"],
             "compiler_mib": figures["compiler_peak_mib"],
             "peak_bytes": figures["peak_bytes"],
-            "operations": _merge(list(operations), load_generations()[row["generation"]]),
+            "operations": _merge(read_cost(scheduled, []).operations, generations[row["generation"]]),
         }
         kept["compiler"] = figures["versions"]
     COMPILED.write_text(_json(kept), encoding="utf-8")
@@ -253,15 +255,16 @@ def accuracies(rows: Sequence[Row]) -> dict[bool, Accuracy]:
         ratios = [one.ratio for one in own.values()]
         low, high = (round(end, 2) for end in interval(ratios))
         median, most, _ = errors(ratios)
+        steps = sum(row.key in own for row in rows)
         found[busy] = Accuracy(
             factor=1.0,
             low=low,
             high=high,
-            steps=sum(row.key in own for row in rows),
+            steps=steps,
             programs=len({one.program for one in own.values()}),
             held_out=sum(held[key] for key in own),
             estimates=len(own),
-            whole_steps=sum(row.key in own for row in rows),
+            whole_steps=steps,
             median_error=round(median, 2),
             most_error=round(most, 2),
         )
@@ -275,19 +278,16 @@ def table() -> list[str]:
     whole = [one for one in observations if one.is_whole]
     held = hold_out_intervals(whole, is_busy)
     constant = hold_out_constant(observations)
+    figures = Counter(row.key for row in rows)
+    texts = dict.fromkeys(("program", "machine"), "<")
+    numbers = dict.fromkeys(("rows", "measured", "estimated", "matrix units", "measured/estimated"), ">")
     lines = Table(
-        dict(
-            zip(
-                ("program", "machine", "rows", "measured", "estimated", "matrix units", "measured/estimated"),
-                "<<>>>>>",
-                strict=True,
-            )
-        ),
+        {**texts, **numbers},
         [
             (
                 one.program,
                 ", ".join(sorted({row.machine for row in rows if row.key == one.key})[:2]),
-                str(sum(row.key == one.key for row in rows)),
+                str(figures[one.key]),
                 f"{one.measured * 1e3:,.4g}",
                 f"{one.measured * 1e3 / one.ratio:,.4g}",
                 f"{one.utilization:.0%}",
@@ -311,7 +311,7 @@ def table() -> list[str]:
         summary.append(
             (
                 name,
-                str(sum(row.key in {one.key for one in members} for row in rows)),
+                str(sum(figures[one.key] for one in members)),
                 str(len(members)),
                 f"{median:.0%}",
                 f"{most:.0%}",

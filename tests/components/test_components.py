@@ -119,7 +119,8 @@ def _every_component():
 
 def test_every_input_and_output_of_every_component_has_a_description():
     """KFP reads those of inputs in `Args:`, and those of outputs in `Returns:`."""
-    described, missing = 0, []
+    described = 0
+    missing = []
     for component in _every_component():
         for name, one in {**component.inputs, **(component.outputs or {})}.items():
             described += bool(one.description)

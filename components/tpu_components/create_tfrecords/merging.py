@@ -257,7 +257,7 @@ class Merger:
 
 
 def _check_scheme(place: str, retired: np.ndarray, num_known: int) -> None:
-    """Warn about a retired test set of which the data have no example, or too few because its IDs are of scheme 1.
+    """Warn if the data have no example of a retired test set, or too few because its IDs are of the older scheme 1.
 
     Args:
         place: File of the retired test set.

@@ -127,7 +127,7 @@ def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
     plan = prepared.plan
     encoder = prepared.encoder
     survey = prepared.survey
-    params = prepared.plan.params
+    params = plan.params
     listing = plan.listing
     merger = Merger(plan, staged)
     copies = None

@@ -275,7 +275,7 @@ def _front_matter(facts: CardFacts) -> str:
     https://github.com/huggingface/hub-docs/blob/main/modelcard.md
     """
     manifest = facts.manifest
-    kind = facts.manifest.input.kind
+    kind = manifest.input.kind
     licence = facts.licence.lower()
     pipeline = _PIPELINES.get((kind, manifest.task), "")
     metrics = [
@@ -365,7 +365,7 @@ def _outside(known: TargetStatistics | Distribution) -> str:
 def _limits(facts: CardFacts) -> Iterator[str]:
     manifest = facts.manifest
     evaluation = facts.evaluation
-    inputs = facts.manifest.input
+    inputs = manifest.input
     plural = inputs.plural
     train = manifest.splits.get(TRAIN)
     split = manifest.splits.get(evaluation.split)

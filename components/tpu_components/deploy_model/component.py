@@ -1,4 +1,4 @@
-"""KFP wrapper of deploy_model.
+"""The step deploy_model as a KFP component.
 
 The inputs after `*`, and their part of `Args:`, are the fields of DeployParams: `python -m tests.generated` writes
 them.

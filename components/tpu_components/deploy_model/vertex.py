@@ -279,7 +279,7 @@ class VertexTarget:
     def _require_endpoint(self, endpoint_id: str) -> str:
         """Return the resource name of an endpoint; creates it if it is missing."""
         registry = self._registry
-        project = self._registry.parent.split("/")[1]
+        project = registry.parent.split("/")[1]
         name = f"{registry.parent}/endpoints/{endpoint_id}"
         request = {
             "parent": registry.parent,

@@ -1,4 +1,4 @@
-"""KFP wrapper of evaluate_model.
+"""The step evaluate_model as a KFP component.
 
 The inputs after `*`, and their part of `Args:`, are the fields of EvaluateParams: `python -m tests.generated` writes
 them.

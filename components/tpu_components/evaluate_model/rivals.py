@@ -41,7 +41,7 @@ class Rival:
 def load_rivals(
     params: EvaluateParams, manifest: Manifest, records_dir: Path, digest: str, scratch: Path
 ) -> tuple[list[Rival], HeldOutSet | None]:
-    """Return the models to compare with, the champion first, and the gate's earlier decisions on the test set.
+    """Return the rival models, the champion first, and the gate's earlier decisions on the test set.
 
     Args:
         params: The champion and the rules of the gate.

@@ -1,4 +1,4 @@
-"""KFP wrapper of export_model.
+"""The step export_model as a KFP component.
 
 The inputs after `*`, and their part of `Args:`, are the fields of ExportParams: `python -m tests.generated` writes
 them.

@@ -1,4 +1,4 @@
-"""KFP wrapper of find_drift.
+"""The step find_drift as a KFP component.
 
 The inputs after `*`, and their part of `Args:`, are the fields of DriftParams: `python -m tests.generated` writes them.
 """

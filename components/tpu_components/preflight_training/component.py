@@ -1,4 +1,4 @@
-"""KFP wrapper of preflight_training.
+"""The step preflight_training as a KFP component.
 
 The inputs after `*`, and their part of `Args:`, are the fields of PreflightParams: `python -m tests.generated` writes
 them.

@@ -21,6 +21,7 @@ from tpu_components.preflight_training.compiling.hlo import (
     OperationCost,
     ProgramCost,
 )
+from tpu_components.preflight_training.compiling.kernels import padding
 
 _ALL_REDUCE = "all-reduce"
 # A hop from chip to chip takes about a microsecond (https://jax-ml.github.io/scaling-book/tpus/).
@@ -320,7 +321,7 @@ def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
                 ("batch", product.rows, SUBLANES),
             ):
                 if size % whole:
-                    notes.append(f"{size} {what} fill {size / (-(-size // whole) * whole):.0%} of {whole}-wide tiles")
+                    notes.append(f"{size} {what} fill {1 / padding(size, whole):.0%} of {whole}-wide tiles")
     return tuple(dict.fromkeys(notes))
 
 

@@ -390,7 +390,7 @@ class MachineExamination:
     def _objections(self) -> Iterator[str]:
         """Yield the reasons for which train_model would refuse the training, or hang, on the machine."""
         compilation = self.compilation
-        machine = self.compilation.machine
+        machine = compilation.machine
         if self.outcome.objection:
             yield self.outcome.objection
         if machine.hosts > 1 and compilation.training.backend != "jax":

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable
 
 from tpu_components.preflight_training.compiling.compiler import DOES_NOT_FIT, FITS, Outcome
+from tpu_components.preflight_training.compiling.kernels import LANES
 
 _GUESS_IS_GOOD_TO = 256  # The relative error of a guess is usually below 1/256.
 _MAX_GUESSES = 3
-_LANES = 128  # The compiler may pad arrays to multiples of it, so that memory grows in steps of 128 examples.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _guess(known: list[tuple[int, int]], capacity_bytes: int) -> int | None:
 
 
 def _whole(size: int) -> int:
-    return size // _LANES * _LANES or size
+    return size // LANES * LANES or size
 
 
 def _within(size: int, low: int, high: int) -> int:
@@ -123,4 +123,4 @@ def _between(low: int, high: int) -> int:
     if _whole(middle) > low:
         return _whole(middle)
     # If no multiple of 128 lies between them: the batch after a multiple takes the memory of the next multiple.
-    return low + 1 if low % _LANES == 0 else middle
+    return low + 1 if low % LANES == 0 else middle

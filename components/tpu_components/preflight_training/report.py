@@ -150,9 +150,9 @@ class _MachineText:
     def figures(self) -> list[Block]:
         """Return step time, epoch time, price, memory, waiting and utilization; [] if no time is known."""
         machine = self.machine
-        step = self.machine.step
-        epoch = self.machine.epoch
-        cost = self.machine.cost
+        step = machine.step
+        epoch = machine.epoch
+        cost = machine.cost
         if step is None or epoch is None:
             return []
         price = ["no trustworthy price is known"]
@@ -197,8 +197,8 @@ class _MachineText:
 
     def _fields(self) -> list[tuple[str, str]]:
         machine = self.machine
-        step = self.machine.step
-        epoch = self.machine.epoch
+        step = machine.step
+        epoch = machine.epoch
         size = f"{byte_size(machine.capacity_bytes)} a device"
         if machine.peak_bytes:
             bound = "at least " * (machine.verdict == MAY_FIT)
@@ -228,7 +228,7 @@ class _MachineText:
 
     def _times(self, step: StepTime, epoch: EpochTime) -> list[tuple[str, str]]:
         machine = self.machine
-        cost = self.machine.cost
+        cost = machine.cost
         price = _UNKNOWN
         fed = machine.fed_by(self.report.data.host)
         hours = machine.timeout_seconds / 3600
@@ -275,9 +275,9 @@ class _MachineText:
             longest: Longest time of an epoch on any machine, in seconds.
         """
         machine = self.machine
-        step = self.machine.step
-        epoch = self.machine.epoch
-        cost = self.machine.cost
+        step = machine.step
+        epoch = machine.epoch
+        cost = machine.cost
         peak = f"{machine.peak_bytes / 2**30:.2f}" if machine.peak_bytes else _UNKNOWN
         peak = f"≥{peak}" if machine.verdict == MAY_FIT else peak
         row = (

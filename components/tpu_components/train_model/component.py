@@ -1,4 +1,4 @@
-"""KFP wrapper of train_model.
+"""The step train_model as a KFP component.
 
 The inputs after `*`, and their part of `Args:`, are the fields of TrainParams: `python -m tests.generated` writes them.
 """

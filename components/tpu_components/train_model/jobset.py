@@ -376,7 +376,7 @@ def cluster_errors(cluster: str, denied: str = "") -> Iterator[None]:
         raise OutageError(f"{cluster} does not answer: {describe(error)}.") from error
     except ApiException as error:
         status = error.status
-        refused = f"{cluster} refuses: {error.status} {message_of(error)}"
+        refused = f"{cluster} refuses: {status} {message_of(error)}"
         if status == 429 or status >= 500:
             raise OutageError(f"{cluster} answers {status} {error.reason}.") from error
         if status in (401, 403):

@@ -224,7 +224,7 @@ class DeviceLoop:
     def run_epoch(self, bar: progress.Progress) -> dict[str, float]:
         """See `FitLoop.run_epoch`."""
         session = self._session
-        clock = self._session.stopwatch
+        clock = session.stopwatch
         if session.stage is not self._stage:
             self._stage, self._run = session.stage, self._program.jit()
         first = step = shown = session.progress.step

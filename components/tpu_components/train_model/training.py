@@ -220,7 +220,7 @@ class _Training:
 
     def _run_epochs(self) -> None:
         session = self._session
-        params = self._session.params
+        params = session.params
         plural = session.manifest.input.plural
         profiled = params.profile_steps if session.is_writer else 0
         profile = StepProfile(profiled, session.batch_size, self._tensorboard_dir, *profiler(session.device.backend))
@@ -255,7 +255,7 @@ class _Training:
 
     def _say_stage(self) -> None:
         session = self._session
-        stage = self._session.stage
+        stage = session.stage
         if stage.number and (session.progress.epoch, session.progress.step) == (stage.first_epoch, 0):
             frozen = f"{', '.join(stage.frozen)} frozen" if stage.frozen else "nothing frozen"
             progress.say(
@@ -273,7 +273,7 @@ class _Training:
             num_examples: Number of examples of the epoch that this session trained on.
         """
         session = self._session
-        stopwatch = self._session.stopwatch
+        stopwatch = session.stopwatch
         now = session.progress
         metric = session.manifest.interface.task.metric
         now.waited_seconds += stopwatch.take_waited()
@@ -358,8 +358,8 @@ class _Training:
     def result(self) -> TrainResult:
         """Return the outcome of the training."""
         session = self._session
-        now = self._session.progress
-        device = self._session.device
+        now = session.progress
+        device = session.device
         last = now.history[-1]
         trained = max(now.seconds - now.start_seconds - now.waited_seconds, 0.0)
         paid = session.recorder.paid_seconds(trained, now.waited_seconds + now.end_seconds)
@@ -388,8 +388,8 @@ class _Training:
     def save(self, output: Path, result: TrainResult) -> None:
         """Write the model's folder atomically."""
         session = self._session
-        manifest = self._session.manifest
-        initial = self._session.initial
+        manifest = session.manifest
+        initial = session.initial
         keras.distribution.set_distribution(None)  # Only this host builds the copy that verifies the saved model.
         progress.say(STEP, describe_time(result.time))
         if result.sessions > 1:

@@ -246,7 +246,7 @@ class ConfigChecks:
 
     def _model(self) -> Iterator[Finding]:
         config = self._config
-        model = self._config.training.model
+        model = config.training.model
         if (interface := self._interface) is None:
             raise CannotAskError("not built without the data")
         check_augmentation(config.training, (None, *interface.input.shape), interface.task_name)

@@ -146,7 +146,7 @@ def resolve(config: Config, platform: Platform, settings: Settings) -> ResolvedR
 
 
 def build(run: ResolvedRun) -> str:
-    """Return the pipeline of a resolved run as YAML."""
+    """Build the pipeline of a resolved run, and return it as YAML."""
     from kfp import compiler
 
     from tpu_components.evaluate_model.component import evaluate_model

@@ -49,7 +49,7 @@ def measure(listing: Listing, params: WriteParams) -> DataSize:
     if listing.kind != IMAGE:
         held = sum(map(len, listing.texts or ()))
         decoded = params.num_tokens * _TOKEN_BYTES
-        stored = params.num_tokens * _TOKEN_BYTES + files / count
+        stored = decoded + files / count
     elif listing.images is not None:
         held = listing.images.nbytes
         decoded = stored = held / count

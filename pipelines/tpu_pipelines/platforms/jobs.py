@@ -200,7 +200,7 @@ class PlatformClient(Protocol):
 
 
 class Retrying:
-    """A `PlatformClient` that repeats the calls of another one after transient errors.
+    """Wraps a `PlatformClient`, and repeats its calls after transient errors.
 
     If the response of `create` is lost, the repeated call returns the created job. A repeated `create_schedule` would
     make a second schedule, so `schedule.upsert` must get a client without these retries. `upsert` has retries

@@ -36,7 +36,7 @@ class Platform(Protocol):
 
     @property
     def catalogue_name(self) -> str:
-        """Name in the machine catalogue: the platform has the machines and prices of this entry."""
+        """Name in the machine catalogue of the platform whose machines and prices apply."""
 
     # Settings and configuration
 
@@ -49,7 +49,7 @@ class Platform(Protocol):
         """Names of the settings that platforms reject unless they list them here."""
 
     def check_settings(self, settings: Settings) -> None:
-        """Check values of settings that the platform reads; raises InputError, for example about too many labels."""
+        """Check the platform's settings; raises InputError if some are not allowed, such as too many labels."""
 
     def check_config(self, config: "Config") -> None:
         """Check the requested resources; raises InputError if the platform would ignore or refuse one of them."""

@@ -265,7 +265,7 @@ class _LocalRun:
         earlier run started with. The cache keys are then equal, and the results are reused.
         """
         config = self._config
-        named = self._config.training.initial_model
+        named = config.training.initial_model
         if not named:
             return ""
         if (referred := parse_reference(named)) is None:

@@ -842,7 +842,8 @@ def test_every_input_and_output_of_a_compiled_pipeline_has_a_description(target,
     settings = SETTINGS if target == "vertex" else ON_KUBEFLOW
     notified = dataclasses.replace(settings, notify="gs://my-bucket/hook.txt")
     spec = spec_of(compile_digits(target, *overrides, settings=notified))
-    described, missing = 0, []
+    described = 0
+    missing = []
     for component, of in {**spec["components"], "pipeline": spec["root"]}.items():
         for kind in ("inputDefinitions", "outputDefinitions"):
             for name, one in {

@@ -128,7 +128,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Quarantined:
-    """Key of an input that was quarantined, and the reason."""
+    """A quarantined input: its key and the reason."""
 
     key: str
     reason: str

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 
 from tpu_components.core.models.step.program import LOOP_NAME
-from tpu_components.preflight_training.compiling.kernels import kernel_work
+from tpu_components.preflight_training.compiling.kernels import kernel_work, padding
 
 SUBLANES = 8  # Rows of a vector register; it has 128 columns, like the matrix unit of most chips.
 _BYTES = {
@@ -153,15 +153,11 @@ class MatrixProduct:
 
     def padded_flops(self, mxu_size: int) -> float:
         """Return the operations of the matrix unit, with both sides padded to whole tiles."""
-
-        def filled(size: int, tile: int) -> float:
-            return -(-size // tile) * tile / size
-
         return (
             self.flops
-            * filled(self.contraction, mxu_size)
-            * filled(self.columns, mxu_size)
-            * filled(self.rows, SUBLANES)
+            * padding(self.contraction, mxu_size)
+            * padding(self.columns, mxu_size)
+            * padding(self.rows, SUBLANES)
         )
 
 
@@ -480,7 +476,8 @@ class _Program:
                 elif step.opcode == "fusion":
                     num_bytes, is_unchanged = self._read_inside(step, at, whole)
                     total += num_bytes
-                    names |= {step.name} if is_unchanged else set()
+                    if is_unchanged:
+                        names.add(step.name)
                 else:
                     total += self._read(step, at, whole)
         is_unchanged = next(reversed(inner), "") in names

@@ -55,8 +55,19 @@ def kernel_work(body: str) -> KernelWork:
         return KernelWork()
 
 
+def padding(size: int, tile: int) -> float:
+    """Return how much larger a dimension is when it is rounded up to whole tiles, as a factor.
+
+    Example:
+        >>> padding(64, 128), padding(128, 128)
+        (2.0, 1.0)
+    """
+    return math.ceil(size / tile) * tile / size
+
+
 def _sum(works: Iterable[KernelWork]) -> KernelWork:
-    return KernelWork(*map(sum, zip(KernelWork(), *works, strict=True)))
+    known = list(works)
+    return KernelWork(sum(work.flops for work in known), sum(work.padded for work in known))
 
 
 def _grid(function: Any) -> int:
@@ -86,10 +97,9 @@ def _product_work(product: Any) -> KernelWork:
 
     left, right, result = (ir.ShapedType(operand.type).shape for operand in list(product.operands)[:3])
     batch = result[0] if len(result) > 2 else 1
-    contraction = math.sqrt(math.prod(left) * math.prod(right) / (math.prod(result) * batch))
+    contraction = math.isqrt(math.prod(left) * math.prod(right) // (math.prod(result) * batch))
     flops = 2.0 * math.prod(result) * contraction
-    padding = math.prod(math.ceil(side / LANES) * LANES / side for side in (contraction, result[-1]))
-    return KernelWork(flops, flops * padding)
+    return KernelWork(flops, flops * padding(contraction, LANES) * padding(result[-1], LANES))
 
 
 def _trips(loop: Any) -> int:

@@ -189,7 +189,7 @@ def _host_pod(
 ) -> dict[str, Any]:
     """Return the template of a host's pod in a JobSet."""
     entry = machine.slice
-    variables = {**environment, COUNT_VARIABLE: str(machine.slice.hosts)}
+    variables = {**environment, COUNT_VARIABLE: str(entry.hosts)}
     # Settings check that names and paths differ.
     mounts = [
         *((claim, {"persistentVolumeClaim": {"claimName": claim}}, path) for claim, path in settings.volumes.items()),
@@ -238,7 +238,7 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
         InputError: If GKE does not have the machine, or `flex-start` is combined with spot or a reservation.
     """
     entry = machine.slice
-    generation = machine.slice.generation
+    generation = entry.generation
     entry.require_target(KUBEFLOW)
     kind = (generation.gke_pod_accelerator if entry.hosts > 1 else "") or generation.gke_accelerator
     selectors = (

@@ -1,1 +1,1 @@
-"""This machine: kfp.local, which runs a pipeline in processes or containers."""
+"""Runs pipelines on this machine with kfp.local, in processes or containers."""

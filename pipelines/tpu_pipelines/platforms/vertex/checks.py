@@ -49,6 +49,7 @@ from tpu_pipelines.doctor.google_apis import (
     judge_quota,
 )
 from tpu_pipelines.doctor.images import look_at_image, repository_of
+from tpu_pipelines.platforms.vertex.resources import in_region
 
 _VERTEX_AI, _CLOUD_QUOTAS = "aiplatform.googleapis.com", "cloudquotas.googleapis.com"
 _REGISTRY, _COMPUTE = "artifactregistry.googleapis.com", "compute.googleapis.com"
@@ -107,10 +108,7 @@ class VertexChecks:
         self._settings = settings
         self._apis = apis
         self._image = image
-        regions = (entry.region or settings.region for entry in config.machines)
-        self._machines = [
-            dataclasses.replace(entry, region=region) for entry, region in zip(config.machines, regions, strict=True)
-        ]
+        self._machines = [in_region(entry, settings.region) for entry in config.machines]
         self._deploy = config.deploy or DeployParams("", config.name)
         self._is_deployed = self._deploy.is_on_vertex
         self._serving_image = (self._deploy.serving_image or SERVING_IMAGE) if self._is_deployed else ""
@@ -261,7 +259,7 @@ class VertexChecks:
         resource = self._bucket_resource(split(self._settings.bucket)[0])
         region = self._settings.region
         name = resource.name
-        bucket = self._apis.find(STORAGE, resource.path, resource.name)
+        bucket = self._apis.find(STORAGE, resource.path, name)
         location = bucket.get("location", "").lower()
         kind = bucket.get("locationType", "region")
         remedy = f"use one in {region}: gcloud storage buckets create gs://NAME --location={region}"

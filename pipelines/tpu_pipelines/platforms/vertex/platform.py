@@ -1,6 +1,5 @@
 """Vertex AI as a `Platform`."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +59,9 @@ class Vertex:
 
     def in_region(self, machine: "MachineSpec", region: str) -> "MachineSpec":
         """Return the machine, with this region if it has none."""
-        return dataclasses.replace(machine, region=machine.region or region)
+        from tpu_pipelines.platforms.vertex.resources import in_region
+
+        return in_region(machine, region)
 
     def training_retries(self, machine: "MachineSpec") -> int:
         """Return 0: the service itself restarts a custom job whose machine is lost."""

@@ -73,7 +73,8 @@ def test_both_packages_are_code_and_no_libraries(package):
 
 def test_a_mutation_changes_the_keys_of_the_steps_that_reach_the_file_and_no_others(codes, tmp_path):
     """Of the files that the same steps reach, one is changed."""
-    (root, *_), package = ROOTS, tmp_path / "tpu_components"
+    root = ROOTS[0]
+    package = tmp_path / "tpu_components"
     shutil.copytree(root / "tpu_components", package, ignore=shutil.ignore_patterns("__pycache__"))
     copies = _codes(tmp_path)
     digests = {step: code.digest for step, code in copies.items()}

@@ -731,7 +731,8 @@ def test_a_name_that_no_object_of_the_cluster_may_have_is_not_scheduled(plan, fa
 
 
 def test_a_schedule_is_paused_resumed_and_deleted(plan, fake, kubeflow, backoff):
-    scheduler, job = kubeflow.client, plan.jobs[0]
+    scheduler = kubeflow.client
+    job = plan.jobs[0]
     upsert(scheduler, job, NIGHTLY, backoff)
     change_state(Retrying(scheduler, backoff), "digits", "pause")
     assert upsert(scheduler, job, "0 4 * * *", backoff).schedule.is_paused  # A change does not wake it.
