@@ -59,7 +59,7 @@ test: install  ## The fast tests, on all cores, without a network; the README sa
 test-promises: install  ## A part of the fast tests, for the other Pythons: PYTHON=python3.12 VENV=.venv-3.12
 	$(VENV)/bin/python -m pytest -m "not slow and not heavy" --numprocesses $(WORKERS) --dist worksteal \
 	  tests/e2e tests/pipelines/pipeline/test_compile.py tests/pipelines/runs/test_run_local.py tests/pipelines/api/test_library.py \
-	  tests/pipelines/config/test_schema.py tests/components/test_components.py tests/components/core/step/test_command_line.py \
+	  tests/pipelines/config/test_schema.py tests/components/test_components.py tests/components/core/component/test_command_line.py \
 	  tests/components/train_model/test_training.py tests/components/export_model tests/components/serving
 
 test-heavy: install  ## Those of many seconds each, which CI runs too: trainings that are killed, and whatever starts processes.

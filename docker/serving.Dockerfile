@@ -16,7 +16,7 @@ COPY components/tpu_components/core/base /code/tpu_components/core/base
 COPY components/tpu_components/core/files /code/tpu_components/core/files
 COPY components/tpu_components/core/examples /code/tpu_components/core/examples
 COPY components/tpu_components/core/results /code/tpu_components/core/results
-COPY components/tpu_components/core/step /code/tpu_components/core/step
+COPY components/tpu_components/core/component /code/tpu_components/core/component
 COPY components/tpu_components/core/registry /code/tpu_components/core/registry
 COPY components/tpu_components/serving /code/tpu_components/serving
 RUN /opt/serving/bin/python -m compileall -fq -s /code -p /opt/serving --invalidation-mode unchecked-hash /code

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_components.core.step.step_record import RUNNER_VARIABLE
+from tpu_components.core.component.step_record import RUNNER_VARIABLE
 from tpu_pipelines.cli.main import main
 
 REPOSITORY = Path(__file__).parent.parent

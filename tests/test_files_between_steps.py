@@ -8,6 +8,7 @@ import pytest
 
 from tests.fuzz.mutations import VALUES, changed, places
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.component.step_record import StepRecord
 from tpu_components.core.examples.artifacts import (
     Manifest,
     ModelInfo,
@@ -28,7 +29,6 @@ from tpu_components.core.results.evaluation_info import (
     Unseen,
 )
 from tpu_components.core.results.export_info import ComparedOn, ExportInfo, FormatFacts, Output
-from tpu_components.core.step.step_record import StepRecord
 from tpu_components.deploy_model.params import DeployResult, HealthCheckResult
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.estimate import Accuracy, EpochTime, LayerTime, StepTime

@@ -134,17 +134,17 @@ HELD_BY = {
     "Credentials in a URL": """
         tests/pipelines/platforms/kubeflow/test_client.py::test_no_message_and_no_address_shows_the_credentials_of_a_server
         tests/components/core/base/test_terminal.py::test_credentials_in_addresses_are_hidden_and_nothing_else
-        tests/components/core/step/test_step_record.py::test_a_record_holds_no_password_of_an_address
+        tests/components/core/component/test_step_record.py::test_a_record_holds_no_password_of_an_address
         tests/components/core/files/test_object_stores.py::test_the_password_in_the_address_of_a_store_is_not_in_the_error
         tests/pipelines/runs/test_tracking.py::test_a_password_in_the_address_of_the_tracker_is_neither_printed_nor_stored
         """,
     "A name in a configuration": """
-        tests/pipelines/doctor/test_script.py::test_every_word_of_a_command_is_quoted
-        tests/pipelines/doctor/test_script.py::test_a_hostile_context_of_kubectl_stays_one_word
+        tests/pipelines/checks/test_doctor_script.py::test_every_word_of_a_command_is_quoted
+        tests/pipelines/checks/test_doctor_script.py::test_a_hostile_context_of_kubectl_stays_one_word
         tests/components/core/files/test_object_stores.py::test_a_name_that_no_bucket_has_is_refused_where_it_is_read""",
     "A webhook's URL": """
-        tests/components/core/step/test_notification.py::test_a_malformed_secret_is_refused_and_not_shown
-        tests/components/core/step/test_notification.py::test_a_redirect_is_refused_and_not_followed_without_the_message""",
+        tests/components/core/component/test_notification.py::test_a_malformed_secret_is_refused_and_not_shown
+        tests/components/core/component/test_notification.py::test_a_redirect_is_refused_and_not_followed_without_the_message""",
     "Only those who can push": """
         tests/test_workflow.py::test_retraining_runs_on_one_branch_and_one_at_a_time
         tests/test_workflow.py::test_the_identity_provider_takes_this_workflow_on_this_branch_alone""",

@@ -453,8 +453,8 @@ def _time_preflight(work: Path) -> None:
 
 def _explain_tutorial(work: Path) -> None:
     """Why the tutorial's epoch took 6 s on a v2-8."""
-    from tpu_pipelines.checking.preflight import preflight
     from tpu_pipelines.config.configuration import load_config
+    from tpu_pipelines.sizing.preflight import preflight
 
     config = load_config("cifar10_cnn", [f"data.source=images:{make_images(work)}", "training.residency=host"])
     found = preflight(config, ["v2-8"], work / "preflight")

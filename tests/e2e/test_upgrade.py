@@ -23,11 +23,11 @@ from tests.components.conftest import judged_here
 from tests.fakes.execution import Simulate
 from tests.fakes.vertex import FakeVertex
 from tests.golden.earlier.splits import splits_of
+from tpu_components.core.component.step_record import RUNNER_VARIABLE
 from tpu_components.core.examples.artifacts import SPLITS, Manifest
 from tpu_components.core.examples.example_ids import are_among, load_identities, load_trained_on
 from tpu_components.core.examples.records import load_split
 from tpu_components.core.files.vertex_clients import VertexService
-from tpu_components.core.step.step_record import RUNNER_VARIABLE
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.serving.exported import load_model
 

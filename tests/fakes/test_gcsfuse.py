@@ -155,7 +155,7 @@ def test_a_step_that_meets_a_stale_file_says_so_in_a_sentence(files):
     code = """
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
-from tpu_components.core.step.step_record import StepRecord, step_record
+from tpu_components.core.component.step_record import StepRecord, step_record
 def read(path):
     with open(path, "rb", buffering=0) as file:
         others_write(path, "other")

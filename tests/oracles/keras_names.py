@@ -12,8 +12,8 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines import device
-from tpu_components.core.models.step import compiling
-from tpu_components.core.models.step.compiling import compile_model
+from tpu_components.core.models.training_step import compiling
+from tpu_components.core.models.training_step.compiling import compile_model
 from tpu_components.train_model import TrainParams
 
 STEPS, EPOCHS, BATCH = 10, 5, 8

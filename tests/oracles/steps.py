@@ -58,7 +58,7 @@ def deviations_elsewhere(backend: str) -> dict[str, float]:
 def _compare(task: str, optimizer: str, jit_compile: bool) -> dict[str, float]:
     import tensorflow as tf
 
-    from tpu_components.core.models.step.compiling import compile_model
+    from tpu_components.core.models.training_step.compiling import compile_model
 
     params = TrainParams(
         "by hand",

@@ -67,7 +67,7 @@ def no_sign_in(tmp_path, monkeypatch):
 @pytest.fixture
 def quick_models(monkeypatch):
     """Checks of a configuration build no model: the process that does has tests of its own."""
-    monkeypatch.setattr("tpu_pipelines.checking.check_list.check_model", lambda config, interface, is_timed: Trial(()))
+    monkeypatch.setattr("tpu_pipelines.checks.check_list.check_model", lambda config, interface, is_timed: Trial(()))
 
 
 @pytest.fixture

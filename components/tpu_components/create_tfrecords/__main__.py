@@ -2,7 +2,7 @@
 
 import sys
 
-from tpu_components.core.step import command_line
+from tpu_components.core.component import command_line
 from tpu_components.create_tfrecords import WriteParams, write_records
 
 

@@ -127,7 +127,7 @@ def create_tfrecords(
         Output: Number of examples.
     """
     inputs = dict(locals())
-    from tpu_components.core.step.step_record import run_component
+    from tpu_components.core.component.step_record import run_component
     from tpu_components.create_tfrecords import WriteParams, write_records
 
     return run_component(
@@ -156,7 +156,7 @@ def list_source(source: str, data: Dict[str, Any] = {}) -> str:
         Output: Digest of the source's current content.
     """
     from tpu_components.core.base.termination import heard
-    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.component.step_inputs import params_from
     from tpu_components.create_tfrecords import WriteParams, source_version
 
     with heard():
@@ -188,7 +188,7 @@ def plan_parts(
         Output: Number of parts.
     """
     inputs = {**data, **locals()}
-    from tpu_components.core.step.step_record import run_component
+    from tpu_components.core.component.step_record import run_component
     from tpu_components.create_tfrecords import WriteParams
     from tpu_components.create_tfrecords.engines import fan_out
 
@@ -231,7 +231,7 @@ def write_parts(
         Output: Number of parts in the range.
     """
     inputs = {**data, **locals()}
-    from tpu_components.core.step.step_record import run_component
+    from tpu_components.core.component.step_record import run_component
     from tpu_components.create_tfrecords import WriteParams
     from tpu_components.create_tfrecords.engines import fan_out
 
@@ -275,7 +275,7 @@ def merge_parts(
         Output: Number of examples.
     """
     inputs = {**data, **locals()}
-    from tpu_components.core.step.step_record import run_component
+    from tpu_components.core.component.step_record import run_component
     from tpu_components.create_tfrecords import WriteParams
     from tpu_components.create_tfrecords.engines import fan_out
 
@@ -315,7 +315,7 @@ def write_with_beam(
         Output: Number of examples.
     """
     inputs = {**data, **locals()}
-    from tpu_components.core.step.step_record import run_component
+    from tpu_components.core.component.step_record import run_component
     from tpu_components.create_tfrecords import WriteParams
     from tpu_components.create_tfrecords.engines import beam
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from tpu_components.core.base.errors import DONE, InputError, reading
+from tpu_components.core.component import command_line
 from tpu_components.core.examples.artifacts import SPLITS
 from tpu_components.core.examples.example_ids import as_ids, join_ids, load_identities
 from tpu_components.core.files import storage
 from tpu_components.core.files.unpacking import read_arrays
-from tpu_components.core.step import command_line
 
 
 @dataclasses.dataclass(frozen=True)

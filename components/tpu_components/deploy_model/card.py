@@ -49,7 +49,7 @@ from tpu_components.core.examples.text import START
 from tpu_components.core.files import typed_json
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import billed_by
-from tpu_components.core.models.step.hyperparameters import Part, TrainParams
+from tpu_components.core.models.training_step.hyperparameters import Part, TrainParams
 from tpu_components.core.pages.blocks import Block, Fields, Section, Sentences, Table, as_markdown
 from tpu_components.core.pages.markdown import fence, plain, quote
 from tpu_components.core.pages.scores import Score, scores_of, table_of

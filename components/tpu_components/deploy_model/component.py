@@ -99,7 +99,7 @@ def deploy_model(
         deployment: Result of the deployment, `deployment.json`: the new version, its alias and its endpoint.
     """
     inputs = dict(locals())
-    from tpu_components.core.step.step_record import run_component
+    from tpu_components.core.component.step_record import run_component
     from tpu_components.deploy_model import DeployParams, deploy_model
 
     folders = ("records", "model", "exported", "evaluation", "deployment")

@@ -101,9 +101,9 @@ def evaluate_model(
     import pathlib
     import shutil
 
+    from tpu_components.core.component.step_record import run_component
     from tpu_components.core.examples.artifacts import REPORT_FILE
     from tpu_components.core.results.evaluation_info import Evaluation
-    from tpu_components.core.step.step_record import run_component
     from tpu_components.evaluate_model import EvaluateParams, evaluate_model
 
     def show(result: Any) -> bool:

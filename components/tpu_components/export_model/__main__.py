@@ -2,7 +2,7 @@
 
 import sys
 
-from tpu_components.core.step import command_line
+from tpu_components.core.component import command_line
 from tpu_components.export_model import ExportParams, export_model
 
 

@@ -49,7 +49,7 @@ def export_model(
         exported: Export: `saved_model/`, `model.tflite`, `model_int8.tflite` and `export.json`.
     """
     inputs = dict(locals())
-    from tpu_components.core.step.step_record import run_component
+    from tpu_components.core.component.step_record import run_component
     from tpu_components.export_model import ExportParams, export_model
 
     run_component("export_model", export_model, ExportParams, inputs, "records", "model", "exported")

@@ -28,7 +28,7 @@ from tpu_components.core.examples.interface import CLASSIFICATION, Interface
 from tpu_components.core.examples.text import copy_vocabulary
 from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
-from tpu_components.core.models.step.hyperparameters import TrainParams
+from tpu_components.core.models.training_step.hyperparameters import TrainParams
 from tpu_components.core.results.export_info import ComparedOn, ExportInfo, FormatFacts, Output
 from tpu_components.export_model.comparison import (
     Judge,
@@ -222,9 +222,9 @@ def try_out(
     """
     devices.prepare("tensorflow", "cpu", 1, "float32")
     from tpu_components.core.models.lookup import build_model
-    from tpu_components.core.models.step.compiling import compile_model, say_what_is_used
-    from tpu_components.core.models.step.stages import Freezer
     from tpu_components.core.models.trained import check_rebuilds, load_trained_model, save_architecture
+    from tpu_components.core.models.training_step.compiling import compile_model, say_what_is_used
+    from tpu_components.core.models.training_step.stages import Freezer
 
     model = training.model
     parameters = training.model_parameters

@@ -42,7 +42,7 @@ def find_drift(
     import shutil
 
     from tpu_components.core.base.errors import InputError
-    from tpu_components.core.step.step_record import run_component
+    from tpu_components.core.component.step_record import run_component
     from tpu_components.find_drift import DriftParams, find_drift
     from tpu_components.find_drift.finding import DRIFT_PAGE_FILE
 

@@ -58,7 +58,7 @@ def predict_batch(
         Output: Number of predictions.
     """
     inputs = dict(locals())
-    from tpu_components.core.step.step_record import run_component
+    from tpu_components.core.component.step_record import run_component
     from tpu_components.predict_batch import PredictParams, predict_batch
 
     folders = ("exported", "predictions")
@@ -94,7 +94,7 @@ def predict_with_beam(
         Output: Number of predictions.
     """
     inputs = {**asked, **locals(), "engine": "beam"}
-    from tpu_components.core.step.step_record import run_component
+    from tpu_components.core.component.step_record import run_component
     from tpu_components.predict_batch import PredictParams, predict_batch
 
     folders = ("exported", "predictions")
@@ -134,7 +134,7 @@ def answer_range(
         Output: Number of files in the range.
     """
     inputs = {**asked, **locals()}
-    from tpu_components.core.step.step_record import run_component
+    from tpu_components.core.component.step_record import run_component
     from tpu_components.predict_batch import PredictParams, fan_out
 
     return run_component(
@@ -179,7 +179,7 @@ def merge_answers(
         Output: Number of predictions.
     """
     inputs = {**asked, **locals()}
-    from tpu_components.core.step.step_record import run_component
+    from tpu_components.core.component.step_record import run_component
     from tpu_components.predict_batch import PredictParams, fan_out
 
     return run_component(

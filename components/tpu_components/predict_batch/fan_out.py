@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tpu_components.core.component.command_line import StepCommand, run_commands
 from tpu_components.core.files import storage
-from tpu_components.core.step.command_line import StepCommand, run_commands
 from tpu_components.core.work.resume_state import ResumeState, range_of
 from tpu_components.predict_batch.params import PredictParams, PredictResult
 from tpu_components.predict_batch.predicting import answer_files

@@ -2,7 +2,7 @@
 
 import sys
 
-from tpu_components.core.step import command_line
+from tpu_components.core.component import command_line
 from tpu_components.preflight_training import PreflightParams, preflight_training
 
 

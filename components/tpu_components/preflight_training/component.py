@@ -82,8 +82,8 @@ def preflight_training(
     import shutil
 
     from tpu_components.core.base.errors import InputError
+    from tpu_components.core.component.step_record import run_component
     from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE
-    from tpu_components.core.step.step_record import run_component
     from tpu_components.preflight_training import PreflightParams, preflight_training
 
     def show(result: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from tpu_components.core.base.typed_values import Amount, NotNegative, Positive, Range, check_fields
 from tpu_components.core.machines.machine_spec import PaidMachine
-from tpu_components.core.models.step.hyperparameters import TrainParams
+from tpu_components.core.models.training_step.hyperparameters import TrainParams
 
 # Time limit of a training: a multiple of the estimate, because the estimate may be wrong and leaves out start-up,
 # validation and checkpoints. It is rounded up to the floor times a power of two, so that equal work has equal limits.

@@ -8,8 +8,8 @@ import sys
 
 from tpu_components.core.base.errors import DONE
 from tpu_components.core.base.import_path import leave_current_folder
-from tpu_components.core.step import command_line
-from tpu_components.core.step.step_inputs import params_from
+from tpu_components.core.component import command_line
+from tpu_components.core.component.step_inputs import params_from
 from tpu_components.serving.params import ServeParams, key_to_verify, vertex_defaults
 
 

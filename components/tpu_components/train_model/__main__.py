@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
+from tpu_components.core.component import command_line
 from tpu_components.core.machines.hosts import parse_host
-from tpu_components.core.step import command_line
 from tpu_components.train_model import TrainParams, train_model
 
 

@@ -140,8 +140,8 @@ def train_model(
     inputs = dict(locals())
     import functools
 
+    from tpu_components.core.component.step_record import run_component
     from tpu_components.core.machines.hosts import is_writer
-    from tpu_components.core.step.step_record import run_component
     from tpu_components.train_model import TrainParams, jobset, train_model
 
     ask = jobset.asked()

@@ -22,10 +22,10 @@ from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import BAD_INPUT, InputError, describe
 from tpu_components.core.base.retries import Backoff, ExistsError, MissingError, OutageError, PlatformError, message_of
 from tpu_components.core.base.terminal import printable
+from tpu_components.core.component import command_line
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.files import storage
-from tpu_components.core.models.step.hyperparameters import TrainParams
-from tpu_components.core.step import command_line
+from tpu_components.core.models.training_step.hyperparameters import TrainParams
 from tpu_components.train_model import heartbeat
 from tpu_components.train_model.result import STEP, TrainResult
 

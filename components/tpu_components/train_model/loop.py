@@ -20,9 +20,9 @@ from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import TRAIN
 from tpu_components.core.examples.feeding import DEVICE, Cut, EpochReader, is_resident, open_training_split
 from tpu_components.core.machines.hosts import ProcessGroup
-from tpu_components.core.models.step.hyperparameters import TrainParams
-from tpu_components.core.models.step.program import Program, Watch, fits, state_of
-from tpu_components.core.models.step.sharding import array_sharding
+from tpu_components.core.models.training_step.hyperparameters import TrainParams
+from tpu_components.core.models.training_step.program import Program, Watch, fits, state_of
+from tpu_components.core.models.training_step.sharding import array_sharding
 from tpu_components.train_model.profiling import COMPUTE, INPUT
 from tpu_components.train_model.result import STEP
 from tpu_components.train_model.session import Session

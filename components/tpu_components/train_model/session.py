@@ -20,17 +20,17 @@ from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.machines.device import Device
 from tpu_components.core.machines.hosts import ProcessGroup
 from tpu_components.core.models.lookup import build_model
-from tpu_components.core.models.step.compiling import (
+from tpu_components.core.models.trained import check_rebuilds
+from tpu_components.core.models.training_step.compiling import (
     compile_model,
     own_optimizer,
     say_what_is_used,
     used_hyperparameters,
     weigh_classes,
 )
-from tpu_components.core.models.step.hyperparameters import TrainParams
-from tpu_components.core.models.step.sharding import FULLY_SHARDED
-from tpu_components.core.models.step.stages import Freezer, PlannedStage, plan_stages, stage_of
-from tpu_components.core.models.trained import check_rebuilds
+from tpu_components.core.models.training_step.hyperparameters import TrainParams
+from tpu_components.core.models.training_step.sharding import FULLY_SHARDED
+from tpu_components.core.models.training_step.stages import Freezer, PlannedStage, plan_stages, stage_of
 from tpu_components.train_model.checkpoints import checkpoint
 from tpu_components.train_model.checkpoints.checkpoint import TrainingProgress
 from tpu_components.train_model.checkpoints.parts import Array, PartsWriter

@@ -38,11 +38,11 @@ from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
 from tpu_components.core.machines.hosts import Hosts, ProcessGroup, find_hosts
 from tpu_components.core.models.measuring import adapt, direction_of, measured_by
-from tpu_components.core.models.step.compiling import UNPENALIZED_LOSS, learning_rate_at, make_callbacks
-from tpu_components.core.models.step.hyperparameters import AUTO, TrainParams
-from tpu_components.core.models.step.sharding import FULLY_SHARDED, fully_shard
-from tpu_components.core.models.step.wrapping import count_synchronized_layers
 from tpu_components.core.models.trained import save_architecture
+from tpu_components.core.models.training_step.compiling import UNPENALIZED_LOSS, learning_rate_at, make_callbacks
+from tpu_components.core.models.training_step.hyperparameters import AUTO, TrainParams
+from tpu_components.core.models.training_step.sharding import FULLY_SHARDED, fully_shard
+from tpu_components.core.models.training_step.wrapping import count_synchronized_layers
 from tpu_components.core.results.metric_table import HIGHER, LOWER, direction
 from tpu_components.train_model import heartbeat
 from tpu_components.train_model.checkpoints import checkpoint

@@ -14,8 +14,8 @@ from tpu_components.core.examples.artifacts import LABEL_FEATURE, VALIDATION, WE
 from tpu_components.core.examples.feeding import is_held_in_memory
 from tpu_components.core.examples.records import Examples
 from tpu_components.core.models.measuring import measure
-from tpu_components.core.models.step.sharding import array_sharding
 from tpu_components.core.models.trained import predict
+from tpu_components.core.models.training_step.sharding import array_sharding
 from tpu_components.train_model.loop import put_part
 from tpu_components.train_model.session import Session
 

@@ -32,16 +32,16 @@ from tpu_components.preflight_training import report
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_components.serving.inputs import ExamplePrediction, predict_inputs
 from tpu_pipelines.api.turns import in_turn
-from tpu_pipelines.checking import preflight as compiling
-from tpu_pipelines.checking.check_list import UNASKED, examine
+from tpu_pipelines.checks.check_list import UNASKED, examine
 from tpu_pipelines.config.configuration import load_config, read_data
 from tpu_pipelines.config.schema import settings
 from tpu_pipelines.config.settings import load_settings
-from tpu_pipelines.doctor.findings import Finding, as_lines, errors_in
+from tpu_pipelines.platforms.findings import Finding, as_lines, errors_in
 from tpu_pipelines.runs import comparison
 from tpu_pipelines.runs.exports import export_run, find_export
 from tpu_pipelines.runs.run_local import run_local
 from tpu_pipelines.runs.summary import Summary, as_text
+from tpu_pipelines.sizing import preflight as compiling
 from tpu_pipelines.starting.data_overview import DataOverview, look_at, source_of
 from tpu_pipelines.starting.first_configuration import batch_for
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tpu_components.core.base.typed_values import Amount, Range, read_by_hand
+from tpu_components.core.component.command_line import parse_argument
 from tpu_components.core.files import storage
-from tpu_components.core.step.command_line import parse_argument
 from tpu_pipelines.platforms.platform import HERE, PLATFORMS, default_platform
 
 MODEL = "model"  # Value of `init --from` for an argument that is a model, not data.

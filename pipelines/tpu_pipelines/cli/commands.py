@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tpu_components.core.base.typed_values import Amount, Positive, Seed
-from tpu_components.core.step.command_line import add_params
+from tpu_components.core.component.command_line import add_params
 from tpu_components.serving.params import ServeParams
 from tpu_pipelines.cli.arguments import (
     CONFIG,

@@ -11,7 +11,7 @@ from typing import Any
 from tpu_components.core.base.errors import DONE
 from tpu_components.core.base.import_path import leave_current_folder, with_variables
 from tpu_components.core.base.progress import LOUDNESS_VARIABLE, QUIET, VERBOSE
-from tpu_components.core.step.command_line import ArgumentParser, exit_code
+from tpu_components.core.component.command_line import ArgumentParser, exit_code
 from tpu_pipelines.cli.arguments import LOUDNESS
 from tpu_pipelines.cli.commands import COMMANDS
 from tpu_pipelines.cli.output import tell_error

@@ -11,11 +11,11 @@ from pathlib import Path
 from tpu_components.core.base.errors import DONE, REJECTED, InputError
 from tpu_components.core.base.formatting import percent
 from tpu_components.core.base.terminal import in_one_line
+from tpu_components.core.component.step_inputs import params_from
 from tpu_components.core.drift.shifts import Shift, as_dict, find_shifts, say_power, say_rule, say_verdict
 from tpu_components.core.pages.blocks import Table, cut
 from tpu_components.core.registry.signing import verify_export
 from tpu_components.core.registry.versions import fetch_folder
-from tpu_components.core.step.step_inputs import params_from
 from tpu_components.predict_batch.params import PredictParams
 from tpu_components.predict_batch.predicting import form_of, predict_to_file
 from tpu_components.serving import inputs

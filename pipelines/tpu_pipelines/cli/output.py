@@ -10,7 +10,7 @@ from typing import Any
 from tpu_components.core.base.progress import is_quiet
 from tpu_components.core.base.states import COLOURS
 from tpu_components.core.base.terminal import in_one_line, paragraph, printable
-from tpu_pipelines.doctor.findings import Finding, as_lines
+from tpu_pipelines.platforms.findings import Finding, as_lines
 
 _CODES = {"red": 31, "green": 32, "yellow": 33}
 

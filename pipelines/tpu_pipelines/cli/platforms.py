@@ -12,7 +12,7 @@ from typing import Any
 from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, InputError
 from tpu_components.core.base.states import Status
 from tpu_components.core.files import storage
-from tpu_pipelines.checking.check_list import (
+from tpu_pipelines.checks.check_list import (
     ASKED,
     examine,
     first_checks,
@@ -21,14 +21,14 @@ from tpu_pipelines.checking.check_list import (
     require_first,
     require_ready,
 )
-from tpu_pipelines.checking.checks import check_model_works, needs_check
 from tpu_pipelines.cli.jobs import StatePrinter, connect, tell_submission
 from tpu_pipelines.cli.output import show, show_findings, show_text, tell_hint
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import Settings, load_settings
-from tpu_pipelines.doctor.findings import Finding, answer, as_script, ask_all, errors_in
 from tpu_pipelines.pipeline import compile as compiling
+from tpu_pipelines.platforms.findings import Finding, answer, as_script, ask_all, errors_in
 from tpu_pipelines.platforms.platform import PLATFORMS, Platform
+from tpu_pipelines.runs.prerequisites import check_model_works, needs_check
 from tpu_pipelines.starting.data_copy import copy_words
 from tpu_pipelines.submission.schedule import change_state, check_cron, upsert
 from tpu_pipelines.submission.smoke import plan_smoke, run_smoke

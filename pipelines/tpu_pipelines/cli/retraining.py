@@ -14,8 +14,7 @@ from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec
-from tpu_pipelines.checking.check_list import require_first
-from tpu_pipelines.checking.workspace import with_registry
+from tpu_pipelines.checks.check_list import require_first
 from tpu_pipelines.cli.jobs import StatePrinter, connect, tell_submission
 from tpu_pipelines.cli.output import show, show_text, tell_hint
 from tpu_pipelines.cli.platforms import ask_first, plan_checked, tell_sent
@@ -30,6 +29,7 @@ from tpu_pipelines.retraining.retrain import Occasion, RunDecision
 from tpu_pipelines.runs.data_drift import find_drift
 from tpu_pipelines.runs.run_local import RunOutcome, run_local
 from tpu_pipelines.runs.summary import Summary
+from tpu_pipelines.runs.workspace import with_registry
 from tpu_pipelines.submission.submit import submit, wait, without_cache
 
 # Options without effect for an action.

@@ -10,17 +10,17 @@ from tpu_components.core.base.errors import BAD_INPUT, DONE, REJECTED, InputErro
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE
 from tpu_components.preflight_training.report import as_text
-from tpu_pipelines.checking import preflight as compiling
-from tpu_pipelines.checking.check_list import UNASKED, examine
-from tpu_pipelines.checking.footprints import FootprintComparison, load_baseline
+from tpu_pipelines.checks.check_list import UNASKED, examine
 from tpu_pipelines.cli.arguments import LIMIT, MODEL
 from tpu_pipelines.cli.output import show, show_findings, show_text, tell_hint
 from tpu_pipelines.config.configuration import load_config, read_data
 from tpu_pipelines.config.settings import load_settings
-from tpu_pipelines.doctor.findings import errors_in
+from tpu_pipelines.platforms.findings import errors_in
 from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.retraining.job_summary import append, render_preflight
 from tpu_pipelines.runs.exports import find_compared
+from tpu_pipelines.sizing import preflight as compiling
+from tpu_pipelines.sizing.footprints import FootprintComparison, load_baseline
 from tpu_pipelines.starting.data_overview import look_at, source_of
 from tpu_pipelines.starting.first_configuration import name_of, plan_start
 

@@ -26,7 +26,7 @@ from tpu_components.core.examples.slice_values import SIZE
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec, PaidMachine, parse_machine
 from tpu_components.core.models.lookup import check_model
-from tpu_components.core.models.step.hyperparameters import Stage, TrainParams
+from tpu_components.core.models.training_step.hyperparameters import Stage, TrainParams
 from tpu_components.core.registry.reference import ALIAS, MODEL_NAME, reference
 from tpu_components.core.sources.kinds import find_location
 from tpu_components.core.sources.params import WriteParams, split_source

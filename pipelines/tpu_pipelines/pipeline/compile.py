@@ -23,7 +23,7 @@ from tpu_components.core.base.typed_values import Mistakes
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_components.core.models.lookup import bundle_of, named_files
-from tpu_components.core.models.step.hyperparameters import TrainParams
+from tpu_components.core.models.training_step.hyperparameters import TrainParams
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.registry.reference import is_on_vertex
 from tpu_components.core.registry.signing import public_key_text

@@ -21,7 +21,7 @@ def notify(run: str, address: str, page: str, run_id: str, status: dsl.PipelineT
         status: How the run ended, from the platform.
     """
     from tpu_components.core.base.terminal import in_one_line
-    from tpu_components.core.step.notification import message, post, reasons
+    from tpu_components.core.component.notification import message, post, reasons
 
     resource = status.pipeline_job_resource_name
     error = reasons(resource) or status.error_message or ""

@@ -7,9 +7,9 @@ from typing import Any
 from kfp import dsl
 
 from tpu_components.core.base.typed_values import as_json
+from tpu_components.core.component.step_record import RUN_VARIABLE
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.sources.params import BEAM, FAN_OUT
-from tpu_components.core.step.step_record import RUN_VARIABLE
 from tpu_components.create_tfrecords.component import (
     create_tfrecords,
     list_source,

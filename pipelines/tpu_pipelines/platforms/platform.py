@@ -19,7 +19,7 @@ from tpu_pipelines.platforms.vertex.platform import Vertex
 if TYPE_CHECKING:
     from tpu_components.core.machines.machine_spec import MachineSpec
     from tpu_pipelines.config.configuration import Config
-    from tpu_pipelines.doctor.findings import Check
+    from tpu_pipelines.platforms.findings import Check
     from tpu_pipelines.platforms.jobs import PlatformClient, Step
 
 

@@ -26,13 +26,13 @@ from tpu_components.core.pages.scores import Score, scores_of, table_of
 from tpu_components.core.registry.reference import CHAMPION, reference
 from tpu_components.core.results.evaluation_info import Evaluation, Rule
 from tpu_components.preflight_training.findings import PreflightReport
-from tpu_pipelines.checking.footprints import FootprintComparison, NamedFootprint, load_baseline
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.jobs import PlatformClient, Submission
 from tpu_pipelines.retraining.retrain import RunDecision
 from tpu_pipelines.runs.data_drift import champion_of
 from tpu_pipelines.runs.summary import Summary
+from tpu_pipelines.sizing.footprints import FootprintComparison, NamedFootprint, load_baseline
 
 _SIGNS = {PROMOTED: SIGNS[True], PASSED: SIGNS[True], NOT_PROMOTED: SIGNS[False], State.FAILED: SIGNS[False]}
 _LISTED_SLICES = 10

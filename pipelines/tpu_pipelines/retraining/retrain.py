@@ -22,12 +22,12 @@ from tpu_components.core.base.states import LOOKS, State
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Cell, Table
-from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.platforms.jobs import DIGEST, PlatformClient, Submission, fingerprints_in, now
 from tpu_pipelines.runs.data_drift import Drift, find_drift
 from tpu_pipelines.runs.run_local import fingerprints_here
 from tpu_pipelines.runs.summary import Summary
+from tpu_pipelines.runs.workspace import with_registry
 from tpu_pipelines.submission.submit import RunPlan, look_up
 
 CHANGED, DRIFTED, OLDER, ALWAYS = "changed", "drifted", "older-than", "always"

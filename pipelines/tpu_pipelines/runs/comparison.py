@@ -22,8 +22,8 @@ from tpu_components.core.pages.display import Displayed
 from tpu_components.core.results.export_info import with_spread
 from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER, direction
 from tpu_components.export_model.formats import FORMATS
-from tpu_pipelines.checking.workspace import SUMMARY_FILE
 from tpu_pipelines.runs.summary import Summary, TrainedModel, as_trained
+from tpu_pipelines.runs.workspace import SUMMARY_FILE
 
 _NOTHING = "–"
 _MAX_TEXT = 60

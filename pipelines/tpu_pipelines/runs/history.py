@@ -27,9 +27,9 @@ from tpu_components.core.files import storage, typed_json
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Block, Cell, Sentences, Table
 from tpu_components.core.pages.scores import score_and_loss
-from tpu_pipelines.checking.workspace import HISTORY_SUFFIX, LOG_FILE, SUMMARY_FILE, history_dir
 from tpu_pipelines.config.steps import STEPS
 from tpu_pipelines.runs.summary import Summary, as_trained
+from tpu_pipelines.runs.workspace import HISTORY_SUFFIX, LOG_FILE, SUMMARY_FILE, history_dir
 
 KEPT = 10  # Number of earlier runs of a name that are kept.
 LATEST = "latest"

@@ -19,6 +19,7 @@ from tpu_components.core.base.import_path import safe_children, with_variables
 from tpu_components.core.base.progress import TERMINAL_VARIABLE, is_quiet, is_verbose, say, show_line
 from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import hide_credentials, paragraph
+from tpu_components.core.component.step_record import RUN_VARIABLE, RUNNER_VARIABLE, STEP_RECORD_FILE, StepRecord
 from tpu_components.core.examples.artifacts import (
     PREFLIGHT_FILE,
     PREFLIGHT_REPORT_FILE,
@@ -37,12 +38,9 @@ from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.core.sources.kinds import list_examples, source_version
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import LOCAL
-from tpu_components.core.step.step_record import RUN_VARIABLE, RUNNER_VARIABLE, STEP_RECORD_FILE, StepRecord
 from tpu_components.deploy_model.params import DeployResult
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.findings import PreflightReport
-from tpu_pipelines.checking.checks import check_accelerator, check_model_works, check_run, needs_check
-from tpu_pipelines.checking.workspace import LOG_FILE, SUMMARY_FILE, check_history, history_dir, with_registry
 from tpu_pipelines.config.configuration import Config, preflight_params
 from tpu_pipelines.config.settings import variable
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS
@@ -51,8 +49,10 @@ from tpu_pipelines.platforms.local.runner import session
 from tpu_pipelines.platforms.machines import paid_on
 from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.runs import history, tracking
+from tpu_pipelines.runs.prerequisites import check_accelerator, check_model_works, check_run, needs_check
 from tpu_pipelines.runs.step_cache import StepCache, entry_key
 from tpu_pipelines.runs.summary import StepSummary, Summary
+from tpu_pipelines.runs.workspace import LOG_FILE, SUMMARY_FILE, check_history, history_dir, with_registry
 
 # Pages that `artifacts` of a summary names: the step that writes each, and its file.
 _PAGES = {

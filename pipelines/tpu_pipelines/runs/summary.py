@@ -10,13 +10,13 @@ from tpu_components.core.base.states import NOT_PROMOTED, PASSED, PROMOTED, Stat
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.examples.artifacts import MODEL_FILE
 from tpu_components.core.files.typed_json import JsonFile
-from tpu_components.core.models.step.hyperparameters import TrainParams
+from tpu_components.core.models.training_step.hyperparameters import TrainParams
 from tpu_components.core.registry.reference import MODEL_DIR
 from tpu_components.core.results.evaluation_info import Decision
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.deploy_model.params import DeployResult
 from tpu_components.preflight_training.findings import MachineReport
-from tpu_pipelines.checking.workspace import SUMMARY_FILE
+from tpu_pipelines.runs.workspace import SUMMARY_FILE
 
 # Fields that are None if a run lacks the step; the file has an empty mapping instead.
 _OF_STEPS = ("preflight", "export", "deployment")

@@ -11,12 +11,12 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import hide_credentials, paragraph
+from tpu_components.core.component.step_record import end_with
 from tpu_components.core.examples.artifacts import load_history
 from tpu_components.core.files import storage
-from tpu_components.core.step.step_record import end_with
 from tpu_components.core.work.workers import in_fresh_process
-from tpu_pipelines.checking.workspace import SUMMARY_FILE
 from tpu_pipelines.runs.summary import Summary, as_trained
+from tpu_pipelines.runs.workspace import SUMMARY_FILE
 
 VARIABLE = "TPU_PIPELINES_TRACKING"
 TRACKED_FILE = "tracking.json"  # In a run's folder: the tool and the address of its record.

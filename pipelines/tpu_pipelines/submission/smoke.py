@@ -16,13 +16,13 @@ from tpu_components.core.machines.machine_spec import PaidMachine, billed_by
 from tpu_components.core.pages.blocks import Table
 from tpu_components.core.sources.kinds import list_examples
 from tpu_components.train_model.environment_report import REPORT_VARIABLE
-from tpu_pipelines.checking.preflight import judge_machines
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import Settings, variable
-from tpu_pipelines.doctor.findings import CannotAskError
+from tpu_pipelines.platforms.findings import CannotAskError
 from tpu_pipelines.platforms.jobs import PlatformClient, Submission
 from tpu_pipelines.platforms.machines import paid_on
 from tpu_pipelines.platforms.platform import Platform
+from tpu_pipelines.sizing.preflight import judge_machines
 from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit, wait
 
 _SEVERAL_HOSTS = (

@@ -23,18 +23,18 @@ from tpu_components.core.sources.params import BEAM
 from tpu_components.create_tfrecords.planning import DatasetPlan
 from tpu_components.preflight_training.estimate import INTERVALS
 from tpu_components.preflight_training.findings import LEFT_OUT
-from tpu_pipelines.checking.check_list import image_check, model_findings
-from tpu_pipelines.checking.checks import check_data
-from tpu_pipelines.checking.preflight import judge_machines
+from tpu_pipelines.checks.check_list import image_check, model_findings
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.doctor.findings import CannotAskError, Check, Finding, answer
 from tpu_pipelines.pipeline import compile as compiling
 from tpu_pipelines.pipeline.cache_keys import fingerprints
 from tpu_pipelines.platforms.data_sizes import measure, with_sizes
+from tpu_pipelines.platforms.findings import CannotAskError, Check, Finding, answer
 from tpu_pipelines.platforms.jobs import DIGEST, Job, PlatformClient, Submission, now, slug
 from tpu_pipelines.platforms.machines import paid_on, require_machine
 from tpu_pipelines.platforms.platform import Platform
+from tpu_pipelines.runs.prerequisites import check_data
+from tpu_pipelines.sizing.preflight import judge_machines
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,8 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.examples.interface import TASKS, ImageInput, Interface
-from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.trained import load_trained_model, predict
+from tpu_components.core.models.training_step.hyperparameters import TrainParams
 from tpu_components.core.registry.versions import version_digest
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.export_model import ExportParams, comparison, export_model, exporting

@@ -18,8 +18,8 @@ from tests import beam
 from tests.cli import REPOSITORY
 from tests.components.create_tfrecords.engines.cases import same_files
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.component import command_line
 from tpu_components.core.files import storage
-from tpu_components.core.step import command_line
 from tpu_components.predict_batch import PredictParams, predict_batch
 
 

@@ -18,10 +18,10 @@ from tests.fakes.kubernetes import FakeKubernetes
 from tpu_components.core.base import termination
 from tpu_components.core.base.errors import BAD_INPUT, InputError
 from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.component import command_line
+from tpu_components.core.component.step_inputs import params_from
 from tpu_components.core.examples.artifacts import Manifest
-from tpu_components.core.models.step.hyperparameters import Stage
-from tpu_components.core.step import command_line
-from tpu_components.core.step.step_inputs import params_from
+from tpu_components.core.models.training_step.hyperparameters import Stage
 from tpu_components.train_model import TrainParams, TrainResult, heartbeat, jobset
 from tpu_components.train_model.jobset import JOBSET_VARIABLE, JobSet, JobSetState, name_jobset, train_on_hosts
 

@@ -10,7 +10,7 @@ from tests.components.train_model.interrupting import continue_training, train_a
 from tests.components.train_model.weights import assert_equal_models, history_of, weights_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import learning_rates
-from tpu_components.core.models.step.hyperparameters import Stage
+from tpu_components.core.models.training_step.hyperparameters import Stage
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords import write_records
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model

@@ -100,7 +100,7 @@ from tpu_components.core.machines import device
 
 two = device.prepare("tensorflow", "cpu", 2, "float32")
 import keras
-from tpu_components.core.models.step.wrapping import synchronize_normalization
+from tpu_components.core.models.training_step.wrapping import synchronize_normalization
 
 def trained(scope, num_replicas):
     with scope:

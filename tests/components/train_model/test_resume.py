@@ -15,7 +15,7 @@ from tests.components.train_model.interrupting import continue_training, train_u
 from tests.components.train_model.weights import assert_equal_models, history_of
 from tests.sharing import made_once
 from tpu_components.core.examples.artifacts import Manifest
-from tpu_components.core.models.step.hyperparameters import Stage
+from tpu_components.core.models.training_step.hyperparameters import Stage
 from tpu_components.create_tfrecords import write_records
 from tpu_components.train_model import train_model
 from tpu_components.train_model.checkpoints.checkpoint import load_arrays

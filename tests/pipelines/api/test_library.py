@@ -14,9 +14,9 @@ from PIL import Image
 import tpu_pipelines as tp
 from tests.cli import PIPELINES, REPOSITORY
 from tests.components.train_model.weights import weights_of
+from tpu_components.core.component.step_record import StepRecord
 from tpu_components.core.examples.artifacts import HISTORY_FILE
 from tpu_components.core.files import storage
-from tpu_components.core.step.step_record import StepRecord
 from tpu_pipelines.api import library
 from tpu_pipelines.api.library import Preflight
 from tpu_pipelines.config.schema import settings

@@ -7,7 +7,7 @@ import yaml
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.machines.machine_spec import PaidMachine, parse_machine
-from tpu_components.core.models.step.hyperparameters import Stage
+from tpu_components.core.models.training_step.hyperparameters import Stage
 from tpu_pipelines.config.configuration import load_config, parse_config, preflight_params, read_export, ready_examples
 from tpu_pipelines.platforms.machines import on_machine
 from tpu_pipelines.platforms.platform import default_platform

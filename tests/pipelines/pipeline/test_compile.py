@@ -27,7 +27,7 @@ from tpu_components.core.models.lookup import bundle_of
 from tpu_components.evaluate_model.component import evaluate_model
 from tpu_components.train_model.component import train_model
 from tpu_pipelines import cli
-from tpu_pipelines.checking.check_list import model_findings
+from tpu_pipelines.checks.check_list import model_findings
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.components.core.step.test_notification import chat  # noqa: F401
+from tests.components.core.component.test_notification import chat  # noqa: F401
 from tests.fakes.clock import Clock
 from tests.fakes.execution import Simulate
 from tests.fakes.vertex import FakeVertex
 from tests.pipelines.platforms.vertex.test_client import SETTINGS, connect, run
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import State
-from tpu_components.core.step import notification
+from tpu_components.core.component import notification
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline.compile import compile_pipeline

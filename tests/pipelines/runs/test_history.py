@@ -12,11 +12,11 @@ from tests.cli import assert_user_error, tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_pipelines import cli
-from tpu_pipelines.checking.workspace import check_history
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.runs import history, run_local
 from tpu_pipelines.runs.comparison import compare
 from tpu_pipelines.runs.summary import Summary, as_trained
+from tpu_pipelines.runs.workspace import check_history
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from tests.cli import DATA, assert_user_error, tpu_pipelines_here
 from tpu_components.core.examples.artifacts import load_history
 from tpu_components.core.examples.interface import TASKS, CorpusInput, ImageInput, Interface, TextInput
 from tpu_components.core.sources.params import WriteParams
-from tpu_pipelines.checking.check_list import first_checks
+from tpu_pipelines.checks.check_list import first_checks
 from tpu_pipelines.config.configuration import load_config, read_data
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.doctor.findings import ask_all, errors_in
+from tpu_pipelines.platforms.findings import ask_all, errors_in
 from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.starting.data_overview import DataOverview, guess_task, look_at, source_of
 from tpu_pipelines.starting.first_configuration import WORKFLOW_FILE, name_of, plan_start

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.pipelines.toy_platform.client import ToyClient
 from tpu_components.core.machines.machine_spec import KUBEFLOW
-from tpu_pipelines.doctor.findings import Check, LackError
+from tpu_pipelines.platforms.findings import Check, LackError
 
 
 class Toy:

@@ -16,8 +16,8 @@ import markupsafe
 import numpy as np
 
 from tpu_components.core.base.terminal import visible
+from tpu_components.core.component.step_record import RUN_VARIABLE
 from tpu_components.core.pages.blocks import SIGNS, Block
-from tpu_components.core.step.step_record import RUN_VARIABLE
 
 if TYPE_CHECKING:
     import jinja2

@@ -1,1 +1,1 @@
-"""Command line, inputs and record of every step."""
+"""Old names of `core.component`, which components that were compiled before it was renamed import when they run."""

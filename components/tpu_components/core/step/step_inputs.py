@@ -1,38 +1,5 @@
-"""Builds a step's Params from a component's inputs or a command's flags."""
+"""Old name of `core.component.step_inputs`."""
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from tpu_components.core.component.step_inputs import params_from
 
-from tpu_components.core.base.typed_values import fields_of, read_by_hand
-
-P = TypeVar("P")
-
-
-def params_from(inputs: Mapping[str, Any], params: type[P]) -> P:
-    """Build a Params dataclass from the inputs that have the names of its fields.
-
-    Args:
-        inputs: Arguments of a component by name; other names, for example of artifacts, are ignored.
-        params: The dataclass. A field that is a dataclass is built from the mapping of its name, or from `inputs` if
-            there is no such mapping.
-
-    Raises:
-        InputError: If a value is of another type, or `params` refuses it.
-
-    Example:
-        >>> from tpu_components.export_model import ExportParams
-        >>> params_from({"records": ..., "calibration_examples": 50.0}, ExportParams).calibration_examples
-        50
-    """
-    return read_by_hand(_named_like(inputs, params), params, "")
-
-
-def _named_like(inputs: Mapping[str, Any], params: Any) -> dict[str, Any]:
-    values = {}
-    for name, field in fields_of(params).items():
-        if name in inputs:
-            values[name] = inputs[name]
-        elif dataclasses.is_dataclass(field.kind):
-            values[name] = _named_like(inputs, field.kind)
-    return values
+__all__ = ["params_from"]

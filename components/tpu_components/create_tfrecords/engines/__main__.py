@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tpu_components.core.step.command_line import StepCommand, run_commands
+from tpu_components.core.component.command_line import StepCommand, run_commands
 from tpu_components.create_tfrecords import WriteParams
 from tpu_components.create_tfrecords.engines import beam, fan_out
 

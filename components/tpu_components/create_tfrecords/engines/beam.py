@@ -17,11 +17,11 @@ import numpy as np
 
 from tpu_components.core.base.errors import BAD_INPUT, InputError
 from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.component import command_line
 from tpu_components.core.files import storage
 from tpu_components.core.sources.kinds import find_location
 from tpu_components.core.sources.params import WriteParams, WriteResult
 from tpu_components.core.sources.tasks import load_tasks, pack_tasks
-from tpu_components.core.step import command_line
 from tpu_components.core.work.beam.options import complete
 from tpu_components.core.work.beam.running import call_for_each
 from tpu_components.core.work.resume_state import ResumeState, giving_up

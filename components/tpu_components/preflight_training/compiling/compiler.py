@@ -26,17 +26,17 @@ from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError, chain_of
 from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.base.frameworks import import_keras_alone, jax, keras, tf
+from tpu_components.core.component.step_record import end_with
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.examples.interface import Interface
 from tpu_components.core.machines.machine_spec import GPU, TPU, Slice
 from tpu_components.core.models.lookup import build_model, message_of, source_files
-from tpu_components.core.models.step.compiling import compile_model, used_hyperparameters
-from tpu_components.core.models.step.hyperparameters import TrainParams
-from tpu_components.core.models.step.program import Program, held_bytes
-from tpu_components.core.models.step.sharding import BATCH_AXIS, FULLY_SHARDED
-from tpu_components.core.models.step.stages import freeze_least
 from tpu_components.core.models.trained import check_rebuilds
-from tpu_components.core.step.step_record import end_with
+from tpu_components.core.models.training_step.compiling import compile_model, used_hyperparameters
+from tpu_components.core.models.training_step.hyperparameters import TrainParams
+from tpu_components.core.models.training_step.program import Program, held_bytes
+from tpu_components.core.models.training_step.sharding import BATCH_AXIS, FULLY_SHARDED
+from tpu_components.core.models.training_step.stages import freeze_least
 from tpu_components.preflight_training.compiling import compile_cache, hlo
 from tpu_components.preflight_training.compiling.hlo import ProgramCost, layer_of, read_cost
 from tpu_components.preflight_training.compiling.kept_arrays import least_example_bytes

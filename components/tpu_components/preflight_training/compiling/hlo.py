@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tpu_components.core.models.step.program import LOOP_NAME
+from tpu_components.core.models.training_step.program import LOOP_NAME
 from tpu_components.preflight_training.compiling.kernels import kernel_work, padding
 
 SUBLANES = 8  # Rows of a vector register; it has 128 columns, like the matrix unit of most chips.

@@ -7,7 +7,7 @@ from typing import Any
 
 from tpu_components.core.base.frameworks import jax, jnp
 from tpu_components.core.examples.interface import Interface
-from tpu_components.core.models.step.program import state_of
+from tpu_components.core.models.training_step.program import state_of
 
 _BATCH = 8191  # A prime, so that a dimension that it divides comes from the batch.
 _PRODUCTS = ("dot_general", "conv_general_dilated")

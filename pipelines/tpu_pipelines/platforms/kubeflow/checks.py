@@ -20,7 +20,7 @@ from tpu_components.core.sources.params import BEAM
 from tpu_components.train_model.jobset import GROUP, PLURAL, RIGHTS, VERSION, cluster_errors
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.doctor.findings import (
+from tpu_pipelines.platforms.findings import (
     CannotAskError,
     Check,
     CheckCost,
@@ -30,8 +30,8 @@ from tpu_pipelines.doctor.findings import (
     ShellCommand,
     lacking,
 )
-from tpu_pipelines.doctor.google_apis import STORAGE, TIMEOUT_SECONDS, GoogleApis, create_bucket, judge_quota
-from tpu_pipelines.doctor.images import look_at_image
+from tpu_pipelines.platforms.google_apis import STORAGE, TIMEOUT_SECONDS, GoogleApis, create_bucket, judge_quota
+from tpu_pipelines.platforms.images import look_at_image
 from tpu_pipelines.platforms.kubeflow.client import MINIMUM_VERSION, KubeflowClient
 from tpu_pipelines.platforms.kubeflow.resources import training_retries
 from tpu_pipelines.platforms.kubeflow.tpu_pod import KEYS, node_selectors, steps_on_s3

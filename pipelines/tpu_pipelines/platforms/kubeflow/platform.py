@@ -12,7 +12,7 @@ from tpu_pipelines.config.settings import MAIL, Settings, variable
 if TYPE_CHECKING:
     from tpu_components.core.machines.machine_spec import MachineSpec
     from tpu_pipelines.config.configuration import Config
-    from tpu_pipelines.doctor.findings import Check
+    from tpu_pipelines.platforms.findings import Check
     from tpu_pipelines.platforms.jobs import PlatformClient, Step
 
 
@@ -111,7 +111,7 @@ class Kubeflow:
 
     def checks(self, config: "Config", settings: Settings, image: str, context: str) -> "Sequence[Check]":
         """Return the checks of the server, and with a kubectl context those of the cluster."""
-        from tpu_pipelines.doctor.google_apis import GoogleApis
+        from tpu_pipelines.platforms.google_apis import GoogleApis
         from tpu_pipelines.platforms.kubeflow.checks import KubeflowChecks
 
         return KubeflowChecks(config, settings, GoogleApis(settings.google_endpoint), context, image).checks()

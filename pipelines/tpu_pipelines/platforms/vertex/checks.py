@@ -27,7 +27,7 @@ from tpu_components.deploy_model.endpoint_address import check_access
 from tpu_components.deploy_model.params import PRIVATE, VERTEX, DeployParams
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.doctor.findings import (
+from tpu_pipelines.platforms.findings import (
     CannotAskError,
     Check,
     CheckCost,
@@ -37,7 +37,7 @@ from tpu_pipelines.doctor.findings import (
     ShellCommand,
     lacking,
 )
-from tpu_pipelines.doctor.google_apis import (
+from tpu_pipelines.platforms.google_apis import (
     IAM,
     RESOURCES,
     STORAGE,
@@ -48,7 +48,7 @@ from tpu_pipelines.doctor.google_apis import (
     create_bucket,
     judge_quota,
 )
-from tpu_pipelines.doctor.images import look_at_image, repository_of
+from tpu_pipelines.platforms.images import look_at_image, repository_of
 from tpu_pipelines.platforms.vertex.resources import in_region
 
 _VERTEX_AI, _CLOUD_QUOTAS = "aiplatform.googleapis.com", "cloudquotas.googleapis.com"

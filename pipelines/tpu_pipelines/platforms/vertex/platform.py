@@ -12,7 +12,7 @@ from tpu_pipelines.platforms.vertex import settings_rules
 if TYPE_CHECKING:
     from tpu_components.core.machines.machine_spec import MachineSpec
     from tpu_pipelines.config.configuration import Config
-    from tpu_pipelines.doctor.findings import Check
+    from tpu_pipelines.platforms.findings import Check
     from tpu_pipelines.platforms.jobs import PlatformClient, Step
 
 
@@ -116,7 +116,7 @@ class Vertex:
 
     def checks(self, config: "Config", settings: Settings, image: str, context: str) -> "Sequence[Check]":
         """Return the checks of the project: APIs, roles, quotas, bucket, images and others."""
-        from tpu_pipelines.doctor.google_apis import GoogleApis
+        from tpu_pipelines.platforms.google_apis import GoogleApis
         from tpu_pipelines.platforms.vertex.checks import VertexChecks
 
         return VertexChecks(config, settings, GoogleApis(settings.google_endpoint), image).checks()

@@ -18,7 +18,12 @@ from tpu_pipelines.config.steps import STEPS
 _REACHED = {
     "create_tfrecords": {"sources/csv_file.py", "interface.py", "storage.py", "blocks.html.jinja", "page.css"},
     "preflight_training": {"compiler.py", "interface.py", "page.css", "page.html.jinja", "machine_catalogue.json"},
-    "train_model": {"models/step/wrapping.py", "models/ready/__init__.py", "heartbeat.py", "registry/folder.py"},
+    "train_model": {
+        "models/training_step/wrapping.py",
+        "models/ready/__init__.py",
+        "heartbeat.py",
+        "registry/folder.py",
+    },
     "evaluate_model": {"page.css", "page.html.jinja", "blocks.html.jinja", "estimates.py"},
     "export_model": {"verification.py", "serving/lite.py", "formats.py", "models/trained.py", "__init__.py"},
     "deploy_model": {"health_check.py", "serving/exported.py", "serving/params.py", "registry/vertex.py"},
@@ -27,9 +32,9 @@ _NOT_REACHED = {
     "create_tfrecords": {"machine_catalogue.json", "models/ready/__init__.py", "ready/digits_cnn.py"},
     "preflight_training": {"ready/digits_cnn.py", "registry/folder.py", "training.py"},
     "train_model": {"page.css", "page.py", "machine_catalogue.json", "ready/cifar10_cnn.py"},
-    "evaluate_model": {"models/step/compiling.py", "machine_catalogue.json", "serving/server.py"},
+    "evaluate_model": {"models/training_step/compiling.py", "machine_catalogue.json", "serving/server.py"},
     "export_model": {"page.css", "registry/folder.py", "serving/exported.py"},
-    "deploy_model": {"page.css", "models/step/compiling.py", "page.html.jinja"},
+    "deploy_model": {"page.css", "models/training_step/compiling.py", "page.html.jinja"},
 }
 
 

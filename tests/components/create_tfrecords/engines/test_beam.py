@@ -27,7 +27,7 @@ from tests.components.create_tfrecords.engines.cases import (
 )
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
-from tpu_components.core.step import command_line
+from tpu_components.core.component import command_line
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.create_tfrecords.engines.beam import write_with_beam
 

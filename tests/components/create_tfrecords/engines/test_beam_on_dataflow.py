@@ -10,8 +10,8 @@ from tests import beam
 from tests.components.create_tfrecords.engines.cases import images, same_files
 from tests.dataflow import IMAGE, is_asked_for, options_for, start, wait_for, work, work_on_all
 from tests.fakes.dataflow import REGION, FakeDataflow
+from tpu_components.core.component import command_line
 from tpu_components.core.files import storage
-from tpu_components.core.step import command_line
 from tpu_components.create_tfrecords import WriteParams, write_records
 
 pytestmark = pytest.mark.slow  # 30 s each, with Apache Beam.

@@ -19,7 +19,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, CorpusInput, Interface
 from tpu_components.core.machines.device import choose_precision
 from tpu_components.core.machines.machine_spec import load_catalogue
-from tpu_components.core.models.step.hyperparameters import Stage
+from tpu_components.core.models.training_step.hyperparameters import Stage
 from tpu_components.preflight_training.compiling.compiler import (
     DOES_NOT_COMPILE,
     DOES_NOT_FIT,

@@ -7,7 +7,7 @@ _CODE = """
 import sys, keras
 from keras import layers
 from tests.components.preflight_training.conftest import DIGITS, TRAINING
-from tpu_components.core.models.step.compiling import compile_model
+from tpu_components.core.models.training_step.compiling import compile_model
 from tpu_components.preflight_training.compiling.kept_arrays import least_example_bytes
 
 keras.config.set_dtype_policy("mixed_bfloat16")

@@ -13,8 +13,8 @@ from tests.fakes.vertex import FakeVertex, canonical
 from tpu_components.core.base.states import Status
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.doctor.findings import as_lines, ask_all
-from tpu_pipelines.doctor.google_apis import GoogleApis
+from tpu_pipelines.platforms.findings import as_lines, ask_all
+from tpu_pipelines.platforms.google_apis import GoogleApis
 from tpu_pipelines.platforms.vertex.checks import VertexChecks
 
 IMAGE = f"europe-docker.pkg.dev/my-project/images/steps@sha256:{'0' * 64}"

@@ -1,0 +1,1 @@
+"""Command line, inputs and record of every step."""

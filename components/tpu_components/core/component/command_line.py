@@ -1,0 +1,229 @@
+"""Command lines of the steps: flags from a Params dataclass, one JSON line on stdout, exit codes."""
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from tpu_components.core.base import progress, termination
+from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, REJECTED, InputError, did_you_mean
+from tpu_components.core.base.import_path import leave_current_folder
+from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.base.terminal import paragraph
+from tpu_components.core.base.typed_values import as_json, fields_of
+from tpu_components.core.component.step_inputs import params_from
+from tpu_components.core.files import storage
+
+T = TypeVar("T")
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Parser whose errors show the usage of the command that was called, and suggest similar names."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the arguments. Unknown ones are an error of this parser, so that the message shows its own usage."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+            similar = did_you_mean(options[0], self._option_string_actions) if options else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}.{similar}")
+        return parsed, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += f".{did_you_mean(str(value), map(str, action.choices or ()))}"
+            raise
+
+
+def parse_argument(parse: Callable[[str], T], text: str) -> T:
+    """Parse the text of an argument.
+
+    Raises:
+        argparse.ArgumentTypeError: If `parse` raises an InputError; argparse then names the argument.
+    """
+    try:
+        return parse(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def add_params(parser: argparse.ArgumentParser, params: type) -> None:
+    """Add a flag for every field of a Params dataclass; fields without a default are required.
+
+    A field that is a dataclass adds the flags of its own fields, except those that exist already. The values stay
+    texts, which `params_from` reads.
+    """
+    for field in sorted(fields_of(params).values(), key=lambda field: dataclasses.is_dataclass(field.kind)):
+        flag = "--" + field.name.replace("_", "-")
+        if dataclasses.is_dataclass(field.kind):
+            add_params(parser, typing.cast(type, field.kind))
+        elif flag not in parser._option_string_actions:
+            parser.add_argument(
+                flag,
+                help=field.meaning.replace("%", "%%"),
+                required=field.is_required,
+                default=argparse.SUPPRESS,
+                **_form(field.kind),
+            )
+
+
+def _form(kind: Any) -> dict[str, Any]:
+    """Return the arguments of `add_argument` for a type."""
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if typing.get_origin(kind) is tuple:
+        return {**_form(typing.get_args(kind)[0]), "nargs": "*"}
+    is_json = typing.get_origin(kind) is Mapping or dataclasses.is_dataclass(kind)
+    return {"metavar": "JSON"} if is_json else {}
+
+
+def flags_of(params: Any) -> list[str]:
+    """Return the command-line flags for the values of a Params dataclass, as `add_params` reads them."""
+    words = []
+    for field in dataclasses.fields(params):
+        flag = field.name.replace("_", "-")
+        value = getattr(params, field.name)
+        if dataclasses.is_dataclass(value):
+            words += flags_of(value)
+        elif isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, tuple):
+            words += [f"--{flag}", *map(_as_word, value)]
+        else:
+            words.append(f"--{flag}={_as_word(value)}")
+    return words
+
+
+def _as_word(value: Any) -> str:
+    plain = as_json(value)
+    return json.dumps(plain) if isinstance(plain, dict) else str(plain)
+
+
+def run_step(
+    work: Callable[..., Any],
+    params: type,
+    reads: Mapping[str, str],
+    example: str,
+    folder: Callable[[str], Any] = Path,
+    accepted: str = "",
+    optional: Mapping[str, tuple[Callable[[str], Any], str]] = {},
+) -> int:
+    """Run a step from its command line; returns the exit code, 3 if the step's result is not accepted.
+
+    Args:
+        work: Function of the step, which takes its parameters, the input folders and the output folder.
+        params: Dataclass of the parameters.
+        reads: Name of the step that writes each input folder, by the folder's flag.
+        example: Example of the arguments, for the help.
+        folder: Type of the input folders.
+        accepted: Boolean field of the result that is true if the result is accepted. Empty accepts every result.
+        optional: Parser and help of each further flag; their values are keyword arguments of `work`.
+    """
+    program = f"python -m {work.__module__.rpartition('.')[0]}"
+    parser = ArgumentParser(
+        prog=program,
+        description=(work.__doc__ or "").partition("\n\n")[0],
+        epilog=f"Example: {program} {example}",
+    )
+    for flag, step in reads.items():
+        parser.add_argument(f"--{flag}", required=True, type=folder, help=f"Folder that {step} wrote.")
+    parser.add_argument("--output", required=True, type=Path, help="Folder to write; appears whole or not at all.")
+    for flag, (kind, text) in optional.items():
+        parser.add_argument(f"--{flag.replace('_', '-')}", type=functools.partial(parse_argument, kind), help=text)
+    add_params(parser, params)
+
+    def call(arguments: argparse.Namespace) -> tuple[Any, int]:
+        folders = [getattr(arguments, flag) for flag in (*reads, "output")]
+        more = {flag: getattr(arguments, flag) for flag in optional}
+        read: Any = params_from(vars(arguments), params)
+        with progress.never_silent(program.rpartition(".")[2]):
+            result = work(read, *folders, **more)
+        return result, REJECTED if accepted and not getattr(result, accepted) else DONE
+
+    return run(parser, call)
+
+
+class StepCommand(NamedTuple):
+    """A command of `run_commands`.
+
+    Attributes:
+        work: Function that takes the parameters and the values of the flags, in their order.
+        params: Dataclass of the parameters.
+        help: What the command does.
+        flags: Flags, each with arguments for `add_argument`; a flag without a default is required.
+    """
+
+    work: Callable[..., Any]
+    params: type
+    help: str
+    flags: Mapping[str, Mapping[str, Any]]
+
+
+def run_commands(program: str, description: str, commands: Mapping[str, StepCommand]) -> int:
+    """Run one of several commands from a command line; returns the exit code."""
+    parser = ArgumentParser(prog=program, description=description)
+    parsers = parser.add_subparsers(dest="command", required=True)
+    for name, command in commands.items():
+        own = parsers.add_parser(name, help=command.help)
+        for flag, options in command.flags.items():
+            own.add_argument(f"--{flag}", required="default" not in options, **options)
+        add_params(own, command.params)
+
+    def call(arguments: argparse.Namespace) -> tuple[Any, int]:
+        command = commands[arguments.command]
+        values = [getattr(arguments, flag.replace("-", "_")) for flag in command.flags]
+        return command.work(params_from(vars(arguments), command.params), *values), DONE
+
+    return run(parser, call)
+
+
+def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tuple[Any, int]]) -> int:
+    """Parse the arguments, call `work`, print the result as one JSON line, and return the exit code.
+
+    `work` takes the parsed arguments and returns the result, a dataclass, and the exit code.
+    """
+
+    def call() -> int:
+        with termination.heard():
+            result, code = work(arguments)
+        print(json.dumps(dataclasses.asdict(result)))
+        return code
+
+    leave_current_folder()
+    arguments = parser.parse_args()
+    return exit_code(call, print_error)
+
+
+def print_error(error: Any) -> None:
+    """Print an error on stderr."""
+    print(paragraph(f"error: {error}"), file=sys.stderr)
+
+
+def exit_code(work: Callable[[], int], tell: Callable[[Any], None]) -> int:
+    """Run a command and return its exit code.
+
+    After an error this is 2 for a mistake of the user, 1 for a failure or Ctrl-C, and `Terminated.exit_code`.
+
+    Args:
+        work: The command, which returns its exit code.
+        tell: Prints an error.
+    """
+    try:
+        with storage.naming_faults():
+            return work()
+    except (InputError, PlatformError) as error:
+        tell(error)
+        return BAD_INPUT if isinstance(error, InputError) else FAILED
+    except KeyboardInterrupt:
+        tell("interrupted; run the same command again to continue")
+        return FAILED
+    except termination.Terminated as error:
+        tell(error)
+        return error.exit_code

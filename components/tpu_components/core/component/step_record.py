@@ -1,0 +1,120 @@
+"""`step.json`: result of a step, written beside its artifacts for the runner of the pipeline.
+
+Runners differ in what they report (kfp.local reports a failed container as a success in most runs), so the step records
+it itself.
+"""
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from tpu_components.core.base import progress, termination
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.base.states import State
+from tpu_components.core.base.terminal import hide_credentials
+from tpu_components.core.component.step_inputs import params_from
+from tpu_components.core.files import storage
+from tpu_components.core.files.typed_json import JsonFile
+from tpu_components.core.machines.hosts import is_writer
+
+STEP_RECORD_FILE = "step.json"
+RUN_VARIABLE = "TPU_PIPELINES_RUN"  # Name of the run, for the pages that a step writes.
+# Process ID of the local runner. A step whose runner has died must not run beside the step of the next run.
+RUNNER_VARIABLE = "TPU_PIPELINES_RUNNER"
+_LOOK_EVERY_SECONDS = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", step="the pipeline"):
+    """Content of `step.json`.
+
+    Attributes:
+        step: Name of the step.
+        state: `succeeded` or `failed`.
+        seconds: Duration of the step. Negative in older files if the clock was set back.
+        error: Message or stack trace of the failure.
+        is_input_error: Whether the failure was a mistake of the user.
+    """
+
+    step: str
+    state: Annotated[str, (State.SUCCEEDED, State.FAILED)]
+    seconds: float = 0.0
+    error: str = ""
+    is_input_error: bool = False
+
+
+def end_with(pid: int) -> None:
+    """End this process soon after the process `pid` has ended."""
+
+    def watch() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.kill(pid, 0)  # Sends nothing; only asks whether the process is there.
+                time.sleep(_LOOK_EVERY_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextlib.contextmanager
+def step_record(step: str, artifact_path: str) -> Iterator[None]:
+    """Write `step.json` beside `artifact_path` when the block ends; exceptions are recorded and propagate.
+
+    If several hosts train together, only host 0 writes it. The block handles SIGTERM; see `termination`.
+    """
+    if runner := os.environ.get(RUNNER_VARIABLE):
+        end_with(int(runner))
+    start = time.monotonic()
+    state = State.SUCCEEDED
+    message = ""
+    mistake = False
+    try:
+        with termination.heard(), storage.naming_faults(), progress.never_silent(step):
+            yield
+    except BaseException as error:
+        state = State.FAILED
+        mistake = isinstance(error, InputError)
+        in_words = isinstance(error, InputError | PlatformError | termination.Terminated)
+        message = hide_credentials(str(error) if in_words else traceback.format_exc())
+        raise
+    finally:
+        if is_writer():
+            StepRecord(step, state, time.monotonic() - start, message, mistake).save(Path(artifact_path).parent)
+
+
+def run_component(
+    step: str,
+    work: Callable[..., Any],
+    params: type,
+    inputs: Mapping[str, Any],
+    *folders: str,
+    then: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Run a step in its KFP component, and record how it ends; returns the step's result.
+
+    Args:
+        step: Name of the step.
+        work: Function of the step, which takes the parameters and the paths of the artifacts.
+        params: Dataclass of the parameters.
+        inputs: Arguments of the component.
+        folders: Names of the artifacts that the step reads; the last one is the artifact that it writes.
+        then: Converts the result to the return value. Without it, the result is stored as metadata of the artifact that
+            the step writes.
+    """
+    artifacts = [inputs[name] for name in folders]
+    with step_record(step, artifacts[-1].path):
+        paths = [
+            [Path(each.path) for each in item] if isinstance(item, list) else Path(item.path) for item in artifacts
+        ]
+        result = work(params_from(inputs, params), *paths)
+        if then is not None:
+            return then(result)
+        artifacts[-1].metadata.update(dataclasses.asdict(result))
+        return result

@@ -1,1 +1,0 @@
-"""Checks before a run: their list, where a workspace keeps its files, and preflight of the training step."""

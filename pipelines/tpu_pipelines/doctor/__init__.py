@@ -1,1 +1,0 @@
-"""What a check is, with its findings and remedies, and read-only requests to Google Cloud and to registries."""

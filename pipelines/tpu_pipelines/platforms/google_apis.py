@@ -1,0 +1,333 @@
+"""A read-only REST client of Google Cloud's APIs, and the permissions of an account from the IAM policies."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import MissingError
+from tpu_components.core.files.object_stores import split
+from tpu_components.core.files.vertex_clients import sign_in
+from tpu_pipelines.platforms.findings import CannotAskError, CommandOutput, LackError, ShellCommand, lacking
+
+STORAGE, IAM, RESOURCES = "storage.googleapis.com", "iam.googleapis.com", "cloudresourcemanager.googleapis.com"
+_EVERYONE = ("allUsers", "allAuthenticatedUsers")
+# https://cloud.google.com/storage/docs/access-control/iam#convenience-values: all who have these roles.
+_CONVENIENCE = {"projectOwner": "roles/owner", "projectEditor": "roles/editor", "projectViewer": "roles/viewer"}
+Policy = Mapping[str, Any]
+TIMEOUT_SECONDS = 20
+
+
+class GoogleApis:
+    """Client of Google Cloud's APIs, with the credentials of the signed-in user.
+
+    Args:
+        address: URL of every API, in which `{host}` is replaced by the API's host; empty is https://{host}.
+        credentials: Google's credentials; by default the environment's.
+    """
+
+    def __init__(self, address: str = "", credentials: Any = None) -> None:
+        self._address = address or "https://{host}"
+        self._given = credentials
+
+    @functools.cached_property
+    def credentials(self) -> Any:
+        """Google's credentials of the signed-in user.
+
+        Raises:
+            InputError: If nobody is signed in.
+        """
+        return self._given or sign_in()
+
+    @functools.cached_property
+    def _session(self) -> Any:
+        from google.auth.transport.requests import AuthorizedSession
+
+        return AuthorizedSession(self.credentials)
+
+    def refresh(self) -> None:
+        """Renew the sign-in if it has expired.
+
+        Raises:
+            InputError: If nobody is signed in, or the sign-in is not valid.
+            CannotAskError: If the service that renews it cannot be reached.
+        """
+        from google.auth import exceptions
+        from google.auth.transport.requests import Request
+
+        try:
+            if not self.credentials.valid:
+                self.credentials.refresh(Request())
+        except exceptions.TransportError as error:
+            raise CannotAskError(f"the sign-in cannot be renewed now: {error}") from error
+        except exceptions.GoogleAuthError as error:
+            raise InputError(f"it is not, or no longer, valid: {error}") from error
+
+    def principal(self) -> str:
+        """Return the signed-in user as a member of IAM policies, `user:EMAIL`; empty if unknown."""
+        email = str(getattr(self.credentials, "service_account_email", "") or "")
+        if "@" in email:
+            return f"serviceAccount:{email}"
+        apis = self
+        if self._given is None:  # The user's own sign-in, with all scopes that the user has consented to.
+            import google.auth
+            from google.oauth2.credentials import Credentials
+
+            if not isinstance(self.credentials, Credentials):
+                return ""
+            apis = GoogleApis(self._address, google.auth.default()[0])
+        try:
+            # Needs the user's consent: https://openid.net/specs/openid-connect-core-1_0.html#UserInfo
+            email = str(apis.get("openidconnect.googleapis.com", "v1/userinfo").get("email", ""))
+        except (CannotAskError, MissingError):
+            return ""
+        return f"{'serviceAccount' if email.endswith('gserviceaccount.com') else 'user'}:{email}" if email else ""
+
+    def get(self, host: str, path: str, **query: Any) -> dict[str, Any]:
+        """Send a GET request and return the JSON response; raises the errors of `send`."""
+        return _content(self.send("GET", host, path, params=query), host)
+
+    def find(self, host: str, path: str, name: str, remedy: str = "") -> dict[str, Any]:
+        """Return the JSON of a resource that a run needs; also raises the errors of `send`.
+
+        Args:
+            host: Host of the API.
+            path: Path of the resource.
+            name: Name of the resource in messages.
+            remedy: Advice if the resource does not exist; by default the check's commands.
+
+        Raises:
+            LackError: If the resource does not exist.
+        """
+        with lacking(f"there is no {name}", remedy):
+            return self.get(host, path)
+
+    def post(self, host: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a POST request that changes nothing and return the JSON response; raises the errors of `send`."""
+        return _content(self.send("POST", host, path, json=body), host)
+
+    def send(self, method: str, host: str, path: str, **options: Any) -> Any:
+        """Send one request and return the response.
+
+        Raises:
+            MissingError: If the resource does not exist.
+            CannotAskError: If the service does not respond, or responds with another error; repeats its message.
+        """
+        import requests
+        from google.auth import exceptions
+
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST") if host == STORAGE else None
+        address = emulator or self._address.replace("{host}", host)
+        try:
+            session = requests if emulator else self._session  # An emulator needs no sign-in.
+            response = session.request(method, f"{address}/{path}", timeout=TIMEOUT_SECONDS, **options)
+        except (requests.RequestException, exceptions.GoogleAuthError) as error:
+            raise CannotAskError(f"{host} does not answer: {error}") from error
+        if response.ok:
+            return response
+        text = _message(response)
+        if response.status_code == 404:
+            raise MissingError(text)
+        raise CannotAskError(f"{host} does not say: {response.status_code} {text}")
+
+
+def create_bucket(uri: str, region: str, project: str) -> ShellCommand:
+    """Return the command that creates a bucket; for an empty region or project, gcloud uses its default."""
+    name = f"gs://{split(uri)[0]}"
+    place = {"location": region, "project": project}
+    flags = [f"--{flag}={value}" for flag, value in place.items() if value]
+    buckets = ("gcloud", "storage", "buckets")
+    create = (*buckets, "create", name, *flags, "--uniform-bucket-level-access")
+    return ShellCommand(create, unless=(*buckets, "describe", name))
+
+
+def judge_quota(name: str, region: str, limit: int, needed: int, project: str) -> str:
+    """Return a sentence if a quota suffices; a negative `limit` means unlimited.
+
+    Raises:
+        LackError: If the quota is too small.
+    """
+    if 0 <= limit < needed:
+        remedy = f"ask for more: https://console.cloud.google.com/iam-admin/quotas?project={project}"
+        raise LackError(f"{name} in {region} is {limit}, and {needed} are needed", remedy)
+    return f"{limit if limit >= 0 else 'any number'} in {region}, {needed} needed"
+
+
+class Role(NamedTuple):
+    """An IAM role.
+
+    Attributes:
+        name: Name of the role, for advice.
+        needed: Permissions of the role that a run needs.
+    """
+
+    name: str
+    needed: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Resource:
+    """A project, or a resource that has an IAM policy of its own.
+
+    Attributes:
+        project: Google Cloud project of the resource, by id.
+        host: Host of the resource's API.
+        path: Path of the resource in its API.
+        kind: gcloud commands for the kind of resource, as `storage buckets`.
+        name: Name of the resource for gcloud.
+        location: Flags of gcloud that locate the resource.
+    """
+
+    project: str
+    host: str
+    path: str
+    kind: str
+    name: str
+    location: tuple[str, ...] = ()
+
+    def bind(self, member: str, role: Role) -> ShellCommand:
+        """Return the command that grants a role on the resource to a member; empty is who runs the command."""
+        named = (
+            f"--member={member}" if member else CommandOutput("--member=user:", ("gcloud", "config", "get", "account"))
+        )
+        # Without --condition, gcloud prompts if another binding of the policy has a condition.
+        granted = (named, f"--role={role.name}", "--condition=None")
+        kind = self.kind.split()
+        return ShellCommand(("gcloud", *kind, "add-iam-policy-binding", self.name, *self.location, *granted))
+
+
+class Permissions:
+    """The permissions of the signed-in user and, from the IAM policies, those of any other account.
+
+    Args:
+        apis: Client of Google Cloud's APIs.
+    """
+
+    def __init__(self, apis: GoogleApis) -> None:
+        self._apis = apis
+        self._above = functools.cache(self._read_above)
+        self._of_role = functools.cache(self._read_permissions)
+
+    def denied(self, role: Role, resource: Resource) -> list[str]:
+        """Return the needed permissions of a role that the signed-in user lacks on a resource."""
+        asked = {"permissions": role.needed}
+        if resource.host == STORAGE:
+            answer = self._apis.get(STORAGE, f"{resource.path}/iam/testPermissions", **asked)
+        else:
+            answer = self._apis.post(resource.host, f"{resource.path}:testIamPermissions", asked)
+        return [permission for permission in role.needed if permission not in answer.get("permissions", ())]
+
+    def judge(self, member: str, role: Role, resource: Resource) -> str:
+        """Return a sentence if a member has the needed permissions of a role on a resource.
+
+        Args:
+            member: Member, as `serviceAccount:trainer@my-project.iam.gserviceaccount.com`.
+            role: The role; another role with the same permissions will do.
+            resource: The resource. The policies of its project and above it are included.
+
+        Raises:
+            LackError: If the member lacks a permission; the message names the role.
+            CannotAskError: If this is unknown: a policy cannot be read, or the member has a permission only through a
+                group or a condition, which are not visible.
+        """
+        above, unread = self._above(resource.project)
+        policies, unread = [*above], [*unread]
+        if resource.host != RESOURCES:
+            try:
+                policies.append(self._own(resource))
+            except (CannotAskError, MissingError) as error:
+                unread.append(str(error))
+        surely, maybe = _roles(policies, member)
+        name = member.partition(":")[2]
+        denied = self._lacking(role.needed, surely)
+        if not denied:
+            return f"{name} has {role.name}'s part of it"
+        said = f"{name} lacks {role.name} ({', '.join(denied)})"
+        if not self._lacking(denied, maybe):
+            unread = ["a group or a condition may grant it, which cannot be seen"]
+        if unread:
+            raise CannotAskError(f"{said}, as far as can be seen: {'; '.join(unread)}")
+        raise LackError(said)
+
+    def _own(self, resource: Resource) -> Policy:
+        """Return the policy of a resource, without those of its project.
+
+        It asks for version 3, because older versions hide conditions: https://cloud.google.com/iam/docs/troubleshooting-withcond.
+        """
+        if resource.host == STORAGE:
+            return self._apis.get(STORAGE, f"{resource.path}/iam", optionsRequestedPolicyVersion=3)
+        verb = "POST" if resource.host == IAM else "GET"
+        version = {"options.requestedPolicyVersion": 3}
+        response = self._apis.send(verb, resource.host, f"{resource.path}:getIamPolicy", params=version)
+        return _content(response, resource.host)
+
+    def _lacking(self, needed: Iterable[str], roles: Iterable[str]) -> list[str]:
+        """Return the permissions that none of the roles contains."""
+        held = frozenset[str]().union(*map(self._of_role, roles))
+        return [permission for permission in needed if permission not in held]
+
+    def _read_above(self, project: str) -> tuple[list[Policy], list[str]]:
+        """Return the policies of a project, its folders and its organisation, and messages about unreadable policies.
+
+        GetIamPolicy does not return inherited policies: google/cloud/resourcemanager/v3/projects.proto.
+        """
+        policies: list[Policy] = []
+        name = f"projects/{project}"
+        body = {"options": {"requestedPolicyVersion": 3}}
+        try:
+            while name:
+                policies.append(self._apis.post(RESOURCES, f"v3/{name}:getIamPolicy", body))
+                is_top = name.startswith("organizations/")
+                name = "" if is_top else self._apis.get(RESOURCES, f"v3/{name}").get("parent", "")
+        except (CannotAskError, MissingError) as error:
+            return policies, [f"the policy of {name} cannot be read: {error}"]
+        return policies, []
+
+    def _read_permissions(self, role: str) -> frozenset[str]:
+        """Return the permissions of a role: google/iam/admin/v1/iam.proto, GetRole."""
+        with contextlib.suppress(MissingError):
+            return frozenset(self._apis.get(IAM, f"v1/{role}").get("includedPermissions", ()))
+        return frozenset()
+
+
+def _roles(policies: Iterable[Policy], member: str) -> tuple[set[str], set[str]]:
+    """Return the roles that policies certainly grant to a member, and those that a group or condition may grant.
+
+    Args:
+        policies: IAM policies; the policy of a resource comes after those of its project.
+        member: Member, as in `Permissions.judge`.
+    """
+    surely, maybe = set[str](), set[str]()
+    for policy in policies:
+        for binding in policy.get("bindings", ()):
+            members = binding.get("members", ())
+            is_named = member in members or any(other in members for other in _EVERYONE)
+            is_named = is_named or any(_CONVENIENCE.get(other.partition(":")[0]) in surely for other in members)
+            if is_named and not binding.get("condition"):
+                surely.add(binding["role"])
+            elif is_named or any(other.startswith(("group:", "domain:", "principalSet:")) for other in members):
+                maybe.add(binding["role"])
+    return surely, maybe
+
+
+def _content(response: Any, host: str) -> dict[str, Any]:
+    """Return the JSON object of a response.
+
+    Raises:
+        CannotAskError: If the response is something else, for example the page of a proxy.
+    """
+    try:
+        return dict(response.json())
+    except (ValueError, TypeError) as error:
+        raise CannotAskError(f"{host} does not answer in JSON; check what answers in its place") from error
+
+
+def _message(response: Any) -> str:
+    """Return the first line of an API's error message."""
+    try:
+        return str(response.json()["error"]["message"]).splitlines()[0]
+    except (ValueError, KeyError, TypeError, IndexError):
+        return str(response.reason)

@@ -1,0 +1,173 @@
+"""Looks up an image in its registry: digest, platforms and Python version."""
+
+import dataclasses
+import hashlib
+import re
+from typing import Any
+
+from tpu_components.core.base.container_images import is_in_registry, is_pinned
+from tpu_components.core.base.retries import MissingError
+from tpu_components.core.files.resource_names import COMPUTE_NAME, PROJECT
+from tpu_pipelines.platforms.findings import CannotAskError, LackError
+from tpu_pipelines.platforms.google_apis import TIMEOUT_SECONDS, GoogleApis
+
+PLATFORM = "linux/amd64"  # Platform of all TPU hosts on Vertex AI and GKE.
+# https://distribution.github.io/distribution/spec/manifest-v2-2 and https://github.com/opencontainers/image-spec.
+_MANIFESTS = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+_GOOGLES = re.compile(r"(.+-docker\.pkg\.dev|(.+\.)?gcr\.io)")
+_REPOSITORY = re.compile(
+    rf"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>{PROJECT})/(?P<name>{COMPUTE_NAME})/.+"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """An image in a registry.
+
+    Attributes:
+        digest: Current digest of the image's name, for example `sha256:…`.
+        platforms: Platforms, for example `linux/amd64`.
+        python: Version of Python, from PYTHON_VERSION in the image, as in Docker's official images; empty if not set.
+    """
+
+    digest: str
+    platforms: tuple[str, ...]
+    python: str = ""
+
+
+def repository_of(image: str) -> tuple[str, str, str] | None:
+    """Return project, location and name of an image's repository in Artifact Registry; None for other registries.
+
+    Example:
+        >>> repository_of("europe-docker.pkg.dev/my-project/images/steps:1")
+        ('my-project', 'europe', 'images')
+    """
+    match = _REPOSITORY.fullmatch(image)
+    return (match["project"], match["location"], match["name"]) if match else None
+
+
+def find_image(image: str, apis: GoogleApis) -> Image:
+    """Look up an image in its registry, without pulling it.
+
+    Reads manifests and blobs by GET: https://distribution.github.io/distribution/spec/api.
+
+    Raises:
+        MissingError: If the registry does not have the image.
+        CannotAskError: If the registry does not answer.
+    """
+    host, _, rest = image.partition("/")
+    path, separator, reference = rest.partition("@")
+    if not separator:
+        path, _, reference = rest.partition(":")
+    if host == "docker.io":
+        host = "registry-1.docker.io"
+        path = path if "/" in path else f"library/{path}"
+
+    def get(what: str) -> Any:
+        return _get(apis, host, f"v2/{path}/{what}")
+
+    response = get(f"manifests/{reference or 'latest'}")
+    variables: list[str] = []
+    try:
+        manifest = response.json()
+        if "manifests" in manifest:
+            entries = [entry.get("platform", {}) for entry in manifest["manifests"]]
+        elif "config" in manifest:
+            entries = [get(f"blobs/{manifest['config']['digest']}").json()]
+            variables = entries[0].get("config", {}).get("Env") or []
+        else:
+            raise CannotAskError(f"{host} has a manifest of an unknown kind: {manifest.get('mediaType', 'none named')}")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CannotAskError(f"{host} does not answer as a registry does") from error
+    digest = reference if separator else f"sha256:{hashlib.sha256(response.content).hexdigest()}"
+    platforms = dict.fromkeys(f"{entry.get('os')}/{entry.get('architecture')}" for entry in entries)
+    platforms.pop("unknown/unknown", None)  # The platform of attestations.
+    python = dict(variable.partition("=")[::2] for variable in variables).get("PYTHON_VERSION", "")
+    return Image(digest, tuple(platforms), python)
+
+
+def look_at_image(
+    image: str, apis: GoogleApis, variable: str, is_clusters_own: bool = False, least_python: str = ""
+) -> str:
+    """Check that a registry has an image for TPU hosts; returns its platform and, for a tag, the current digest.
+
+    Args:
+        image: Name of the image.
+        apis: Client of Google Cloud's APIs, for Google's registries.
+        variable: Environment variable that names the image.
+        is_clusters_own: Whether a registry host without a domain is allowed, such as a registry inside the cluster.
+        least_python: Version of Python that the machine requires, as `3.12`; empty for any.
+
+    Raises:
+        LackError: If there is no such image, or it is for another platform or an older Python.
+        CannotAskError: If the registry does not answer.
+    """
+    build = f"`make image`, docker push, and set {variable}=…@sha256:…"
+    if not is_in_registry(image, is_clusters_own):
+        raise LackError(f"no platform can fetch {image}", build)
+    try:
+        known = find_image(image, apis)
+    except MissingError as error:
+        raise LackError(f"{image} is not there: {error}", build) from error
+    if PLATFORM not in known.platforms:
+        raise LackError(
+            f"{image} is for {', '.join(known.platforms) or 'no platform'}, and TPU hosts are {PLATFORM}",
+            f"docker build --platform={PLATFORM}, docker push, and set {variable}=…@sha256:…",
+        )
+    if known.python and _version(known.python) < _version(least_python):
+        raise LackError(
+            f"{image} has Python {known.python}, and the machine requires {least_python} or later",
+            f"build it on a newer base, as make image BASE=python:{least_python}-slim, or take another machine",
+        )
+    tag = "" if is_pinned(image) else f"; it is named by a tag, and means {known.digest} now"
+    is_unsaid = least_python and not known.python
+    unsaid = f"; it does not say its Python, of which {least_python} is required" if is_unsaid else ""
+    return f"{image}, {PLATFORM}{tag}{unsaid}"
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
+
+
+def _get(apis: GoogleApis, host: str, path: str) -> Any:
+    """Send a GET request to a registry, with the user's credentials only if the registry is Google's."""
+    headers = {"Accept": ", ".join(_MANIFESTS)}
+    if _GOOGLES.fullmatch(host):
+        return apis.send("GET", host, path, headers=headers)
+    import requests
+
+    # Like Docker, use HTTP for a registry on this machine or in a cluster.
+    url = f"{'http' if ':' in host else 'https'}://{host}/{path}"
+    try:
+        response = requests.get(url, headers=headers, timeout=TIMEOUT_SECONDS)
+        if response.status_code == 401 and (token := _anonymous_token(response.headers.get("WWW-Authenticate", ""))):
+            headers["Authorization"] = f"Bearer {token}"
+            response = requests.get(url, headers=headers, timeout=TIMEOUT_SECONDS)
+    except requests.RequestException as error:
+        raise CannotAskError(f"{host} does not answer: {error}") from error
+    if response.status_code == 404:
+        raise MissingError(f"{host} has none of that name")
+    if not response.ok:
+        raise CannotAskError(
+            f"{host} does not say to everybody: {response.status_code} {response.reason}; the platform needs a sign-in "
+            "of its own there"
+        )
+    return response
+
+
+def _anonymous_token(challenge: str) -> str:
+    """Get a registry's token for anonymous users, empty if none: https://distribution.github.io/distribution/spec/auth."""
+    import requests
+
+    fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
+    realm = fields.pop("realm", "")
+    if not challenge.startswith("Bearer ") or not realm.startswith("https://"):
+        return ""
+    response = requests.get(realm, params=fields, timeout=TIMEOUT_SECONDS)
+    match = response.json() if response.ok else {}
+    return str(match.get("token") or match.get("access_token") or "")

@@ -1,0 +1,84 @@
+"""An image in a registry that is not Google's, which gives anybody a token to read."""
+
+import json
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+from google.auth.credentials import AnonymousCredentials
+
+from tests.fakes.local_server import LocalServer
+from tpu_components.core.base.retries import MissingError
+from tpu_pipelines.platforms.findings import CannotAskError
+from tpu_pipelines.platforms.google_apis import GoogleApis
+from tpu_pipelines.platforms.images import find_image
+
+_INDEX = {
+    "manifests": [
+        {"platform": {"os": "linux", "architecture": "arm64"}},
+        {"platform": {"os": "linux", "architecture": "amd64"}},
+        {"platform": {"os": "unknown", "architecture": "unknown"}},
+    ]
+}
+# The sign-in that a closed repository asks for. At port 1 nothing listens: an attempt would be another error.
+_CHALLENGES = {
+    "basic": 'Basic realm="https://127.0.0.1:1/token"',
+    "plain": 'Bearer realm="http://127.0.0.1:1/token",service="x"',
+}
+
+
+class _Registry(BaseHTTPRequestHandler):
+    def do_GET(self):
+        images = {"/v2/me/steps/manifests/1": _INDEX, "/v2/me/steps/manifests/latest": {"schemaVersion": 1}}
+        images |= {"/v2/me/lists/manifests/1": ["x"], "/v2/me/bad/manifests/1": {"config": None}}
+        challenge = _CHALLENGES.get(self.path.split("/")[2])
+        body = json.dumps(images.get(self.path, {})).encode()
+        if self.path == "/v2/me/page/manifests/1":  # As a proxy's page of a sign-in.
+            images[self.path] = {}
+            body = b"<html>"
+        self.send_response(401 if challenge else 200 if self.path in images else 404)
+        if challenge:
+            self.send_header("WWW-Authenticate", challenge)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def registry():
+    with LocalServer(_Registry) as server:
+        yield server.url.removeprefix("http://")
+
+
+def test_a_list_of_manifests_has_the_platforms_and_the_digest_is_of_what_was_sent(registry):
+    found = find_image(f"{registry}/me/steps:1", GoogleApis())
+    assert found.platforms == ("linux/arm64", "linux/amd64")
+    assert found.digest == "sha256:8008099c4d01e811779bc61b48bcc2710e16c63bac2198890886f7c267c99541"
+
+
+def test_what_is_not_there_and_what_is_strange_differ(registry):
+    apis = GoogleApis()
+    with pytest.raises(MissingError, match=r"has none of that name"):
+        find_image(f"{registry}/me/other:1", apis)
+    with pytest.raises(CannotAskError, match=r"a manifest of an unknown kind: none named"):
+        find_image(f"{registry}/me/steps", apis)
+
+
+@pytest.mark.parametrize("closed", _CHALLENGES)
+def test_a_token_is_not_fetched_over_plain_http_nor_for_another_kind_of_sign_in(registry, closed):
+    with pytest.raises(CannotAskError, match=r"does not say to everybody: 401"):
+        find_image(f"{registry}/{closed}/steps:1", GoogleApis())
+
+
+@pytest.mark.parametrize("name", ["page", "lists", "bad"])
+def test_what_answers_in_place_of_a_registry_is_named(registry, name):
+    with pytest.raises(CannotAskError, match=rf"{registry} does not answer as a registry does"):
+        find_image(f"{registry}/me/{name}:1", GoogleApis())
+
+
+def test_what_answers_in_place_of_google_is_named(registry):
+    apis = GoogleApis(f"http://{registry}", AnonymousCredentials())
+    with pytest.raises(CannotAskError, match=r"compute\.googleapis\.com does not answer in JSON"):
+        apis.get("compute.googleapis.com", "v2/me/page/manifests/1")
