@@ -104,7 +104,7 @@ def submit_in_a_storm(target: str, number: int, seed: int = 0) -> Outcome:
     settings = Settings(**_GOOGLE) if target == "vertex" else Settings(kfp_host="http://kfp")
     config = load_config("digits", ["machine=v5e-4", "preflight=false"])
     (job,) = plan_submission(config, PLATFORMS[target], settings).jobs
-    plans = [RunPlan((_with_id(job, f"digits-{index:012x}"),), "digits") for index in range(number)]
+    plans = [RunPlan((_with_id(job, f"digits-{index:012x}"),)) for index in range(number)]
     # Those that come twice come one behind the other, so that two threads have them at once.
     sent = itertools.chain.from_iterable([plan] * (1 + index % 2) for index, plan in enumerate(plans))
     with SERVERS[target]() as (server, submitter, job_ids):

@@ -15,6 +15,7 @@ from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.registry.opening import open_registry
+from tpu_components.core.sources.kinds import list_examples
 from tpu_components.create_tfrecords import WriteParams
 from tpu_components.deploy_model.params import DeployParams
 from tpu_components.deploy_model.vertex import VertexTarget
@@ -58,7 +59,7 @@ def decide(finished_run, tmp_path):
         images = np.round(digits.images[:1200] * (255 / 16) * ink).astype(np.uint8)
         np.savez(tmp_path / "data.npz", x=images, y=digits.target[:1200])
         config = load_config("digits", [*QUICK[1::2], f"data.source=npz:{tmp_path}/data.npz", *overrides])
-        return decide_here(config, tmp_path, Occasion.parse(when))
+        return decide_here(config, tmp_path, list_examples(config.data), Occasion.parse(when))
 
     return decide
 

@@ -105,7 +105,7 @@ def submit(arguments: argparse.Namespace) -> int:
         return BAD_INPUT
     submitter = connect(platform, settings)
     plan = plan_checked(arguments, config, settings)
-    tell_hint(plan.timeout)
+    tell_hint(plan.runs[0].timeout.reason)
     if arguments.dry_run:
         _tell_dry_run(arguments, config, plan, [submitter.describe(job) for job in plan.jobs])
         return DONE

@@ -14,6 +14,7 @@ from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec
+from tpu_components.core.sources.kinds import list_examples
 from tpu_pipelines.checks.check_list import require_first
 from tpu_pipelines.cli.jobs import StatePrinter, connect, tell_submission
 from tpu_pipelines.cli.output import show, show_text, tell_hint
@@ -21,7 +22,7 @@ from tpu_pipelines.cli.platforms import ask_first, plan_checked, tell_sent
 from tpu_pipelines.cli.runs import code_of, tell_outcome
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import load_settings
-from tpu_pipelines.platforms.machines import paid_on
+from tpu_pipelines.platforms.machines import on_machine
 from tpu_pipelines.platforms.platform import PLATFORMS, Platform
 from tpu_pipelines.retraining import retrain as deciding
 from tpu_pipelines.retraining.job_summary import RunFindings, append, render_junit, render_markdown, render_outputs
@@ -60,7 +61,8 @@ def retrain(arguments: argparse.Namespace) -> int:
 
 
 def _retrain_here(arguments: argparse.Namespace, config: Config, occasion: Occasion, report: "_Report") -> int:
-    entry = report.begin(deciding.decide_here(config, arguments.workspace, occasion))
+    listing = list_examples(config.data)
+    entry = report.begin(deciding.decide_here(config, arguments.workspace, listing, occasion))
     if arguments.dry_run:
         return DONE
     run_dir = arguments.workspace / config.name
@@ -79,7 +81,7 @@ def _retrain_here(arguments: argparse.Namespace, config: Config, occasion: Occas
         outcome = RunOutcome(last)
         tell(outcome)
     else:
-        outcome = run_local(config, arguments.workspace, force=arguments.force, tell=tell)
+        outcome = run_local(config, arguments.workspace, force=arguments.force, tell=tell, listing=listing)
     return code_of(outcome)
 
 
@@ -185,7 +187,7 @@ def _price(
     machine = next((machine for machine in machines if machine.name == name), None)
     if platform is None or machine is None or platform.catalogue_name not in machine.slice.targets:
         return None
-    price = paid_on(config, machine, platform, region).price
+    price = on_machine(config, machine, platform, region).paid.price
     return price.usd_per_hour if price else None
 
 

@@ -21,7 +21,7 @@ from tpu_components.core.base.container_images import IMAGE as IMAGE  # Read fro
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import Mistakes
 from tpu_components.core.files import storage
-from tpu_components.core.machines.machine_spec import MachineSpec
+from tpu_components.core.machines.machine_spec import MachineSpec, PaidMachine
 from tpu_components.core.models.lookup import bundle_of, named_files
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
 from tpu_components.core.registry.opening import parse_reference
@@ -38,7 +38,6 @@ from tpu_pipelines.platforms.machines import (
     check_resources,
     on_machine,
     require_machine,
-    training_timeout,
 )
 from tpu_pipelines.platforms.platform import Platform, capitalized, check_settings
 
@@ -57,6 +56,7 @@ class ResolvedRun:
         machine: Machine of the training step; with its region, if the platform chooses machines by region.
         judge: Machine of the evaluation, in the same way; None if it runs beside the other steps.
         timeout: Time limit of the training, and its reason.
+        paid: Machine of the training with its price, time limit and number of attempts.
         fingerprints: What each step's result depends on besides its inputs, by step.
         checkpoints: Folder of the training's checkpoints, relative to the bucket or volume.
         carried: Content of the files to upload for the pipeline, by their URI in the bucket.
@@ -68,6 +68,7 @@ class ResolvedRun:
     machine: MachineSpec
     judge: MachineSpec | None
     timeout: TrainingTimeout
+    paid: PaidMachine
     fingerprints: Mapping[str, Mapping[str, str]]
     checkpoints: str
     carried: Mapping[str, bytes]
@@ -127,7 +128,7 @@ def resolve(config: Config, platform: Platform, settings: Settings) -> ResolvedR
     # The checkpoints' folder and the time limit follow from the machine and the model that the steps will get.
     portable, carried = with_carried_model(registered, platform, settings)
     placed = on_machine(portable, machine, platform)
-    final = dataclasses.replace(placed, training=_train_on(machine, placed.training))
+    final = dataclasses.replace(placed.config, training=_train_on(machine, placed.config.training))
     judge = None
     if final.evaluation_machine:
         judge = platform.in_region(final.evaluation_machine, settings.region)
@@ -138,9 +139,10 @@ def resolve(config: Config, platform: Platform, settings: Settings) -> ResolvedR
         settings=settings,
         machine=machine,
         judge=judge,
-        timeout=training_timeout(placed, platform),
+        timeout=placed.timeout,
+        paid=placed.paid,
         fingerprints=made_with,
-        checkpoints=checkpoint_folder(placed, made_with["train_model"]),
+        checkpoints=checkpoint_folder(placed.config, made_with["train_model"]),
         carried=carried,
     )
 

@@ -93,8 +93,23 @@ def training_timeout(config: Config, platform: Platform) -> TrainingTimeout:
     return TrainingTimeout(seconds, False, reason)
 
 
-def paid_on(config: Config, machine: MachineSpec, platform: Platform, region: str = "") -> PaidMachine:
-    """Return a machine with the platform's price, and the training's time limit and number of attempts.
+@dataclasses.dataclass(frozen=True)
+class PlacedTraining:
+    """A training on one of a platform's machines.
+
+    Attributes:
+        config: The configuration with this machine. If it has preflight, that examines this machine too.
+        timeout: Time limit of the training.
+        paid: The machine with the platform's price, the time limit and the number of attempts.
+    """
+
+    config: Config
+    timeout: TrainingTimeout
+    paid: PaidMachine
+
+
+def on_machine(config: Config, machine: MachineSpec, platform: Platform, region: str = "") -> PlacedTraining:
+    """Put a configuration's training on a machine.
 
     All commands get time limits and prices from this function, so they all show the same for the same run, whether the
     machine is named by the configuration, by `--set machine=…` or by `--compare`.
@@ -107,13 +122,13 @@ def paid_on(config: Config, machine: MachineSpec, platform: Platform, region: st
             the machine is not available there.
 
     Raises:
-        InputError: If the platform does not offer the machine.
+        InputError: If the platform does not offer the machine, or the machine does not run the training's backend.
     """
     if region in machine.slice.regions:
         machine = platform.in_region(machine, region)
     config = config.with_machine(machine)
     timeout = training_timeout(config, platform)
-    return PaidMachine(
+    paid = PaidMachine(
         machine.name,
         machine.region,
         machine.spot,
@@ -121,15 +136,6 @@ def paid_on(config: Config, machine: MachineSpec, platform: Platform, region: st
         timeout_seconds=0 if timeout.is_estimated else timeout.seconds,
         attempts=resources_of(config, "train_model", platform.training_retries(machine)).retries + 1,
     )
-
-
-def on_machine(config: Config, machine: MachineSpec, platform: Platform, region: str = "") -> Config:
-    """Return the configuration with another machine; preflight then uses this machine, with the price from `paid_on`.
-
-    Raises:
-        InputError: If the machine does not run the training's backend.
-    """
-    config = config.with_machine(machine)
-    if config.preflight is None:
-        return config
-    return dataclasses.replace(config, preflight=preflight_params(config, paid_on(config, machine, platform, region)))
+    if config.preflight:
+        config = dataclasses.replace(config, preflight=preflight_params(config, paid))
+    return PlacedTraining(config, timeout, paid)

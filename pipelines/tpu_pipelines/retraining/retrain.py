@@ -22,10 +22,11 @@ from tpu_components.core.base.states import LOOKS, State
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Cell, Table
+from tpu_components.core.sources.listing import Listing
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.platforms.jobs import DIGEST, PlatformClient, Submission, fingerprints_in, now
 from tpu_pipelines.runs.data_drift import Drift, find_drift
-from tpu_pipelines.runs.run_local import fingerprints_here
+from tpu_pipelines.runs.resolution import fingerprints_here
 from tpu_pipelines.runs.summary import Summary
 from tpu_pipelines.runs.workspace import with_registry
 from tpu_pipelines.submission.submit import RunPlan, look_up
@@ -154,12 +155,13 @@ def decide(
     return _decide(job.name, last, fingerprints_in(job.labels), is_change, occasion, look_for_drift)
 
 
-def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()) -> RunDecision:
+def decide_here(config: Config, workspace: Path, listing: Listing, occasion: Occasion = Occasion()) -> RunDecision:
     """Decide whether to run a configuration here, by comparing it with the last run of its name. Starts no run.
 
     Args:
         config: Configuration of the run.
         workspace: Folder of the runs.
+        listing: Examples of the data set.
         occasion: Conditions for a run.
 
     Raises:
@@ -167,7 +169,7 @@ def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()
     """
     summary = Summary.find(workspace / config.name)  # None if the last run was interrupted.
     before = summary.fingerprints if summary else {}
-    after = fingerprints_here(config, workspace, before)
+    after = fingerprints_here(config, workspace, listing, before)
     last = None
     if summary:
         run_dir = str(workspace / config.name)

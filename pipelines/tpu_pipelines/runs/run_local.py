@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,30 +29,25 @@ from tpu_components.core.examples.artifacts import (
 )
 from tpu_components.core.files import storage
 from tpu_components.core.machines.device import describe_host
-from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE, parse_machine
 from tpu_components.core.registry.opening import open_registry, parse_reference
 from tpu_components.core.registry.reference import MODEL_DIR, reference
 from tpu_components.core.registry.versions import Version, model_digest, now
 from tpu_components.core.results.evaluation_info import Decision, Evaluation
 from tpu_components.core.results.export_info import ExportInfo
-from tpu_components.core.sources.kinds import list_examples, source_version
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import LOCAL
 from tpu_components.deploy_model.params import DeployResult
-from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.findings import PreflightReport
-from tpu_pipelines.config.configuration import Config, preflight_params
-from tpu_pipelines.config.settings import variable
+from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS
-from tpu_pipelines.pipeline.cache_keys import data_version, fingerprints, lineage, step_keys
+from tpu_pipelines.pipeline.cache_keys import lineage, step_keys
 from tpu_pipelines.platforms.local.runner import session
-from tpu_pipelines.platforms.machines import paid_on
-from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.runs import history, tracking
-from tpu_pipelines.runs.prerequisites import check_accelerator, check_model_works, check_run, needs_check
+from tpu_pipelines.runs.prerequisites import check_accelerator, check_model_works, needs_check
+from tpu_pipelines.runs.resolution import LocalRun, resolve
 from tpu_pipelines.runs.step_cache import StepCache, entry_key
 from tpu_pipelines.runs.summary import StepSummary, Summary
-from tpu_pipelines.runs.workspace import LOG_FILE, SUMMARY_FILE, check_history, history_dir, with_registry
+from tpu_pipelines.runs.workspace import LOG_FILE, SUMMARY_FILE, check_history, history_dir
 
 # Pages that `artifacts` of a summary names: the step that writes each, and its file.
 _PAGES = {
@@ -75,6 +70,7 @@ def run_local(
     runner: str = "subprocess",
     force: bool = False,
     tell: Callable[[RunOutcome], Any] = lambda _: None,
+    listing: Listing | None = None,
 ) -> RunOutcome:
     """Run the pipeline on this machine. Unchanged steps (inputs, parameters and code) are taken from earlier runs.
 
@@ -86,6 +82,7 @@ def run_local(
         runner: `subprocess`, or `docker` with the image that TPU_PIPELINES_IMAGE names.
         force: Run every step, even if it is unchanged.
         tell: Called with the outcome before it is recorded in an experiment tracker, which may not answer.
+        listing: Examples of the data set; None to list them.
 
     Raises:
         InputError: If the data or the configuration cannot be used, or TensorFlow or Keras is not installed; checked
@@ -94,27 +91,18 @@ def run_local(
     for package in ("keras", "tensorflow") if runner == "subprocess" else ():
         if importlib.util.find_spec(package) is None:
             raise InputError(extras.advice_for(package))
-    workspace, tracker = workspace.absolute(), tracking.chosen_tool()
-    storage.require_utf8(workspace)
-    if config.machine:
-        config.machine.require_one_host("A run on this machine trains on one host (`tpu-pipelines submit` on several)")
-    asked = config
-    config = with_registry(config, workspace)
-    plan = check_run(config, workspace)
-    config = _priced_like_a_submission(_without_missing_compiler(config))
+    tracker = tracking.chosen_tool()
     start = time.monotonic()
-    run_dir = workspace / config.name
-    cache_dir = workspace / ".cache" / config.name
-    with _only_run(run_dir, cache_dir):
-        data = _data_version(plan.listing, workspace)
-        made_of = fingerprints(asked, data)  # Before the run, since a model's file may be edited meanwhile.
-        session = _LocalRun(config, data, source_version(config.data, plan.listing), run_dir, cache_dir, force)
+    run = resolve(config, workspace, listing)
+    run_dir = run.run_dir
+    with _only_run(run_dir, run.cache_dir):
+        session = _LocalSession(run, force)
         if runner == "subprocess" and not session.is_trained:
-            check_accelerator(config.training)
-        if needs_check(config) and not session.is_trained:
+            check_accelerator(run.config.training)
+        if needs_check(run.config) and not session.is_trained:
             say("train_model", "trying the model before it is trained")
-            check_model_works(config, plan)
-        if not session.is_the_same_again(made_of):
+            check_model_works(run.config, run.data)
+        if not session.is_the_same_again():
             history.set_aside(run_dir)
         run_dir.mkdir(exist_ok=True)
         (run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # It describes the previous run.
@@ -122,54 +110,10 @@ def run_local(
             storage.new_file(run_dir / LOG_FILE).close()
         with storage.naming_full_disk(run_dir), safe_children():
             session.run(runner)
-        outcome = session.finish(start, made_of)
+        outcome = session.finish(start)
         tell(outcome)
         tracking.record(run_dir, tracker)
         return outcome
-
-
-def fingerprints_here(config: Config, workspace: Path, known: Mapping[str, str] = {}) -> dict[str, str]:
-    """Return the fingerprints of a run in a workspace without running it; see `fingerprints`.
-
-    Args:
-        config: The run's configuration.
-        workspace: Folder of the runs.
-        known: Fingerprints of the last run; an equal run is not checked again.
-
-    Raises:
-        InputError: If the data or the configuration cannot be used.
-    """
-    workspace = workspace.absolute()
-    listing = list_examples(config.data)
-    made_of = fingerprints(config, _data_version(listing, workspace))
-    if made_of != known:
-        check_run(with_registry(config, workspace), workspace, listing)
-    return made_of
-
-
-def _data_version(listing: Listing, workspace: Path) -> str:
-    return data_version(listing, workspace / ".cache" / "sources")
-
-
-def _without_missing_compiler(config: Config) -> Config:
-    """Return the configuration without preflight if the TPU compiler is not installed."""
-    if config.preflight:
-        try:
-            sandbox.require_compiler([config.preflight.paid.slice])
-        except InputError as error:
-            say("preflight_training", f"left out. {error}")
-            return dataclasses.replace(config, preflight=None)
-    return config
-
-
-def _priced_like_a_submission(config: Config) -> Config:
-    """Return the configuration with the price that `submit` shows for its machine, in the region of the settings."""
-    if config.preflight is None:
-        return config
-    region = os.environ.get(variable("region"), "")  # A local run needs no other setting, so do not check the others.
-    machine = config.machine or parse_machine(CHEAPEST_MACHINE)
-    paid = paid_on(config, machine, PLATFORMS[config.preflight.paid.target], region)
-    return dataclasses.replace(config, preflight=preflight_params(config, paid))
 
 
 @contextlib.contextmanager
@@ -207,31 +151,30 @@ class _StepOutput(io.TextIOBase):
         return len(text)
 
 
-class _LocalRun:
-    """A local run: prepares the cache, runs the pipeline and publishes the results."""
+class _LocalSession:
+    """Prepares the cache for a run, runs the pipeline and publishes the results."""
 
-    def __init__(
-        self, config: Config, data: str, source: str, run_dir: Path, cache_dir: Path, force: bool = False
-    ) -> None:
-        self._config = config
-        self._run_dir = run_dir
-        self._cache_dir = cache_dir
-        self._source = source  # `source_version` of the data whose fingerprint is `data`.
-        self._cache = StepCache(cache_dir)
+    def __init__(self, run: LocalRun, force: bool = False) -> None:
+        self._run = run
+        self._config = run.config  # Aliases of models are replaced with their versions below.
+        self._run_dir = run.run_dir
+        self._cache_dir = run.cache_dir
+        self._cache = StepCache(run.cache_dir)
         # The last process of an interrupted run may still write into its folder.
-        self._earlier = set(cache_dir.glob("training-pipeline-*"))
+        self._earlier = set(run.cache_dir.glob("training-pipeline-*"))
         if force:
             self._cache.keep_only(())
-            shutil.rmtree(cache_dir / "checkpoints", ignore_errors=True)
-        self._keys = step_keys(config, data)
+            shutil.rmtree(run.cache_dir / "checkpoints", ignore_errors=True)
+        data = run.data_version
+        self._keys = step_keys(self._config, data)
         self._drop_leftovers()
         if not force:
             self._share_records()
         initial_digest = self._pin_initial_model(data)
         self._champion, champion_digest = self._pin_champion()
-        self._keys = step_keys(config, data, champion_digest, initial_digest)
+        self._keys = step_keys(run.config, data, champion_digest, initial_digest)
         self._drop_undone_deployment()
-        self._steps = config.steps
+        self._steps = run.config.steps
         self._cached = {step for step in self._steps if self._outputs(step) is not None}
 
     @property
@@ -311,10 +254,10 @@ class _LocalRun:
             if not current or current.number != DeployResult.load(deployment).version:
                 self._cache.remove(deployment)
 
-    def is_the_same_again(self, fingerprints: Mapping[str, str]) -> bool:
+    def is_the_same_again(self) -> bool:
         """Return whether the workspace already has all results of this run, so that no step must run."""
         there = Summary.find(self._run_dir)
-        same = there is not None and there.fingerprints == fingerprints
+        same = there is not None and there.fingerprints == self._run.fingerprints
         return same and self._cached.issuperset(self._expected(self._evaluation()))
 
     def _share_records(self) -> None:
@@ -362,7 +305,7 @@ class _LocalRun:
             if "create_tfrecords" in self._cached:  # The records are cached, so there is nothing to fan out.
                 config = config.changed("data", engine=LOCAL)
             pipeline = training_pipeline(
-                config, cache_keys=self._keys, data_version=self._source, lineage=lineage(self._config)
+                config, cache_keys=self._keys, data_version=self._run.source_version, lineage=lineage(self._config)
             )
             pipeline(champion=self._champion)
 
@@ -376,7 +319,7 @@ class _LocalRun:
         promoted = evaluation is not None and evaluation.gate.promote
         return [step for step in self._steps if promoted or not STEP_TABLE[step].needs_promotion]
 
-    def finish(self, start: float, fingerprints: Mapping[str, str]) -> RunOutcome:
+    def finish(self, start: float) -> RunOutcome:
         """Publish the artifacts of the steps that are done, and write the summary."""
         evaluation = self._evaluation()
         expected = self._expected(evaluation)
@@ -402,7 +345,7 @@ class _LocalRun:
         summary = Summary(
             status=State.FAILED if failure else State.SUCCEEDED if gate.promote else State.REJECTED,
             config=self._config.as_dict(),
-            fingerprints=fingerprints,
+            fingerprints=self._run.fingerprints,
             seconds=time.monotonic() - start,
             ended=now(),
             host=describe_host(),

@@ -20,7 +20,6 @@ from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import Settings, variable
 from tpu_pipelines.platforms.findings import CannotAskError
 from tpu_pipelines.platforms.jobs import PlatformClient, Submission
-from tpu_pipelines.platforms.machines import paid_on
 from tpu_pipelines.platforms.platform import Platform
 from tpu_pipelines.sizing.preflight import judge_machines
 from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit, wait
@@ -57,7 +56,7 @@ class Smoke:
     @property
     def paid(self) -> PaidMachine:
         """Machine of the training, with the conditions of its price."""
-        return paid_on(self.config, self.plan.jobs[0].machine, self.platform)
+        return self.plan.runs[0].paid
 
     @property
     def usd_per_hour(self) -> float | None:

@@ -28,10 +28,11 @@ from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline import compile as compiling
 from tpu_pipelines.pipeline.cache_keys import fingerprints
+from tpu_pipelines.pipeline.compile import ResolvedRun
 from tpu_pipelines.platforms.data_sizes import measure, with_sizes
 from tpu_pipelines.platforms.findings import CannotAskError, Check, Finding, answer
 from tpu_pipelines.platforms.jobs import DIGEST, Job, PlatformClient, Submission, now, slug
-from tpu_pipelines.platforms.machines import paid_on, require_machine
+from tpu_pipelines.platforms.machines import require_machine
 from tpu_pipelines.platforms.platform import Platform
 from tpu_pipelines.runs.prerequisites import check_data
 from tpu_pipelines.sizing.preflight import judge_machines
@@ -43,19 +44,25 @@ class RunPlan:
 
     Attributes:
         jobs: Job for each machine, in the order in which the machines are tried.
-        checkpoints: Folder of the training's checkpoints, relative to the bucket or volume.
-        carried: Content of the files that the jobs read from the bucket, by URI.
-        timeout: Time limit of the training and its reason, in words.
+        runs: What each job was built from, in the same order.
         resources: Resources that steps request for the size of the data, in words; empty if they request the default.
         data: Examples of the data set; None if they must be downloaded first.
     """
 
     jobs: tuple[Job, ...]
-    checkpoints: str
-    carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
-    timeout: str = ""
+    runs: tuple[ResolvedRun, ...] = ()
     resources: str = ""
     data: DatasetPlan | None = None
+
+    @property
+    def carried(self) -> Mapping[str, bytes]:
+        """Content of the files that the jobs read from the bucket, by URI; the same for all machines."""
+        return self.runs[0].carried if self.runs else {}
+
+    @property
+    def checkpoints(self) -> str:
+        """Folder of the training's checkpoints on the first machine, relative to the bucket or volume."""
+        return self.runs[0].checkpoints
 
     def has(self, job_id: str) -> bool:
         """Return whether a job belongs to this run, in any round of submissions."""
@@ -126,8 +133,7 @@ def plan_submission(config: Config, platform: Platform, settings: Settings) -> R
         }
         job_id = f"{name}-{digest}" + (f"-f{index}" if index else "")
         jobs.append(Job(job_id, config.name, made.package, made.run.machine, labels))
-    first = compiled[0]
-    return RunPlan(tuple(jobs), first.run.checkpoints, first.run.carried, first.run.timeout.reason, resources, data)
+    return RunPlan(tuple(jobs), tuple(made.run for made in compiled), resources, data)
 
 
 def without_cache(plan: RunPlan) -> RunPlan:
@@ -245,7 +251,7 @@ def describe(config: Config, plan: RunPlan, platform: Platform) -> Iterator[Find
     machines = [f"{job.machine.name} in {job.machine.region}".removesuffix(" in ") for job in plan.jobs]
     splits = plan.data.split_examples if plan.data else {}
     yield Finding("machine", Status.OK, ", then ".join(machines))
-    yield from answer(Check("price", lambda: _prices(config, plan, platform)))
+    yield from answer(Check("price", lambda: _prices(config, plan)))
     yield from answer(image_check(platform))
     data = [config.data.source, *(f"{count:,} to {split}" for split, count in splits.items())]
     yield Finding("data", Status.OK, ", ".join(data))
@@ -254,7 +260,7 @@ def describe(config: Config, plan: RunPlan, platform: Platform) -> Iterator[Find
     yield from model_findings(config.training.model, plan.carried)
 
 
-def _prices(config: Config, plan: RunPlan, platform: Platform) -> Iterator[Finding]:
+def _prices(config: Config, plan: RunPlan) -> Iterator[Finding]:
     """Yield preflight's summary of each machine at the platform's price.
 
     Raises:
@@ -263,7 +269,7 @@ def _prices(config: Config, plan: RunPlan, platform: Platform) -> Iterator[Findi
     """
     if plan.data is None:
         raise CannotAskError(f"not known before the data are there: tpu-pipelines preflight {config.name}")
-    reports = judge_machines(config, plan.data.listing, [paid_on(config, job.machine, platform) for job in plan.jobs])
+    reports = judge_machines(config, plan.data.listing, [run.paid for run in plan.runs])
     told = [report.summary for report in reports]
     told += [INTERVALS, LEFT_OUT] if any(report.step for report in reports) else []
     yield from (Finding("price", Status.OK, said) for said in told)

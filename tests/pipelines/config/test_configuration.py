@@ -175,13 +175,13 @@ def test_preflight_can_be_left_out():
     assert config.preflight is None
     assert parse_config(config.as_dict()) == config
     v6e = parse_machine("v6e-4")
-    assert on_machine(config, v6e, default_platform()).preflight is None
+    assert on_machine(config, v6e, default_platform()).config.preflight is None
     assert preflight_params(config, v6e.paid).paid.machine == "v6e-4", "asked for by command"
 
 
 def test_preflight_checks_the_machine_that_a_run_is_moved_to():
     config = parse_config(MINIMAL | {"machine": "v5e-4", "preflight": {"max_price_usd": 5.0}})
-    moved = on_machine(config, parse_machine({"name": "v6e-4", "spot": True}), default_platform())
+    moved = on_machine(config, parse_machine({"name": "v6e-4", "spot": True}), default_platform()).config
     assert (moved.machine.name, moved.preflight.paid) == ("v6e-4", PaidMachine("v6e-4", spot=True))
     assert moved.preflight.max_price_usd == 5.0
 

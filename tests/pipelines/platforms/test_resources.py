@@ -4,7 +4,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.preflight_training.params import timeout_seconds
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.steps import gib
-from tpu_pipelines.platforms.machines import on_machine, paid_on, training_timeout
+from tpu_pipelines.platforms.machines import on_machine
 from tpu_pipelines.platforms.platform import PLATFORMS
 
 
@@ -57,7 +57,7 @@ def test_a_training_has_three_times_its_estimate_in_doublings_of_four_hours_up_t
 )
 def test_a_machine_is_paid_for_until_its_training_is_stopped_as_often_as_it_may_start(target, overrides, expected):
     config = load_config("digits", overrides)
-    paid = paid_on(config, config.machine, PLATFORMS[target])
+    paid = on_machine(config, config.machine, PLATFORMS[target]).paid
     assert (paid.target, paid.timeout_seconds, paid.attempts) == (target, *expected)
 
 
@@ -68,15 +68,14 @@ def test_a_machine_costs_the_same_whether_it_is_compared_or_configured(preflight
     """`preflight --compare v5e-4`, `--set machine=v5e-4` and compile of a configuration that names no machine."""
     without = load_config("mnist_cnn", preflight)
     configured = load_config("mnist_cnn", [*preflight, f"machine={machine}"])
-    compared = paid_on(without, configured.machine, PLATFORMS[target])
     moved = on_machine(without, configured.machine, PLATFORMS[target])
     assert without.machine is None
-    assert compared == paid_on(configured, configured.machine, PLATFORMS[target])
     assert moved == on_machine(configured, configured.machine, PLATFORMS[target])
-    assert (moved.preflight is None) == (preflight == ["preflight=false"])
-    limit = training_timeout(moved, PLATFORMS[target])
-    assert compared.timeout_seconds == (0 if limit.is_estimated else limit.seconds)
-    assert limit.is_estimated == (target == "vertex" and machine != "l4-1" and moved.preflight is not None)
+    assert (moved.config.preflight is None) == (preflight == ["preflight=false"])
+    assert moved.paid.timeout_seconds == (0 if moved.timeout.is_estimated else moved.timeout.seconds)
+    assert moved.timeout.is_estimated == (
+        target == "vertex" and machine != "l4-1" and moved.config.preflight is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,4 +89,4 @@ def test_a_machine_costs_the_same_whether_it_is_compared_or_configured(preflight
 )
 def test_a_machine_without_a_region_is_paid_for_in_the_region_of_the_settings(target, machine, expected):
     config = load_config("digits", [machine])
-    assert paid_on(config, config.machine, PLATFORMS[target], "europe-west4").region == expected
+    assert on_machine(config, config.machine, PLATFORMS[target], "europe-west4").paid.region == expected

@@ -16,12 +16,13 @@ from tests.fakes.execution import Simulate
 from tests.html_page import Page
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
+from tpu_components.core.sources.kinds import list_examples
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.pipeline import cache_keys
 from tpu_pipelines.retraining import retrain as deciding
 from tpu_pipelines.retraining.retrain import Occasion, decide_here
-from tpu_pipelines.runs.run_local import fingerprints_here
+from tpu_pipelines.runs.resolution import fingerprints_here
 
 OVERRIDES = QUICK[1::2]
 
@@ -305,7 +306,8 @@ def test_a_workspace_says_what_has_changed(finished_run, tmp_path):
     shutil.copy(workspace / "digits" / "summary.json", run_dir)
 
     def decide(*overrides):
-        decision = decide_here(load_config("digits", [*OVERRIDES, *overrides]), tmp_path)
+        config = load_config("digits", [*OVERRIDES, *overrides])
+        decision = decide_here(config, tmp_path, list_examples(config.data))
         return decision.needed, decision.changed
 
     assert decide() == (False, ())
@@ -326,14 +328,16 @@ def test_an_interrupted_or_damaged_run_is_no_earlier_run(tmp_path, content):
     (tmp_path / "digits" / "run.log").touch()
     if content is not None:
         (tmp_path / "digits" / "summary.json").write_text(content)
-    decision = decide_here(load_config("digits"), tmp_path)
+    config = load_config("digits")
+    decision = decide_here(config, tmp_path, list_examples(config.data))
     assert (decision.needed, decision.run) == (True, "")
 
 
 def test_a_run_from_before_there_were_fingerprints_is_out_of_date(tmp_path):
     (tmp_path / "digits").mkdir()
     (tmp_path / "digits" / "summary.json").write_text('{"status": "succeeded"}')
-    decision = decide_here(load_config("digits"), tmp_path)
+    config = load_config("digits")
+    decision = decide_here(config, tmp_path, list_examples(config.data))
     assert (decision.needed, decision.run) == (True, str(tmp_path / "digits"))
     assert decision.reason.endswith("what, that run does not say")
 
@@ -346,7 +350,7 @@ def test_files_count_by_their_content_not_their_time(tmp_path):
     def fingerprints(content, time):
         table.write_text(content)
         os.utime(table, (time, time))
-        return fingerprints_here(config, tmp_path / "runs")
+        return fingerprints_here(config, tmp_path / "runs", list_examples(config.data))
 
     first = fingerprints(rows, 1)
     assert fingerprints(rows, 2) == first

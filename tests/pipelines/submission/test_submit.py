@@ -72,8 +72,7 @@ def make_plan(*, machines=MACHINES, max_wait_seconds=100):
         tuple(
             Job("digits-0" + (f"-f{i}" if i else ""), "digits", "", machine, {})
             for i, machine in enumerate([first, *first.fallbacks])
-        ),
-        "digits/1",
+        )
     )
 
 

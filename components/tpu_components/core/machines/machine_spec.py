@@ -542,7 +542,7 @@ class MachineSpec:
 
     @property
     def paid(self) -> PaidMachine:
-        """This machine priced on Vertex AI, or on GKE if only GKE offers it; see also `resources.paid_on`."""
+        """This machine priced on Vertex AI, or on GKE if only GKE offers it."""
         target = self.slice.targets[0]
         return PaidMachine(self.name, self.region, self.spot, target, timeout_seconds=self.timeout_seconds)
 
@@ -564,7 +564,7 @@ class MachineSpec:
                     f"{entry.name} all the same."
                 )
 
-    @property
+    @functools.cached_property
     def candidates(self) -> tuple["MachineSpec", ...]:
         """This machine and its fallbacks, in order, each without fallbacks of its own."""
         return dataclasses.replace(self, fallbacks=()), *self.fallbacks

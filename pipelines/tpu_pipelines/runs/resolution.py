@@ -1,0 +1,120 @@
+"""What is decided about a run on this machine before its first step; see also `pipeline.compile.resolve`."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.progress import say
+from tpu_components.core.files import storage
+from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE, MachineSpec
+from tpu_components.core.sources.kinds import source_version
+from tpu_components.core.sources.listing import Listing
+from tpu_components.create_tfrecords.planning import DatasetPlan
+from tpu_components.preflight_training.compiling import sandbox
+from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.settings import variable
+from tpu_pipelines.pipeline.cache_keys import data_version, fingerprints
+from tpu_pipelines.platforms.machines import on_machine
+from tpu_pipelines.platforms.platform import PLATFORMS
+from tpu_pipelines.runs.prerequisites import check_run
+from tpu_pipelines.runs.workspace import with_registry
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalRun:
+    """A run on this machine before its first step; only what the workspace's cache holds is not decided yet.
+
+    Attributes:
+        config: Parameters of every step, with the registry's path and the price of preflight's machine.
+        data: Examples of the data set and their splits.
+        data_version: Fingerprint of the content of the data.
+        source_version: Version of the source, with which create_tfrecords checks that the data are still the same.
+        fingerprints: Digests of what the run depends on, by part, as the summary keeps them.
+        run_dir: Folder of the results.
+        cache_dir: Folder of the results of steps.
+    """
+
+    config: Config
+    data: DatasetPlan
+    data_version: str
+    source_version: str
+    fingerprints: Mapping[str, str]
+    run_dir: Path
+    cache_dir: Path
+
+
+def resolve(config: Config, workspace: Path, listing: Listing | None = None) -> LocalRun:
+    """Decide everything about a run on this machine, and check what it needs.
+
+    Args:
+        config: Configuration to run.
+        workspace: Folder for runs.
+        listing: Examples of the data set; None to list them.
+
+    Raises:
+        InputError: If the data or the configuration cannot be used.
+    """
+    workspace = workspace.absolute()
+    storage.require_utf8(workspace)
+    if config.machine:
+        config.machine.require_one_host("A run on this machine trains on one host (`tpu-pipelines submit` on several)")
+    registered = with_registry(config, workspace)
+    data = check_run(registered, workspace, listing)
+    version = _version_of(data.listing, workspace)
+    return LocalRun(
+        config=_priced_like_a_submission(_without_missing_compiler(registered)),
+        data=data,
+        data_version=version,
+        source_version=source_version(config.data, data.listing),
+        fingerprints=fingerprints(config, version),  # Now, since a model's file may be edited during the run.
+        run_dir=workspace / config.name,
+        cache_dir=workspace / ".cache" / config.name,
+    )
+
+
+def fingerprints_here(
+    config: Config, workspace: Path, listing: Listing, known: Mapping[str, str] = {}
+) -> dict[str, str]:
+    """Return the fingerprints of a run in a workspace, without everything else that `resolve` decides.
+
+    Args:
+        config: The run's configuration.
+        workspace: Folder of the runs.
+        listing: Examples of the data set.
+        known: Fingerprints of the last run; an equal run is not checked again.
+
+    Raises:
+        InputError: If the data or the configuration cannot be used.
+    """
+    workspace = workspace.absolute()
+    made_of = fingerprints(config, _version_of(listing, workspace))
+    if made_of != known:
+        check_run(with_registry(config, workspace), workspace, listing)
+    return made_of
+
+
+def _version_of(listing: Listing, workspace: Path) -> str:
+    return data_version(listing, workspace / ".cache" / "sources")
+
+
+def _without_missing_compiler(config: Config) -> Config:
+    """Return the configuration without preflight if the TPU compiler is not installed."""
+    if config.preflight:
+        try:
+            sandbox.require_compiler([config.preflight.paid.slice])
+        except InputError as error:
+            say("preflight_training", f"left out. {error}")
+            return dataclasses.replace(config, preflight=None)
+    return config
+
+
+def _priced_like_a_submission(config: Config) -> Config:
+    """Return the configuration with the price that `submit` shows for its machine, in the region of the settings."""
+    if config.preflight is None:
+        return config
+    region = os.environ.get(variable("region"), "")  # A local run needs no other setting, so do not check the others.
+    machine = config.machine or MachineSpec(CHEAPEST_MACHINE)
+    placed = on_machine(config, machine, PLATFORMS[config.preflight.paid.target], region)
+    return dataclasses.replace(config, preflight=placed.config.preflight)
