@@ -134,7 +134,7 @@ def _tell_dry_run(arguments: argparse.Namespace, config: Config, plan: RunPlan, 
     """Print the planned run and what is missing to submit it; --json also prints the requests, --output writes them."""
     stream = sys.stderr if arguments.json else sys.stdout
     show_text(f"{config.name} for {arguments.target}, not sent (dry run)\n", stream)
-    show_findings(list(describe(config, plan, PLATFORMS[arguments.target])), stream=stream)
+    show_findings(list(describe(config, plan)), stream=stream)
     show_text("", stream)
     content = json.dumps(requests, indent=2)
     if arguments.output:

@@ -240,24 +240,24 @@ def wait(
     return wait(plan, submitter.create(fallbacks[0]), submitter, report, poll_seconds, sleep)
 
 
-def describe(config: Config, plan: RunPlan, platform: Platform) -> Iterator[Finding]:
-    """Describe a run that is not submitted (dry run): machine, price, image, data, model, and what is missing.
+def describe(config: Config, plan: RunPlan) -> Iterator[Finding]:
+    """Describe a run that is not submitted (dry run): machine, price, image, data, model, job, and what is missing.
 
     Args:
         config: Configuration of the run.
         plan: Plan of the run.
-        platform: The platform.
     """
     machines = [f"{job.machine.name} in {job.machine.region}".removesuffix(" in ") for job in plan.jobs]
     splits = plan.data.split_examples if plan.data else {}
     yield Finding("machine", Status.OK, ", then ".join(machines))
     yield from answer(Check("price", lambda: _prices(config, plan)))
-    yield from answer(image_check(platform))
+    yield from answer(image_check(plan.runs[0].platform))
     data = [config.data.source, *(f"{count:,} to {split}" for split, count in splits.items())]
     yield Finding("data", Status.OK, ", ".join(data))
     if plan.resources:
         yield Finding("asks for", Status.OK, plan.resources)
     yield from model_findings(config.training.model, plan.carried)
+    yield Finding("job", Status.OK, f"{plan.jobs[0].job_id}, with its checkpoints in {plan.checkpoints}")
 
 
 def _prices(config: Config, plan: RunPlan) -> Iterator[Finding]:

@@ -372,31 +372,31 @@ def test_what_a_pod_mounts_makes_it_another_run(setting):
     assert operator.ne(*comparable(*contents)), "a schedule of the one is not left as it is for the other"
 
 
-def _plan_of(config):
-    return plan_submission(config, PLATFORMS["vertex"], SETTINGS)
+def _plan_of(config, platform="vertex"):
+    return plan_submission(config, PLATFORMS[platform], SETTINGS)
 
 
-def _prices(config, plan, target):
+def _prices(config, plan):
     """What a dry run says of the price."""
-    return [finding.said for finding in describe(config, plan, PLATFORMS[target]) if finding.about == "price"]
+    return [finding.said for finding in describe(config, plan) if finding.about == "price"]
 
 
 @pytest.mark.slow  # Compiles for two TPUs: half a minute.
 def test_prices_are_those_of_preflight_for_every_machine():
     config = load_config("digits", ["machine={name: v5e-4, fallbacks: [v6e-4]}", "training.epochs=1"])
-    first, second, *_ = _prices(config, _plan_of(config), "vertex")
+    first, second, *_ = _prices(config, _plan_of(config))
     assert first.startswith("fits v5e-4 (<1% of its memory), ")
     assert second.startswith("fits v6e-4 ")
     # Four hours, after which the training is stopped, of 4 × $1.20 × 1.15.
     assert first.endswith(" a run expected, plus start-up, at most $22.08, at Vertex AI's price")
-    machine = _prices(config, _plan_of(config), "kubeflow")[0]
+    machine = _prices(config, _plan_of(config, "kubeflow"))[0]
     # A cluster takes no estimate: a day of 4 × $1.20.
     assert machine.endswith(" a run expected, plus start-up, at most $115.20, at Compute Engine's list price")
 
 
 def test_of_a_gpu_the_price_of_an_hour_and_of_the_time_limit_are_told():
     config = load_config("digits", ["machine={name: l4-1, region: us-central1, spot: true}"])
-    (told,) = _prices(config, _plan_of(config), "vertex")
+    (told,) = _prices(config, _plan_of(config))
     assert told.startswith("may fit l4-1: weights, optimizer state and a batch take <1% of its memory;")
     # A day of $0.43623 × 1.15.
     assert told.endswith("; $0.50 an hour, at most $12.04, at Vertex AI's price")
@@ -405,10 +405,10 @@ def test_of_a_gpu_the_price_of_an_hour_and_of_the_time_limit_are_told():
 def test_a_price_that_cannot_be_known_says_why():
     config = load_config("digits", ["machine=v5e-4"])
     plan = dataclasses.replace(_plan_of(config), data=None)
-    assert _prices(config, plan, "vertex") == ["not known before the data are there: tpu-pipelines preflight digits"]
+    assert _prices(config, plan) == ["not known before the data are there: tpu-pipelines preflight digits"]
     config = load_config("digits", ["machine=v5e-4", "preflight=false"])
     plan = _plan_of(config)
-    assert _prices(config, plan, "vertex") == ["preflight is switched off"]
+    assert _prices(config, plan) == ["preflight is switched off"]
 
 
 def test_a_bucket_is_listed_once_and_before_any_machine_is_compiled_for(bucket, monkeypatch):
@@ -425,7 +425,7 @@ def test_a_bucket_is_listed_once_and_before_any_machine_is_compiled_for(bucket, 
     machine, batch = "machine={name: v5e-4, fallbacks: [v6e-4]}", "training.batch_size_per_replica=1"
     source = "images:gs://bucket/photos"
     config = load_config("digits", [machine, batch, f"data.source={source}", "preflight=false"])
-    said = "\n".join(map(str, describe(config, _plan_of(config), PLATFORMS["vertex"])))
+    said = "\n".join(map(str, describe(config, _plan_of(config))))
     assert f"{source}, " in said
     assert "v5e-4 in us-central1, then v6e-4 in us-central1" in said
     assert done == ["list", "compile", "compile"]

@@ -602,16 +602,16 @@ def test_a_dry_run_says_what_is_missing_writes_the_requests_where_it_is_told_and
     assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run"]) == 0
     said, err = capfd.readouterr()
     assert "hint: --output FILE writes what is sent, and --json prints it\n" in err
-    said = re.sub(r"models/[0-9a-f]{64}", "models/SHA256", re.sub(r"[\d,]+ bytes", "N bytes", said)).replace(
-        str(tmp_path), ""
-    )
+    said = re.sub(r"models/[0-9a-f]{64}", "models/SHA256", re.sub(r"[\d,]+ bytes", "N bytes", said))
+    said = re.sub(r"digits[-/][0-9a-f]{12}", "digits/DIGEST", said).replace(str(tmp_path), "")
     assert said == (
         "digits for vertex, not sent (dry run)\n\n"
         "ok       machine  v5e-4 in us-central1, then v6e-4 in us-central1, then v5e-4 in us-east1\n"
         "unknown  price    preflight is switched off\n"
         f"ok       image    {os.environ['TPU_PIPELINES_IMAGE']}\n"
         "ok       data     sklearn:digits, 1,259 to train, 179 to validation, 359 to test\n"
-        "ok       model    /my_model.py travels as gs://my-bucket/pipelines/models/SHA256/my_model.zip, N bytes\n\n"
+        "ok       model    /my_model.py travels as gs://my-bucket/pipelines/models/SHA256/my_model.zip, N bytes\n"
+        "ok       job      digits/DIGEST, with its checkpoints in digits/DIGEST\n\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tpu_pipelines.pipeline.compile.IMAGE", LOCAL_IMAGE)
