@@ -16,7 +16,7 @@ from tpu_components.core.machines.machine_spec import MachineSpec
 TRAINING_TASK = "train-model"  # Name of the training's task in a pipeline.
 DIGEST = "tpu_pipelines_digest"  # Label with the digest of the run.
 FINGERPRINTS = ("data", "configuration", "code")
-Step = Callable[..., Any]  # A step of the pipeline, wrapped for a platform: takes inputs, returns KFP's task.
+PlacedStep = Callable[..., Any]  # A step of the pipeline, wrapped for a platform: takes inputs, returns KFP's task.
 
 
 def slug(name: str) -> str:
