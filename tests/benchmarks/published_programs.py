@@ -1,8 +1,8 @@
 """Training steps that others have timed, of transformers and their kin: what one device computes, in plain JAX.
 
-Each function takes the dimensions of a network and the number of examples that the device sees, and returns a step on abstract
-shapes. `published_compile` lowers it for a TPU and keeps what the compiler schedules. The recurrent networks and those
-of convolutions are in published_networks.py.
+Each function takes the dimensions of a network and the number of examples that the device sees, and returns a step on
+abstract shapes. `published_compile` lowers it for a TPU and keeps what the compiler schedules. The recurrent networks
+and those of convolutions are in published_networks.py.
 """
 
 import dataclasses
