@@ -27,7 +27,7 @@ _CHUNK = 1024  # The last axis of a shard, whose values have no shape of their o
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """A training step of one device.
 
     Attributes:
@@ -431,7 +431,7 @@ def train(
     parameters: int = 0,
     depths: tuple[int, int] = (0, 0),
     clip: bool = True,
-) -> Step:
+) -> TrainingStep:
     """A step that updates all weights, or, if they are divided among `shards`, gives gradients and updates a shard."""
 
     def replicated(state: Sequence[Weights], *batch: jax.Array) -> tuple[Weights, jax.Array]:
@@ -451,11 +451,11 @@ def train(
         return gradients, optimizer.update(weight, gradient / jnp.maximum(norm, 1.0), *slots), value
 
     if shards == 1 and depths[0] == depths[1]:
-        return Step(replicated, ([weights] * (1 + optimizer.slots), *batch), (0,), *depths)
+        return TrainingStep(replicated, ([weights] * (1 + optimizer.slots), *batch), (0,), *depths)
     rows = shape_of((math.ceil(parameters / shards / _CHUNK), _CHUNK))
     shard = [rows, shape_of(rows.shape, jnp.bfloat16), *[rows] * optimizer.slots]
     narrow = jax.tree.map(lambda leaf: shape_of(leaf.shape, jnp.bfloat16), weights)
-    return Step(divided, (narrow, shard, *batch), (0, 1), *depths)
+    return TrainingStep(divided, (narrow, shard, *batch), (0, 1), *depths)
 
 
 def look_up(table: jax.Array, ids: jax.Array, one_hot: bool) -> jax.Array:

@@ -12,7 +12,7 @@ from tests.benchmarks.published_layers import (
     Attention,
     Block,
     Optimizer,
-    Step,
+    TrainingStep,
     Weights,
     convolve,
     cross_entropy,
@@ -68,7 +68,7 @@ def _lstm_backward(kept: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[ja
 lstm.defvjp(_recur, _lstm_backward)
 
 
-def gnmt(batch: int, tokens: int, width: int, layers: int, vocabulary: int, dropout: float) -> Step:
+def gnmt(batch: int, tokens: int, width: int, layers: int, vocabulary: int, dropout: float) -> TrainingStep:
     """Google's recurrent translation: LSTMs that read (the first both ways), and LSTMs that write with attention."""
     first = [("forward", width, width), ("backward", width, width), ("reader/1", 2 * width, width)]
     readers = [(f"reader/{number}", width, width) for number in range(2, layers)]
@@ -180,7 +180,7 @@ def _pool(x: jax.Array, size: int, stride: int, is_mean: bool = False) -> jax.Ar
 
 def _train_convolutions(
     network: Callable[..., jax.Array], batch: Sequence[jax.ShapeDtypeStruct], optimizer: Optimizer = Optimizer.SGD
-) -> Step:
+) -> TrainingStep:
     """A step with replicated weights; `network` gives the loss."""
     listing = _Convolutions()
     jax.eval_shape(functools.partial(network, listing), *batch)
@@ -195,7 +195,7 @@ def _train_convolutions(
 
 def resnet(
     batch: int, side: int, blocks: Sequence[int], is_folded: bool = False, is_rs: bool = False, classes: int = 1000
-) -> Step:
+) -> TrainingStep:
     """ResNet v1.5 of bottleneck blocks.
 
     Args:
@@ -239,7 +239,7 @@ def resnet(
     return _train_convolutions(network, [shape_of((batch, *pixels), jnp.bfloat16), shape_of((batch,), jnp.int32)])
 
 
-def ssd(batch: int, side: int = 300) -> Step:
+def ssd(batch: int, side: int = 300) -> TrainingStep:
     """SSD with the first three stages of ResNet-34: boxes and classes at six scales, and its hardest negatives."""
     anchors = (4, 6, 6, 6, 4, 4)
     classes = 81
@@ -290,7 +290,7 @@ def ssd(batch: int, side: int = 300) -> Step:
     return _train_convolutions(network, batches)
 
 
-def stable_diffusion(batch: int, side: int = 64, words: int = 77) -> Step:
+def stable_diffusion(batch: int, side: int = 64, words: int = 77) -> TrainingStep:
     """The U-Net of Stable Diffusion 2: noise found in latents of `side`² places, told by a text of `words` vectors."""
     widths = (320, 640, 1280, 1280)
     head_dim = 64

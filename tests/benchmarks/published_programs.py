@@ -1,6 +1,6 @@
 """Training steps that others have timed, of transformers and their kin: what one device computes, in plain JAX.
 
-Each function takes the dimensions of a network and the number of examples that the device sees, and returns a `Step` on
+Each function takes the dimensions of a network and the number of examples that the device sees, and returns a step on
 abstract shapes. `published_compile` lowers it for a TPU and keeps what the compiler schedules. The recurrent networks
 and those of convolutions are in published_networks.py.
 """
@@ -18,7 +18,7 @@ from tests.benchmarks.published_layers import (
     Attention,
     Block,
     Optimizer,
-    Step,
+    TrainingStep,
     Weights,
     convolve,
     count,
@@ -51,7 +51,7 @@ def decoder(
     attention: str = "splash",
     learned_positions: bool = False,
     **dimensions: Any,
-) -> Step:
+) -> TrainingStep:
     """A language model that predicts each next token.
 
     Args:
@@ -120,7 +120,7 @@ def decoder(
     )
 
 
-def product(batch: int, side: int) -> Step:
+def product(batch: int, side: int) -> TrainingStep:
     """A product of two square matrices in bfloat16; `batch` is 1."""
     square = shape_of((side, side), jnp.bfloat16)
 
@@ -129,7 +129,7 @@ def product(batch: int, side: int) -> Step:
 
     if batch != 1:
         raise ValueError(f"A product is computed once, not {batch} times.")
-    return Step(square_product, (square, square))
+    return TrainingStep(square_product, (square, square))
 
 
 def vit(
@@ -142,7 +142,7 @@ def vit(
     shards: int = 1,
     classes: int = 1000,
     **dimensions: Any,
-) -> Step:
+) -> TrainingStep:
     """A vision transformer: patches of an image, a stack of blocks, and the mean of all patches.
 
     `side` and `patch` are in pixels; the rest is as in `decoder`.
@@ -173,7 +173,7 @@ def vit(
     return train(loss, weights, images, Optimizer.ADAM, shards, whole, (depth or layers, layers))
 
 
-def mixer(batch: int, side: int, patch: int, layers: int, width: int, tokens_ffn: int, ffn: int) -> Step:
+def mixer(batch: int, side: int, patch: int, layers: int, width: int, tokens_ffn: int, ffn: int) -> TrainingStep:
     """MLP-Mixer: products over the patches in place of attention."""
     places = (side // patch) ** 2
     shapes = {"tokens/up": (places, tokens_ffn), "tokens/down": (tokens_ffn, places), "tokens/scale": (width,)}
@@ -205,7 +205,7 @@ def mixer(batch: int, side: int, patch: int, layers: int, width: int, tokens_ffn
 
 def bert(
     batch: int, tokens: int, layers: int, predicted: int, vocabulary: int, optimizer: str, **dimensions: Any
-) -> Step:
+) -> TrainingStep:
     """BERT: both directions, and the loss of `predicted` masked tokens of each text and of the next sentence."""
     naive: dict[str, Any] = {"attention": Attention.NAIVE, "causal": False, "gated": False, "rms": False}
     block = Block(**naive, bias=True, rotary=False, norm_last=True, dropout=0.1, **dimensions)
@@ -243,7 +243,7 @@ def bert(
 
 def translation(
     batch: int, tokens: int, layers: int, vocabulary: int, dropout: float, one_hot: bool = False, **dimensions: Any
-) -> Step:
+) -> TrainingStep:
     """The transformer that reads one sentence and writes another, each `tokens` long, several packed in one."""
     naive: dict[str, Any] = {"attention": Attention.NAIVE, "gated": False, "rms": False, "rotary": False}
     reader = Block(**naive, causal=False, dropout=dropout, **dimensions)

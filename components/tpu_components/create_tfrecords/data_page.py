@@ -40,19 +40,23 @@ def choose_samples(plan: DatasetPlan, stored: Mapping[str, np.ndarray]) -> dict[
     Returns:
         HTML by class name, for at most 20 classes.
     """
-    listing, params = plan.listing, plan.params
+    listing = plan.listing
     examples = stored[TRAIN] if TRAIN in stored else next(iter(stored.values()), np.empty(0, int))
-    per_class = _PER_CLASS if listing.kind != TEXT else max(1, _SHOWN_TEXTS // max(len(listing.class_names), 1))
-    members = _members(listing, listing.labels[examples], params.task)
-    chosen = {
-        name: examples[np.flatnonzero(are_members)[: min(per_class, _PER_CLASS)]]
-        for name, are_members in itertools.islice(members, _SHOWN_CLASSES)
-    }
-    show = functools.partial(_show, params.image_rule if listing.kind != TEXT else None)
-    shown = {name: listing.select(some).read_each(show) for name, some in chosen.items()}
-    rows = {name: "".join(markup for markup in some if isinstance(markup, str)) for name, some in shown.items()}
-    row = markupsafe.Markup("{}") if listing.kind == TEXT else PICTURES
-    return {name: row.format(markupsafe.Markup(markup)) for name, markup in rows.items() if markup}
+    per_class = _PER_CLASS
+    row = PICTURES
+    show = functools.partial(_show, plan.params.image_rule)
+    if listing.kind == TEXT:
+        per_class = min(_PER_CLASS, max(1, _SHOWN_TEXTS // max(len(listing.class_names), 1)))
+        row = markupsafe.Markup("{}")
+        show = functools.partial(_show, None)
+    samples = {}
+    members = _members(listing, listing.labels[examples], plan.params.task)
+    for name, are_members in itertools.islice(members, _SHOWN_CLASSES):
+        chosen = examples[np.flatnonzero(are_members)[:per_class]]
+        shown = [markup for markup in listing.select(chosen).read_each(show) if isinstance(markup, str)]
+        if shown:
+            samples[name] = row.format(markupsafe.Markup("".join(shown)))
+    return samples
 
 
 def _members(listing: Listing, labels: np.ndarray, task: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -209,7 +213,8 @@ def _quarantined(manifest: Manifest) -> list[Block]:
 def _copies(manifest: Manifest, copies: Mapping[str, Any]) -> list[Block]:
     rows = []
     for copied in copies["sets"][:_COPY_SETS]:
-        faults = ["several labels"] * copied["contradictory"] + ["across splits"] * copied["across_splits"]
+        marks = {"several labels": copied["contradictory"], "across splits": copied["across_splits"]}
+        faults = [fault for fault, is_marked in marks.items() if is_marked]
         kind = ", ".join(["equal" if copied["equal"] else "nearly equal", *faults])
         members = copied["examples"][:_COPY_MEMBERS]
         shown = " · ".join(f"{member['key']} ({member['split']}, {member['label']})" for member in members)

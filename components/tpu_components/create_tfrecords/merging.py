@@ -25,7 +25,7 @@ from tpu_components.core.sources.spans import Spans
 from tpu_components.core.sources.targets import check_variation, describe_targets
 from tpu_components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
 from tpu_components.create_tfrecords.log_messages import STEP
-from tpu_components.create_tfrecords.parts import METADATA, Part, Task, count_per_task, cut_into_tasks
+from tpu_components.create_tfrecords.parts import METADATA, Part, WorkerTask, count_per_task, cut_into_tasks
 from tpu_components.create_tfrecords.planning import DatasetPlan
 from tpu_components.create_tfrecords.splitting import LEFT_OUT, require_examples
 
@@ -89,7 +89,7 @@ class Merger:
         self._columns: dict[str, Column] = {}
         self.bad: list[Quarantined] = []
 
-    def add(self, task: Task, part: Part) -> None:
+    def add(self, task: WorkerTask, part: Part) -> None:
         """Append the examples of a task to its shard."""
         with open(self._directory / task.shard, "ab") as file:
             file.write(part.content)

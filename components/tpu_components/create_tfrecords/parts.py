@@ -34,7 +34,7 @@ _TASKS_PER_WORKER = 8
 _WRITTEN_AT_ONCE = 1 << 18  # Bytes that stay in a processor's cache.
 
 
-class Task(NamedTuple):
+class WorkerTask(NamedTuple):
     """Examples that a worker gets at once: their split, the name of their shard, and their indices in the listing."""
 
     split: str
@@ -77,7 +77,7 @@ class Part:
 
 # Fields of `Part` with metadata of each kept example.
 METADATA = ("sizes", "identities", "counts", "figures", "looks", "num_pixels")
-Written = Generator[tuple[Task, Part], None, None]  # The tasks in order, each with its part.
+Written = Generator[tuple[WorkerTask, Part], None, None]  # The tasks in order, each with its part.
 
 
 def plan_shards(
@@ -124,12 +124,12 @@ def share_out(num_examples: int, most: int, num_workers: int) -> int:
 
 def cut_into_tasks(
     order: Mapping[str, np.ndarray], bytes_each: int, target_shard_mib: int, task_examples: int
-) -> Iterator[Task]:
+) -> Iterator[WorkerTask]:
     """Yield the tasks of all shards, in storage order; a shard has one or more tasks."""
     for split, indices in order.items():
         for name, (start, end) in plan_shards(split, len(indices), len(indices) * bytes_each, target_shard_mib).items():
             for at in range(start, end, task_examples):
-                yield Task(split, name, indices[at : min(at + task_examples, end)])
+                yield WorkerTask(split, name, indices[at : min(at + task_examples, end)])
 
 
 def write_part(encoder: Encoder, path: str, examples: Selection) -> Part:

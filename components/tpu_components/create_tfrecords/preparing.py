@@ -25,7 +25,7 @@ from tpu_components.create_tfrecords.encoders import Encoder, choose_encoder
 from tpu_components.create_tfrecords.log_messages import STEP
 from tpu_components.create_tfrecords.parts import (
     TASK_EXAMPLES,
-    Task,
+    WorkerTask,
     Written,
     count_per_task,
     cut_into_tasks,
@@ -160,14 +160,14 @@ class Prepared:
         """Largest number of workers that is useful: 1 for a corpus, whose passages cost less to encode than to send."""
         return 1 if self.plan.listing.corpus is not None else -(-self.plan.num_examples // self._most_per_task)
 
-    def cut(self, num_workers: int) -> list[Task]:
+    def cut(self, num_workers: int) -> list[WorkerTask]:
         """Cut the data set into tasks, in storage order, several for each worker."""
         task_examples = share_out(
             self.plan.num_examples, self._most_per_task, min(num_workers, self._num_useful_workers)
         )
         return list(cut_into_tasks(self.plan.order, self.bytes_each, self.plan.params.target_shard_mib, task_examples))
 
-    def write(self, tasks: Sequence[Task], folder: Path) -> Written:
+    def write(self, tasks: Sequence[WorkerTask], folder: Path) -> Written:
         """Encode the tasks in processes of this machine; yield each task with its part, in order.
 
         Args:

@@ -218,4 +218,4 @@ def _describe(report: MachineReport) -> str:
     epoch = f", {report.epoch.text} an epoch" if report.epoch else ""
     price = f", {cost.text} a run of {report.epochs} epochs expected{cost.at_most}" if cost else ""
     unknown = report.step is not None and report.step.communication_ms is None
-    return f"{report.label}{epoch}{price}" + (", communication not counted" * unknown)
+    return f"{report.label}{epoch}{price}" + (", communication not counted" if unknown else "")

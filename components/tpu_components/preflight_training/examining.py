@@ -421,7 +421,7 @@ class MachineExamination:
         if not most_usd:
             return
         if cost is None:
-            how = " as a spot machine" * paid.spot + (f" in {paid.region}" if paid.region else "")
+            how = (" as a spot machine" if paid.spot else "") + (f" in {paid.region}" if paid.region else "")
             yield (
                 f"no trustworthy price is known for {paid.machine}{how}, so max_price_usd={most_usd:g} cannot be kept; "
                 "set it to 0, or choose another machine, region or kind of price"

@@ -200,7 +200,7 @@ class MachineReport:
     @property
     def label(self) -> str:
         """Name that is unique in the report: machine and platform, with region and `spot` if needed."""
-        place = (self.region, "spot" * self.spot) if self.has_namesakes else ()
+        place = (self.region, "spot" if self.spot else "") if self.has_namesakes else ()
         return " ".join(filter(None, (self.machine, *place, self.target)))
 
     @property

@@ -201,7 +201,7 @@ class _MachineText:
         epoch = machine.epoch
         size = f"{byte_size(machine.capacity_bytes)} a device"
         if machine.peak_bytes:
-            bound = "at least " * (machine.verdict == MAY_FIT)
+            bound = "at least " if machine.verdict == MAY_FIT else ""
             share = percent(machine.peak_bytes / machine.capacity_bytes)
             size = f"{bound}{byte_size(machine.peak_bytes)} of {size} ({share})"
         batch = f"{machine.batch_size_per_replica:,} per replica, {machine.global_batch:,} in all"

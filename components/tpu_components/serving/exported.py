@@ -13,7 +13,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.base.terminal import filter_stderr
 from tpu_components.core.examples.artifacts import EXPORT_FILE, FLOAT_TFLITE_FILE, INT8_TFLITE_FILE, SAVED_MODEL_DIR
-from tpu_components.core.examples.generation import Alphabet, Step
+from tpu_components.core.examples.generation import Alphabet, StepFunction
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     MULTI_LABEL,
@@ -61,7 +61,7 @@ class ExportedModel:
     reader: "ImageInput | Tokenizer | PromptReader"
     task: str = CLASSIFICATION
     format: str = FLOAT
-    step: Step | None = None
+    step: StepFunction | None = None
     state_size: int = 0
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -211,7 +211,7 @@ def _saved_predictor(path: Path, kind: ImageInput | TextInput, output: str) -> P
     return lambda inputs: call(**{argument: inputs})[output]
 
 
-def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int]:
+def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[StepFunction, int]:
     """Load a language model's step function from its SavedModel; returns it and the number of floats in a state.
 
     The parameters are those of `lite.load_step`; only `path` is used.
@@ -225,7 +225,7 @@ def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, i
     return step, int(signature.structured_input_signature[1]["state"].shape[1])
 
 
-def _last_outputs(step: Step, state_size: int, num_classes: int) -> Predict:
+def _last_outputs(step: StepFunction, state_size: int, num_classes: int) -> Predict:
     """Return a predictor of the next character: int32[N, length] ids, padded with 0 → float32[N, classes]."""
 
     def predict(texts: np.ndarray) -> np.ndarray:

@@ -318,7 +318,7 @@ def read_input_arrays(path: str) -> dict[str, np.ndarray]:
         names = [name for name in loaded if not name or not _are_labels(name, [*loaded])]
         if not names:
             raise ValueError("it is empty")
-        return {f":{name}" * bool(name): loaded[name] for name in names}
+        return {f":{name}" if name else "": loaded[name] for name in names}
     except InputError:
         raise
     except ValueError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 Predict = Callable[[np.ndarray], np.ndarray]
-Step = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]  # See `generation.Step`.
+StepFunction = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]  # See `generation.StepFunction`.
 
 
 def _interpreter(path: Path, num_threads: int) -> Any:
@@ -74,7 +74,7 @@ def _one_at_a_time(path: Path, num_threads: int) -> Predict:
     return lambda inputs: np.concatenate(list(pool.map(predict_one, inputs)))
 
 
-def load_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int]:
+def load_step(path: Path, num_threads: int, num_classes: int) -> tuple[StepFunction, int]:
     """Load the step function of a language model from its LiteRT file; returns it and the size of the state."""
     interpreter = _interpreter(path, num_threads)
     inputs = {details["dtype"]: details for details in interpreter.get_input_details()}

@@ -425,7 +425,7 @@ COMMANDS = (
         "Write the pipeline as a file for a cloud platform, which trains on the machine of the configuration. Needs no "
         "account. The file contains the current settings, such as project, bucket and image.",
         "digits --target vertex --output digits.yaml",
-        "platforms.compile",
+        "platforms.write_pipeline",
         (
             *CONFIG,
             *target(is_required=True),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, InputError
+from tpu_components.core.base.retries import Backoff
 from tpu_components.core.base.states import Status
 from tpu_components.core.files import storage
 from tpu_pipelines.checks.check_list import (
@@ -36,7 +37,7 @@ from tpu_pipelines.submission.submit import RunPlan, describe, plan_submission, 
 from tpu_pipelines.submission.submit import submit as submit_run
 
 
-def compile(arguments: argparse.Namespace) -> int:
+def write_pipeline(arguments: argparse.Namespace) -> int:
     """Write the pipeline as a file for a platform; returns the exit code."""
     config = load_config(arguments.config, arguments.overrides)
     settings = load_settings(os.environ, arguments.settings)
@@ -153,19 +154,19 @@ def schedule(arguments: argparse.Namespace) -> int:
     if not arguments.action:
         check_cron(arguments.cron)
         require_first(config, platform, settings, needs_image=not arguments.dry_run)
-    submitter = connect(platform, settings)
     dry = " (dry run)" if arguments.dry_run else ""
     if arguments.action:
         done = {"pause": "paused", "resume": "active", "delete": "deleted"}[arguments.action] + dry
-        for changed in change_state(submitter, config.name, arguments.action, arguments.dry_run):
+        for changed in change_state(connect(platform, settings), config.name, arguments.action, arguments.dry_run):
             show_text(f"{config.name}: {done}, schedule {changed.schedule_id} at {changed.cron!r}")
         return DONE
+    client = platform.connect(settings)  # `upsert` repeats all of its work; one call repeated makes a second schedule.
     plan = plan_checked(arguments, config, settings)
     tell_sent(platform, config.training.model, plan.carried)
     if not arguments.dry_run:
         ask_first(arguments, config, settings)
         put_carried(plan)
-    change = upsert(submitter.client, plan.jobs[0], arguments.cron, submitter.backoff, arguments.dry_run)
+    change = upsert(client, plan.jobs[0], arguments.cron, Backoff(report=tell_hint), arguments.dry_run)
     if change.difference:
         show_text(change.difference)
     state = "paused" if change.schedule.is_paused else f"next run {change.schedule.next_run or 'not known yet'}"

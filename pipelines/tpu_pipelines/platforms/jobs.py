@@ -16,7 +16,7 @@ from tpu_components.core.machines.machine_spec import MachineSpec
 TRAINING_TASK = "train-model"  # Name of the training's task in a pipeline.
 DIGEST = "tpu_pipelines_digest"  # Label with the digest of the run.
 FINGERPRINTS = ("data", "configuration", "code")
-Step = Callable[..., Any]  # A step of the pipeline, wrapped for a platform: takes inputs, returns KFP's task.
+PlacedStep = Callable[..., Any]  # A step of the pipeline, wrapped for a platform: takes inputs, returns KFP's task.
 
 
 def slug(name: str) -> str:
@@ -212,9 +212,9 @@ class Retrying:
     """
 
     def __init__(self, client: PlatformClient, backoff: Backoff | None = None) -> None:
-        self.client = client
-        self.backoff = backoff or Backoff()
+        self._client = client
+        self._backoff = backoff or Backoff()
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self.client, name)
-        return lambda *arguments: self.backoff(functools.partial(method, *arguments))
+        method = getattr(self._client, name)
+        return lambda *arguments: self._backoff(functools.partial(method, *arguments))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tpu_components.core.machines.machine_spec import MachineSpec
     from tpu_pipelines.config.configuration import Config
     from tpu_pipelines.platforms.findings import Check
-    from tpu_pipelines.platforms.jobs import PlatformClient, Step
+    from tpu_pipelines.platforms.jobs import PlacedStep, PlatformClient
 
 
 class Platform(Protocol):
@@ -106,7 +106,7 @@ class Platform(Protocol):
 
     def on_machine(
         self, component: Any, machine: "MachineSpec", config: "Config", settings: Settings, folder: str, step: str
-    ) -> "Step":
+    ) -> "PlacedStep":
         """Return a component's step as it runs on a machine with a TPU or GPUs.
 
         Args:

@@ -198,7 +198,8 @@ def _decide(
         decision = RunDecision.make(True, words, since, changed)
     else:
         has_failed = last.state in (State.FAILED, State.CANCELLED)
-        words = f"nothing has changed since {since} ({last.state})" + ", but that gave no result" * has_failed
+        words = f"nothing has changed since {since} ({last.state})"
+        words += ", but that gave no result" if has_failed else ""
         decision = RunDecision.make(has_failed, words, since)
         if not last.state.is_final:  # Do not start a second run beside a running one.
             return decision

@@ -41,7 +41,9 @@ class Range:
         bounds = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         finite = {word: bound for word, bound in bounds.items() if bound is not None and math.isfinite(bound)}
         named = [f"{word} {_number(bound)}" for word, bound in finite.items()]
-        return " and ".join(named + ["finite"] * (self.below == math.inf)) or "a number"
+        if self.below == math.inf:
+            named.append("finite")
+        return " and ".join(named) or "a number"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,11 +331,11 @@ def _read(raw: Any, kind: Any, where: str, form: _Form) -> Any:
         raw = _in_json(raw, kind)
     if dataclasses.is_dataclass(kind):
         known = [name for name in fields_of(typing.cast(Any, kind)) if name not in form.fixed]
-        names = f" of {', '.join(known)}" * form.is_by_hand
+        names = f" of {', '.join(known)}" if form.is_by_hand else ""
         return _dataclass(_of(raw, dict, where, names), typing.cast(type, kind), where, form)
     if origin in (tuple, list):
         is_simple = form.is_by_hand and not dataclasses.is_dataclass(items[0])
-        values = _of(raw, list, where, ", or values with commas between them" * is_simple)
+        values = _of(raw, list, where, ", or values with commas between them" if is_simple else "")
         if origin is tuple and items[-1] is not ... and len(values) != len(items):
             raise InputError(f"{where} has {len(values)} values, expected {len(items)}")
         return origin(_read(value, items[0], f"{where}[{i}]", form) for i, value in enumerate(values))

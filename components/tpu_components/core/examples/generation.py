@@ -9,7 +9,7 @@ import numpy as np
 
 from tpu_components.core.examples.interface import PADDING, UNKNOWN
 
-Step = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+StepFunction = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """int32[N] ids and float32[N, state_size] → float32[N, classes] probabilities of what comes next, and the new state."""
 
 
@@ -56,7 +56,7 @@ def draw(probabilities: np.ndarray, temperatures: np.ndarray, random: np.random.
 
 
 def generate(
-    step: Step, state_size: int, prompts: np.ndarray, length: int, temperatures: Sequence[float], seed: int
+    step: StepFunction, state_size: int, prompts: np.ndarray, length: int, temperatures: Sequence[float], seed: int
 ) -> np.ndarray:
     """Continue texts. Equal arguments give equal texts, if `step` is deterministic.
 

@@ -268,7 +268,7 @@ class KubeflowChecks:
         if not (context := self._gke):
             raise CannotAskError("only a cluster on GKE has one")
         region = context["region"]
-        name = "PREEMPTIBLE_" * machine.spot + machine.slice.generation.compute_quota
+        name = ("PREEMPTIBLE_" if machine.spot else "") + machine.slice.generation.compute_quota
         needed = machine.slice.chips
         place = f"compute/v1/projects/{context['project']}/regions/{region}"
         quotas = {quota["metric"]: quota for quota in self._apis.get("compute.googleapis.com", place).get("quotas", ())}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tpu_components.core.machines.machine_spec import MachineSpec
     from tpu_pipelines.config.configuration import Config
     from tpu_pipelines.platforms.findings import Check
-    from tpu_pipelines.platforms.jobs import PlatformClient, Step
+    from tpu_pipelines.platforms.jobs import PlacedStep, PlatformClient
 
 
 class Kubeflow:
@@ -81,7 +81,7 @@ class Kubeflow:
 
     def on_machine(
         self, component: Any, machine: "MachineSpec", config: "Config", settings: Settings, folder: str, step: str
-    ) -> "Step":
+    ) -> "PlacedStep":
         """Return a component's step whose pod requests a TPU or GPUs, or starts a JobSet that does."""
         from tpu_pipelines.platforms.kubeflow.tpu_pod import as_tpu_pod, signed_in
         from tpu_pipelines.platforms.resources import resources_of

@@ -12,7 +12,7 @@ from tpu_components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings, folder_of
 from tpu_pipelines.config.steps import STEPS, StepResources
-from tpu_pipelines.platforms.jobs import Step, slug
+from tpu_pipelines.platforms.jobs import PlacedStep, slug
 from tpu_pipelines.platforms.kubeflow.resources import SCRATCH_FOLDER, SCRATCH_VOLUME, as_root, place
 from tpu_pipelines.platforms.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries
 
@@ -44,7 +44,7 @@ def as_tpu_pod(
     asked: StepResources,
     folder: str,
     step: str = "train_model",
-) -> Step:
+) -> PlacedStep:
     """Return a step whose pod requests a TPU or GPUs from a GKE cluster, or starts a JobSet that does.
 
     Args:

@@ -14,7 +14,7 @@ from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import MIN_BOOT_DISK_GB, MachineSpec
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.config.steps import StepResources
-from tpu_pipelines.platforms.jobs import Step, slug
+from tpu_pipelines.platforms.jobs import PlacedStep, slug
 from tpu_pipelines.platforms.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries
 from tpu_pipelines.platforms.vertex.settings_rules import check_region
 
@@ -54,7 +54,7 @@ def as_custom_job(
     asked: StepResources,
     folder: str,
     step: str = "train_model",
-) -> Step:
+) -> PlacedStep:
     """Wrap a component as a Vertex custom job: one pool of one replica, on exactly this machine.
 
     Args:

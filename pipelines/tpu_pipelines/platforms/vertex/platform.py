@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tpu_components.core.machines.machine_spec import MachineSpec
     from tpu_pipelines.config.configuration import Config
     from tpu_pipelines.platforms.findings import Check
-    from tpu_pipelines.platforms.jobs import PlatformClient, Step
+    from tpu_pipelines.platforms.jobs import PlacedStep, PlatformClient
 
 
 class Vertex:
@@ -85,7 +85,7 @@ class Vertex:
 
     def on_machine(
         self, component: Any, machine: "MachineSpec", config: "Config", settings: Settings, folder: str, step: str
-    ) -> "Step":
+    ) -> "PlacedStep":
         """Return a component's step as a custom job."""
         from tpu_pipelines.platforms.resources import resources_of
         from tpu_pipelines.platforms.vertex.custom_job import as_custom_job
