@@ -45,7 +45,7 @@ def compile(arguments: argparse.Namespace) -> int:
     compiling.check_output(output)
     compiled = compiling.compile_pipeline(config, platform, settings)
     storage.write_bytes(output, compiled.package.encode())
-    tell_sent(platform, config.training.model, compiled.run.carried)
+    tell_sent(platform, settings, config.training.model, compiled.run.carried)
     for place, content in compiled.run.carried.items():
         # The name contains the digest, so no other file is overwritten.
         digest, name = place.split("/")[-2:]
@@ -57,15 +57,16 @@ def compile(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def tell_sent(platform: Platform, model: str, carried: Mapping[str, bytes]) -> None:
+def tell_sent(platform: Platform, settings: Settings, model: str, carried: Mapping[str, bytes]) -> None:
     """Print hints: the container image is not pinned by a digest; these files are uploaded with the model's code.
 
     Args:
         platform: The platform.
+        settings: Settings with the images.
         model: Model of the configuration.
         carried: Content of each uploaded file by its destination.
     """
-    _tell_findings([*answer(image_check(platform)), *model_findings(model, carried)])
+    _tell_findings([*answer(image_check(platform, settings.images)), *model_findings(model, carried)])
 
 
 def _tell_findings(findings: Iterable[Finding]) -> None:
@@ -107,11 +108,11 @@ def submit(arguments: argparse.Namespace) -> int:
     plan = plan_checked(arguments, config, settings)
     tell_hint(plan.timeout)
     if arguments.dry_run:
-        _tell_dry_run(arguments, config, plan, [submitter.describe(job) for job in plan.jobs])
+        _tell_dry_run(arguments, config, settings, plan, [submitter.describe(job) for job in plan.jobs])
         return DONE
     if plan.resources:
         tell_hint(plan.resources)
-    tell_sent(platform, config.training.model, plan.carried)
+    tell_sent(platform, settings, config.training.model, plan.carried)
     ask_first(arguments, config, settings)
     submission = submit_run(plan, submitter, arguments.again)
     if arguments.wait:
@@ -130,11 +131,13 @@ def _has_all_first(arguments: argparse.Namespace, config: Config, settings: Sett
     return False
 
 
-def _tell_dry_run(arguments: argparse.Namespace, config: Config, plan: RunPlan, requests: Sequence[Any]) -> None:
+def _tell_dry_run(
+    arguments: argparse.Namespace, config: Config, settings: Settings, plan: RunPlan, requests: Sequence[Any]
+) -> None:
     """Print the planned run and what is missing to submit it; --json also prints the requests, --output writes them."""
     stream = sys.stderr if arguments.json else sys.stdout
     show_text(f"{config.name} for {arguments.target}, not sent (dry run)\n", stream)
-    show_findings(list(describe(config, plan, PLATFORMS[arguments.target])), stream=stream)
+    show_findings(list(describe(config, plan, PLATFORMS[arguments.target], settings)), stream=stream)
     show_text("", stream)
     content = json.dumps(requests, indent=2)
     if arguments.output:
@@ -161,7 +164,7 @@ def schedule(arguments: argparse.Namespace) -> int:
             show_text(f"{config.name}: {done}, schedule {changed.schedule_id} at {changed.cron!r}")
         return DONE
     plan = plan_checked(arguments, config, settings)
-    tell_sent(platform, config.training.model, plan.carried)
+    tell_sent(platform, settings, config.training.model, plan.carried)
     if not arguments.dry_run:
         ask_first(arguments, config, settings)
         put_carried(plan)
@@ -201,7 +204,7 @@ def smoke(arguments: argparse.Namespace) -> int:
     platform = PLATFORMS[arguments.target]
     submitter = connect(platform, settings)
     planned = plan_smoke(platform, arguments.machine, settings, arguments.overrides)
-    compiling.require_step_image(platform)
+    compiling.require_step_image(platform, settings.images)
     show_text(f"price: {planned.price}", sys.stderr)
     if not arguments.yes:
         raise InputError("Nothing was sent: expected --yes, which confirms the price.")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tpu_components.core.base import extras
+from tpu_components.core.base.container_images import load_images
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.import_path import safe_children, with_variables
@@ -362,7 +363,11 @@ class _LocalRun:
             if "create_tfrecords" in self._cached:  # The records are cached, so there is nothing to fan out.
                 config = config.changed("data", engine=LOCAL)
             pipeline = training_pipeline(
-                config, cache_keys=self._keys, data_version=self._source, lineage=lineage(self._config)
+                config,
+                cache_keys=self._keys,
+                data_version=self._source,
+                lineage=lineage(self._config),
+                images=load_images(os.environ),
             )
             pipeline(champion=self._champion)
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 import yaml
 
-from tpu_components.core.base.container_images import BEAM_IMAGE, other_steps_image
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import State, Status
@@ -105,7 +104,8 @@ def plan_submission(config: Config, platform: Platform, settings: Settings) -> R
         for machine in machines
     ]
     name = slug(config.name)
-    images = f"{compiling.IMAGE} {other_steps_image()}".rstrip() + f" {BEAM_IMAGE}" * (config.data.engine == BEAM)
+    beam = settings.images.beam if config.data.engine == BEAM else ""
+    images = " ".join(filter(None, (settings.images.training, settings.images.other_steps, beam)))
     made_of = fingerprints(config, source_version(config.data, data.listing if data else None), images)
     # The digest covers the pipeline, what its pods mount, the data and the code. It leaves out the fallbacks and how
     # long to wait for them.
@@ -234,19 +234,20 @@ def wait(
     return wait(plan, submitter.create(fallbacks[0]), submitter, report, poll_seconds, sleep)
 
 
-def describe(config: Config, plan: RunPlan, platform: Platform) -> Iterator[Finding]:
+def describe(config: Config, plan: RunPlan, platform: Platform, settings: Settings) -> Iterator[Finding]:
     """Describe a run that is not submitted (dry run): machine, price, image, data, model, and what is missing.
 
     Args:
         config: Configuration of the run.
         plan: Plan of the run.
         platform: The platform.
+        settings: Settings with the images.
     """
     machines = [f"{job.machine.name} in {job.machine.region}".removesuffix(" in ") for job in plan.jobs]
     splits = plan.data.split_examples if plan.data else {}
     yield Finding("machine", Status.OK, ", then ".join(machines))
     yield from answer(Check("price", lambda: _prices(config, plan, platform)))
-    yield from answer(image_check(platform))
+    yield from answer(image_check(platform, settings.images))
     data = [config.data.source, *(f"{count:,} to {split}" for split, count in splits.items())]
     yield Finding("data", Status.OK, ", ".join(data))
     if plan.resources:

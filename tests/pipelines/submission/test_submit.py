@@ -288,6 +288,7 @@ def test_a_run_that_is_forced_trains_anew(target, machine, root):
 
 def test_the_same_run_has_the_same_id_in_another_process_and_folder(tmp_path):
     code = (
+        "from tpu_components.core.base.container_images import Images\n"
         "from tpu_pipelines.config.configuration import load_config\n"
         "from tpu_pipelines.config.settings import Settings\n"
         "from tpu_pipelines.platforms.platform import PLATFORMS\n"
@@ -379,7 +380,7 @@ def _plan_of(config):
 
 def _prices(config, plan, target):
     """What a dry run says of the price."""
-    return [finding.said for finding in describe(config, plan, PLATFORMS[target]) if finding.about == "price"]
+    return [finding.said for finding in describe(config, plan, PLATFORMS[target], SETTINGS) if finding.about == "price"]
 
 
 @pytest.mark.slow  # Compiles for two TPUs: half a minute.
@@ -426,7 +427,7 @@ def test_a_bucket_is_listed_once_and_before_any_machine_is_compiled_for(bucket, 
     machine, batch = "machine={name: v5e-4, fallbacks: [v6e-4]}", "training.batch_size_per_replica=1"
     source = "images:gs://bucket/photos"
     config = load_config("digits", [machine, batch, f"data.source={source}", "preflight=false"])
-    said = "\n".join(map(str, describe(config, _plan_of(config), PLATFORMS["vertex"])))
+    said = "\n".join(map(str, describe(config, _plan_of(config), PLATFORMS["vertex"], SETTINGS)))
     assert f"{source}, " in said
     assert "v5e-4 in us-central1, then v6e-4 in us-central1" in said
     assert done == ["list", "compile", "compile"]
