@@ -83,10 +83,9 @@ def steps_here() -> Iterator[None]:
 
 
 def set_environment(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) -> None:
-    """Set variables as if the process had started with them: the image is read at import."""
+    """Set several variables."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", variables["TPU_PIPELINES_IMAGE"])
 
 
 def assert_user_error(done: subprocess.CompletedProcess[str], *words: str) -> None:

@@ -111,6 +111,24 @@ def test_what_a_file_says_is_what_runs():
         assert not pattern.search(path.read_text()), path
 
 
+def run_at_import(node):
+    """The nodes of a syntax tree that an import runs: all but the bodies of functions."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            parts = [*child.decorator_list, child.args]
+        else:
+            parts = [child.args] if isinstance(child, ast.Lambda) else [child]
+        for part in parts:
+            yield from run_at_import(part)
+
+
+def test_an_import_reads_no_environment_variable():
+    for name, path in modules().items():
+        for node in run_at_import(ast.parse(path.read_text())):
+            assert getattr(node, "attr", "") not in ("environ", "getenv"), f"{name}, line {node.lineno}"
+
+
 def imported_modules(name, path, known):
     """The modules of the code that a module imports, wherever in it; of `from package import module` the module."""
     for node in ast.walk(ast.parse(path.read_text())):

@@ -12,7 +12,6 @@ from tests.cli import REPOSITORY, set_environment, tpu_pipelines_here
 from tests.fakes.execution import Simulate
 from tests.fakes.google_cloud import COMPUTE, Account, bind
 from tests.fakes.vertex import FakeVertex
-from tpu_components.core.base.container_images import LOCAL_IMAGE
 from tpu_pipelines.starting.first_configuration import WORKFLOW_FILE
 
 BUCKET = "my-bucket"
@@ -31,7 +30,6 @@ def project(tmp_path, storage_server, bucket, monkeypatch):
     for name in [name for name in os.environ if name.startswith("TPU_PIPELINES_")]:
         if name not in ("TPU_PIPELINES_CACHE_DIR", "TPU_PIPELINES_TESTS_SOCKET"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", LOCAL_IMAGE)
     folder = tmp_path / "project"
     for number, name in enumerate(("daisy", "rose")):
         (folder / "flowers" / name).mkdir(parents=True)

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import inspect
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -25,6 +26,7 @@ from tests.cli import REPOSITORY
 from tests.component_interfaces import key_names
 from tests.fakes.vertex_rules import check_outputs
 from tests.html_page import Page
+from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IMAGE
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import fields_of, whole_numbers
 from tpu_components.core.component.step_inputs import params_from
@@ -115,6 +117,25 @@ def _every_component():
     modules = [importlib.import_module(f"tpu_components.{step}.component") for step in _STEPS]
     members = [member for module in modules for member in vars(module).values()]
     return [member.component_spec for member in members if isinstance(member, BaseComponent)]
+
+
+def test_a_component_has_the_local_image_whatever_the_environment_says():
+    """In a process of its own: variables must have no effect on an import either."""
+    code = (
+        "import importlib\n"
+        f"modules = [importlib.import_module(f'tpu_components.{{step}}.component') for step in {list(_STEPS)}]\n"
+        "for part in (part for module in modules for part in vars(module).values()):\n"
+        "    if hasattr(part, 'component_spec'):\n"
+        "        print(part.name, part.component_spec.implementation.container.image)"
+    )
+    variables = {f"TPU_PIPELINES_{name}IMAGE": "r.io/other:1" for name in ("", "STEPS_", "BEAM_", "SERVING_")}
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | variables)
+    images = dict(line.split() for line in done.stdout.splitlines())
+    with_beam = {name: images.pop(name) for name in ("write-with-beam", "predict-with-beam")}
+    assert set(with_beam.values()) == {LOCAL_BEAM_IMAGE}
+    assert len(images) > len(_STEPS)
+    assert set(images.values()) == {LOCAL_IMAGE}
 
 
 def test_every_input_and_output_of_every_component_has_a_description():

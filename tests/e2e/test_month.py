@@ -41,12 +41,9 @@ REGISTRY = (
 )
 # In a process of its own, as a runner has it, and on the day that the test says.
 _AS_CI = """
-import datetime, os, sys
-image = os.environ.pop("TPU_PIPELINES_IMAGE")
-from tpu_pipelines.pipeline import compile
+import datetime, sys
 from tpu_pipelines.retraining import retrain
 from tpu_pipelines.platforms import jobs
-os.environ["TPU_PIPELINES_IMAGE"] = compile.IMAGE = image  # As in the test's process, which had imported it before.
 shift = datetime.timedelta(seconds=float(sys.argv.pop(1)))
 for module in (jobs, retrain):
     module.now = lambda: datetime.datetime.now(datetime.UTC) + shift

@@ -73,7 +73,6 @@ def vertex(project, tmp_path, monkeypatch):
                 getattr(fake, kind)[sent["name"]] = made(json_format.ParseDict(sent, made.pb(made())))
         for name, value in fake.environment(tmp_path).items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"])  # Read by now.
         yield fake
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 
 import numpy as np
 import pytest
@@ -48,9 +47,6 @@ def cloud(digits, tmp_path, monkeypatch):
     with containers.running(), FakeVertex(RunOnCpu(tmp_path / "jobs"), serve=containers) as fake:
         for name, value in fake.environment(tmp_path).items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(
-            "tpu_pipelines.pipeline.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"]
-        )  # It was read by now.
         monkeypatch.setenv("TPU_PIPELINES_BUCKET", "gs://bucket/pipelines")
         yield fake
 

@@ -1,6 +1,7 @@
 """Claims about what a platform's execution cache answers, against its rules; see `tests.fakes.execution_cache`."""
 
 import contextlib
+import dataclasses
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from tests.fakes import execution, kubeflow
 from tests.fakes.execution_cache import ABSENT, AS_WRITTEN, FILLED_IN, ExecutionCache
 from tests.fakes.kubeflow import FakeKubeflow
 from tests.fakes.vertex import FakeVertex
+from tpu_components.core.base.container_images import Images
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_components.create_tfrecords.component import list_source
 from tpu_pipelines.config.configuration import load_config
@@ -109,8 +111,8 @@ def test_equal_work_is_trained_once_and_different_work_again(photos, monkeypatch
     judged_otherwise = job("gate.top_k=2")
     monkeypatch.setattr(cache_keys, "code_version", lambda step: f"other code of {step}")
     of_other_code = job()
-    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", "europe-docker.pkg.dev/p/r/steps@sha256:1")
-    in_other_image = job()
+    other_image = dataclasses.replace(_SETTINGS, images=Images("europe-docker.pkg.dev/p/r/steps@sha256:1"))
+    in_other_image = _plan("vertex", other_image).jobs[0]
     work = [plain, plain, larger, seeded, judged_otherwise, of_other_code, in_other_image, in_other_image]
     for defaults in (ABSENT, AS_WRITTEN, FILLED_IN):
         trained = []

@@ -7,11 +7,11 @@ from typing import Any, Dict, List
 
 from kfp import dsl
 
-from tpu_components.core.base.container_images import BEAM_IMAGE, STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
-@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def create_tfrecords(
     records: dsl.Output[dsl.Dataset],
     data_version: str = "",
@@ -140,7 +140,7 @@ def create_tfrecords(
 
 
 @in_place_of_shell
-@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def list_source(source: str, data: Dict[str, Any] = {}) -> str:
     """List the source; returns a digest of its current content.
 
@@ -164,7 +164,7 @@ def list_source(source: str, data: Dict[str, Any] = {}) -> str:
 
 
 @in_place_of_shell
-@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def plan_parts(
     planned: dsl.Output[dsl.Artifact],
     source: str,
@@ -203,7 +203,7 @@ def plan_parts(
 
 
 @in_place_of_shell
-@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def write_parts(
     planned: dsl.Input[dsl.Artifact],
     parts: dsl.Output[dsl.Artifact],
@@ -247,7 +247,7 @@ def write_parts(
 
 
 @in_place_of_shell
-@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def merge_parts(
     planned: dsl.Input[dsl.Artifact],
     parts: dsl.Input[List[dsl.Artifact]],
@@ -291,7 +291,7 @@ def merge_parts(
 
 
 @in_place_of_shell
-@dsl.component(base_image=BEAM_IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_BEAM_IMAGE, install_kfp_package=False)
 def write_with_beam(
     records: dsl.Output[dsl.Dataset],
     source: str,

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
-from tpu_components.core.base.container_images import SERVING_IMAGE
+from tpu_components.core.base.container_images import load_images
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, ExistsError, MissingError, OutageError, PlatformError
 from tpu_components.core.files import storage
@@ -168,7 +169,7 @@ class VertexTarget:
                 "version_description": described[:_DESCRIPTION_LENGTH],
                 "artifact_uri": f"{uri}/{EXPORT_DIR}",
                 "container_spec": {
-                    "image_uri": self._params.serving_image or SERVING_IMAGE,
+                    "image_uri": self._params.serving_image or load_images(os.environ).serving,
                     "predict_route": serving.predict_route,
                     "health_route": serving.health_route,
                     "ports": [{"container_port": serving.port}],

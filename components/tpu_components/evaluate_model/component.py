@@ -8,11 +8,11 @@ from typing import Any, Dict, List
 
 from kfp import dsl
 
-from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import LOCAL_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
-@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def evaluate_model(
     records: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
@@ -131,7 +131,7 @@ def evaluate_model(
 
 
 @in_place_of_shell
-@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def mark_promoted(model: dsl.Input[dsl.Model]) -> None:
     """Do nothing. The step runs only if the gate promotes the model: platforms show which steps ran, not outputs.
 

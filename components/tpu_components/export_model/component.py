@@ -8,11 +8,11 @@ from typing import Dict, List
 
 from kfp import dsl
 
-from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import LOCAL_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
-@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def export_model(
     records: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],

@@ -7,11 +7,11 @@ from typing import Any, Dict
 
 from kfp import dsl
 
-from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import LOCAL_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
-@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def find_drift(
     records: dsl.Input[dsl.Dataset],
     drift: dsl.Output[dsl.Artifact],

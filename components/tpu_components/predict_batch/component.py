@@ -8,11 +8,11 @@ from typing import Any, Dict, List
 
 from kfp import dsl
 
-from tpu_components.core.base.container_images import BEAM_IMAGE, STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
-@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def predict_batch(
     exported: dsl.Input[dsl.Model],
     predictions: dsl.Output[dsl.Dataset],
@@ -66,7 +66,7 @@ def predict_batch(
 
 
 @in_place_of_shell
-@dsl.component(base_image=BEAM_IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_BEAM_IMAGE, install_kfp_package=False)
 def predict_with_beam(
     exported: dsl.Input[dsl.Model],
     predictions: dsl.Output[dsl.Dataset],
@@ -102,7 +102,7 @@ def predict_with_beam(
 
 
 @in_place_of_shell
-@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def answer_range(
     exported: dsl.Input[dsl.Model],
     answers: dsl.Output[dsl.Artifact],
@@ -151,7 +151,7 @@ def answer_range(
 
 
 @in_place_of_shell
-@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def merge_answers(
     exported: dsl.Input[dsl.Model],
     answers: dsl.Input[List[dsl.Artifact]],

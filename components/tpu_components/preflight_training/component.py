@@ -8,11 +8,11 @@ from typing import Any, Dict, NamedTuple
 
 from kfp import dsl
 
-from tpu_components.core.base.container_images import IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import LOCAL_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
-@dsl.component(base_image=IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def preflight_training(
     records: dsl.Input[dsl.Dataset],
     preflight: dsl.Output[dsl.Artifact],

@@ -7,11 +7,11 @@ from typing import Any, Dict, List
 
 from kfp import dsl
 
-from tpu_components.core.base.container_images import IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import LOCAL_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
-@dsl.component(base_image=IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def train_model(
     records: dsl.Input[dsl.Dataset],
     trained: dsl.Output[dsl.Model],

@@ -1,4 +1,4 @@
-"""Result of a training; its parameters are `TrainParams` in `core.models.step.hyperparameters`."""
+"""Result of a training; its parameters are `TrainParams` in `core.models.training_step.hyperparameters`."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -6,7 +6,7 @@ import io
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tpu_components.core.base.container_images import is_pinned
+from tpu_components.core.base.container_images import Images, is_pinned
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import time
 from tpu_components.core.base.states import Status
@@ -92,7 +92,7 @@ def _ask_platform(
     if {"machine", "variables"} & {finding.about for finding in missing}:
         said = "not asked: correct the errors first"
         return [*missing, Finding("platform", Status.UNKNOWN, said)]
-    asked = platform.checks(config, settings, compiling.IMAGE, context)
+    asked = platform.checks(config, settings, context)
     checks = [check for check in asked if check.cost in costs]
     looked_at = {check.about for check in checks if check.when}  # The platform says more about the same.
     return [*(finding for finding in missing if finding.about not in looked_at), *ask_all(checks)]
@@ -351,7 +351,7 @@ def first_checks(config: Config, platform: Platform, settings: Settings) -> list
         return f"deploy.registry={config.deploy.registry if config.deploy else ''}"
 
     return [
-        image_check(platform),
+        image_check(platform, settings.images),
         Check("variables", place, CheckCost.FILE),
         Check("data", data, CheckCost.FILE, commands=lambda: (ShellCommand(copy().words),)),
         Check("machine", machine, CheckCost.FILE),
@@ -382,15 +382,14 @@ def platform_checks(config: Config, platform: Platform, settings: Settings) -> l
     return [*first, Check("pipeline", compiled, CheckCost.SECONDS)]
 
 
-def image_check(platform: Platform) -> Check:
+def image_check(platform: Platform, images: Images) -> Check:
     """Return the check that a platform can pull the steps' image, and that the image is pinned by a digest."""
 
     def ask() -> str | list[Finding]:
-        compiling.require_step_image(platform)
-        image = compiling.IMAGE
-        if is_pinned(image):
-            return image
-        said = f"the image {image!r} is named by a tag. When the tag moves, cached steps give stale results"
+        compiling.require_step_image(platform, images)
+        if is_pinned(images.training):
+            return images.training
+        said = f"the image {images.training!r} is named by a tag. When the tag moves, cached steps give stale results"
         return [Finding("image", Status.HINT, said, "set TPU_PIPELINES_IMAGE=…@sha256:…")]
 
     return Check("image", ask, CheckCost.FILE)

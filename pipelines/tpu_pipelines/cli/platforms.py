@@ -46,7 +46,7 @@ def write_pipeline(arguments: argparse.Namespace) -> int:
     compiling.check_output(output)
     compiled = compiling.compile_pipeline(config, platform, settings)
     storage.write_bytes(output, compiled.package.encode())
-    tell_sent(platform, config.training.model, compiled.run.carried)
+    tell_sent(platform, settings, config.training.model, compiled.run.carried)
     for place, content in compiled.run.carried.items():
         # The name contains the digest, so no other file is overwritten.
         digest, name = place.split("/")[-2:]
@@ -58,15 +58,16 @@ def write_pipeline(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def tell_sent(platform: Platform, model: str, carried: Mapping[str, bytes]) -> None:
+def tell_sent(platform: Platform, settings: Settings, model: str, carried: Mapping[str, bytes]) -> None:
     """Print hints: the container image is not pinned by a digest; these files are uploaded with the model's code.
 
     Args:
         platform: The platform.
+        settings: Settings with the images.
         model: Model of the configuration.
         carried: Content of each uploaded file by its destination.
     """
-    _tell_findings([*answer(image_check(platform)), *model_findings(model, carried)])
+    _tell_findings([*answer(image_check(platform, settings.images)), *model_findings(model, carried)])
 
 
 def _tell_findings(findings: Iterable[Finding]) -> None:
@@ -112,7 +113,7 @@ def submit(arguments: argparse.Namespace) -> int:
         return DONE
     if plan.resources:
         tell_hint(plan.resources)
-    tell_sent(platform, config.training.model, plan.carried)
+    tell_sent(platform, settings, config.training.model, plan.carried)
     ask_first(arguments, config, settings)
     submission = submit_run(plan, submitter, arguments.again)
     if arguments.wait:
@@ -162,7 +163,7 @@ def schedule(arguments: argparse.Namespace) -> int:
         return DONE
     client = platform.connect(settings)  # `upsert` repeats all of its work; one call repeated makes a second schedule.
     plan = plan_checked(arguments, config, settings)
-    tell_sent(platform, config.training.model, plan.carried)
+    tell_sent(platform, settings, config.training.model, plan.carried)
     if not arguments.dry_run:
         ask_first(arguments, config, settings)
         put_carried(plan)
@@ -202,7 +203,7 @@ def smoke(arguments: argparse.Namespace) -> int:
     platform = PLATFORMS[arguments.target]
     submitter = connect(platform, settings)
     planned = plan_smoke(platform, arguments.machine, settings, arguments.overrides)
-    compiling.require_step_image(platform)
+    compiling.require_step_image(platform, settings.images)
     show_text(f"price: {planned.price}", sys.stderr)
     if not arguments.yes:
         raise InputError("Nothing was sent: expected --yes, which confirms the price.")

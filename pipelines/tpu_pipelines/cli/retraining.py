@@ -92,7 +92,7 @@ def _retrain_there(
     require_first(config, platform, settings, needs_image=not arguments.dry_run)
     submitter = connect(platform, settings)
     plan = plan_checked(arguments, config, settings)
-    tell_sent(platform, config.training.model, plan.carried)
+    tell_sent(platform, settings, config.training.model, plan.carried)
     entry = report.begin(deciding.decide(plan, submitter, occasion, lambda: find_drift(config, settings)))
     if arguments.dry_run:
         return DONE

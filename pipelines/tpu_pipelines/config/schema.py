@@ -7,6 +7,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
+from tpu_components.core.base.container_images import IMAGE_VARIABLES, Images
 from tpu_components.core.base.typed_values import Field, Pattern, Range, fields_of
 from tpu_components.core.machines.machine_spec import MachineSpec, load_catalogue
 from tpu_components.core.models.ready import REGISTRY
@@ -108,7 +109,8 @@ def as_text() -> str:
 def as_markdown() -> str:
     """Return two Markdown tables: all settings of a configuration, and the environment variables of `Settings`."""
     rows = [(setting.name, _shown(setting), setting.meaning) for setting in settings()]
-    variables = [(variable(name), "", field.meaning) for name, field in fields_of(Settings).items()]
+    variables = [(variable(name), "", field.meaning) for name, field in fields_of(Settings).items() if name != "images"]
+    variables += [(IMAGE_VARIABLES[name], _shown(field), field.meaning) for name, field in fields_of(Images).items()]
     return "\n\n".join((_table("setting", rows), _table("variable", variables))) + "\n"
 
 

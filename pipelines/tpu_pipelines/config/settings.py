@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base.container_images import Images, load_images
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.terminal import hide_credentials
 from tpu_components.core.base.typed_values import Mistakes, read_by_hand
@@ -95,6 +96,7 @@ class Settings:
             s3:// that contains the URL, gets a JSON message for Slack or Google Chat if a run does not succeed. With
             `mailto:` and addresses, Vertex AI sends an e-mail for every run. The compiled file contains a URL; a file
             keeps it secret.
+        images: Container images, from the environment alone.
 
     Raises:
         InputError: If a value has the wrong form.
@@ -139,10 +141,11 @@ class Settings:
         "gs://my-bucket/hook.txt",
         rf"https?://[^/\s@]+(/\S*)?|gs://{GOOGLE_BUCKET}/\S+|s3://{S3_BUCKET}/\S+|{MAIL}[^@\s,]+@[^@\s,]+(,[^@\s,]+@[^@\s,]+)*",
     )
+    images: Images = dataclasses.field(default_factory=Images)
 
     def __post_init__(self) -> None:
         mistakes = Mistakes()
-        for field in dataclasses.fields(self):
+        for field in _fields_of_one_variable():
             value = getattr(self, field.name)
             texts = [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else [value]
             for text in texts:
@@ -203,6 +206,11 @@ class Settings:
             )
 
 
+def _fields_of_one_variable() -> list[dataclasses.Field[Any]]:
+    """Return the fields of Settings that one environment variable sets: all but the images."""
+    return [field for field in dataclasses.fields(Settings) if field.name != "images"]
+
+
 def folder_of(path: str) -> str:
     """Return a mount path without doubled or trailing slashes, `.` and `..`.
 
@@ -245,10 +253,10 @@ def load_settings(environment: Mapping[str, str], file: Path | None = None) -> S
         values = read_mapping(file, "the settings", "names and values")
     if "image" in values:
         raise InputError(f"Cannot use {file}: the image is set by TPU_PIPELINES_IMAGE alone. Remove image.")
-    for field in dataclasses.fields(Settings):
+    for field in _fields_of_one_variable():
         if text := environment.get(variable(field.name), ""):
             values[field.name] = _split(field.name, text) if field.default_factory is dict else text
-    return read_by_hand(values, Settings, "settings" if file else "")
+    return read_by_hand(values, Settings, "settings" if file else "", fixed={"images": load_images(environment)})
 
 
 def _split(name: str, text: str) -> dict[str, str]:

@@ -9,15 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tpu_components.core.base.container_images import (
-    BEAM_IMAGE,
-    LOCAL_IMAGE,
-    SERVING_IMAGE,
-    is_in_registry,
-    other_steps_image,
-    with_image,
-)
-from tpu_components.core.base.container_images import IMAGE as IMAGE  # Read from here by checks and submissions.
+from tpu_components.core.base.container_images import LOCAL_IMAGE, Images, is_in_registry, with_image
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import Mistakes
 from tpu_components.core.files import storage
@@ -52,7 +44,7 @@ class ResolvedRun:
     Attributes:
         config: Parameters of every step, with the registry's location, the models' URIs and the machines filled in.
         platform: The platform.
-        settings: Settings of the platform; some may be missing.
+        settings: Settings of the platform, and the images; some settings may be missing.
         machine: Machine of the training step; with its region, if the platform chooses machines by region.
         judge: Machine of the evaluation, in the same way; None if it runs beside the other steps.
         timeout: Time limit of the training, and its reason.
@@ -113,17 +105,18 @@ def resolve(config: Config, platform: Platform, settings: Settings) -> ResolvedR
         check_readable(config, platform)
     mistakes.raise_all()
     machine = platform.in_region(machine, settings.region)
-    if IMAGE != LOCAL_IMAGE:  # Compiling needs no image: without one, only a submission is refused.
-        require_step_image(platform)
+    images = settings.images
+    if images.training != LOCAL_IMAGE:  # Compiling needs no image: without one, only a submission is refused.
+        require_step_image(platform, images)
 
     # Each step's fingerprint covers the registry and Beam's settings, but neither the machine nor the model's URI.
     registered = with_registry(config, platform, settings)
     registered = registered.on_registry(registered.deploy.registry) if registered.deploy else registered
     if registered.data.engine == BEAM:
-        _require_image(BEAM_IMAGE, platform, "beam", "TPU_PIPELINES_BEAM_IMAGE")
+        _require_image(images.beam, platform, "beam", "TPU_PIPELINES_BEAM_IMAGE")
         registered = beam_job.with_settings(registered, platform, settings)
     check_resources(registered, platform)
-    made_with = platform_fingerprints(registered, IMAGE, machine.slice.name, settings.environment)
+    made_with = platform_fingerprints(registered, images.training, machine.slice.name, settings.environment)
 
     # The checkpoints' folder and the time limit follow from the machine and the model that the steps will get.
     portable, carried = with_carried_model(registered, platform, settings)
@@ -160,9 +153,10 @@ def build(run: ResolvedRun) -> str:
     platform = run.platform
     settings = run.settings
     limited = dataclasses.replace(run.machine, timeout_seconds=run.timeout.seconds)
-    steps = {"train_model": platform.on_machine(train_model, limited, config, settings, run.checkpoints, "train_model")}
-    if run.judge:
-        component = with_image(evaluate_model, IMAGE)  # The image of the other steps may not contain JAX.
+    training = with_image(train_model, settings.images.training)
+    steps = {"train_model": platform.on_machine(training, limited, config, settings, run.checkpoints, "train_model")}
+    if run.judge:  # Needs JAX, which the image of the other steps may not contain.
+        component = with_image(evaluate_model, settings.images.training)
         folder = f"{config.name}/evaluate_model"
         steps["evaluate_model"] = platform.on_machine(component, run.judge, config, settings, folder, "evaluate_model")
     # The limits of a step on a machine are for its task there, not for the small one (mark_promoted) beside it.
@@ -176,6 +170,7 @@ def build(run: ResolvedRun) -> str:
         place=lambda step, task: platform.place(task, step, unlimited, settings),
         estimated_timeout=run.timeout.is_estimated,
         exit_task=functools.partial(exit_task, config.name, platform, settings) if settings.notify else None,
+        images=settings.images,
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pipeline.yaml"
@@ -183,15 +178,15 @@ def build(run: ResolvedRun) -> str:
         return path.read_text(encoding="utf-8")
 
 
-def require_step_image(platform: Platform) -> None:
+def require_step_image(platform: Platform, images: Images) -> None:
     """Check that a platform can pull the image of training and that of the other steps.
 
     Raises:
         InputError: If the name of an image contains no registry.
     """
-    _require_image(IMAGE, platform, "step", "TPU_PIPELINES_IMAGE")
-    if other := other_steps_image():
-        _require_image(other, platform, "step", "TPU_PIPELINES_STEPS_IMAGE")
+    _require_image(images.training, platform, "step", "TPU_PIPELINES_IMAGE")
+    if images.other_steps:
+        _require_image(images.other_steps, platform, "step", "TPU_PIPELINES_STEPS_IMAGE")
 
 
 def _require_image(image: str, platform: Platform, what: str, variable: str) -> None:
@@ -321,7 +316,7 @@ def with_registry(config: Config, platform: Platform, settings: Settings) -> Con
             f"Received: deploy.signing_key={deploy.signing_key!r}. Put it on gs://BUCKET/…, where the steps' account "
             "alone may read it."
         )
-    image = deploy.serving_image or SERVING_IMAGE
+    image = deploy.serving_image or settings.images.serving
     if not is_in_registry(image):  # The registry's service pulls it, whatever platform the steps run on.
         raise InputError(_cannot_pull("Vertex AI", image, "serving", "TPU_PIPELINES_SERVING_IMAGE"))
     registry = settings.vertex_registry() if deploy.registry == VERTEX else deploy.registry

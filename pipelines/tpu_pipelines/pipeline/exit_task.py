@@ -2,14 +2,14 @@
 
 from kfp import dsl
 
-from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import LOCAL_IMAGE, in_place_of_shell, with_image
 from tpu_components.core.base.terminal import hide_credentials
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.platform import Platform
 
 
 @in_place_of_shell
-@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def notify(run: str, address: str, page: str, run_id: str, status: dsl.PipelineTaskFinalStatus) -> None:
     """Send a message to a webhook if the run did not succeed.
 
@@ -39,13 +39,14 @@ def exit_task(run: str, platform: Platform, settings: Settings) -> dsl.PipelineT
     Args:
         run: Name of the run.
         platform: The platform, which may send messages itself.
-        settings: Settings with the receiver, `notify`, and `kfp_host` for the link to the run.
+        settings: Settings with the receiver, `notify`, the images, and `kfp_host` for the link to the run.
     """
     task = platform.exit_task(settings)
     if task is None:
         host = hide_credentials(settings.kfp_host, "").rstrip("/")
         page = f"{host}/#/runs/details/"
         # KFP's driver replaces a placeholder that is the entire value of an input: backend/src/v2/driver/resolve.go.
-        task = notify(run=run, address=settings.notify, page=page, run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
+        send = with_image(notify, settings.images.steps)
+        task = send(run=run, address=settings.notify, page=page, run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
         task.set_cpu_limit("1").set_memory_limit("2G")
     return task.set_caching_options(False)

@@ -6,6 +6,7 @@ from typing import Any
 
 from kfp import dsl
 
+from tpu_components.core.base.container_images import Images, with_image
 from tpu_components.core.base.typed_values import as_json
 from tpu_components.core.component.step_record import RUN_VARIABLE
 from tpu_components.core.registry.opening import parse_reference
@@ -44,12 +45,13 @@ def training_pipeline(
     estimated_timeout: bool = False,
     fingerprints: Mapping[str, Mapping[str, str]] | None = None,
     exit_task: Callable[[], dsl.PipelineTask] | None = None,
+    images: Images | None = None,
 ) -> Any:
     """Build the pipeline of a configuration.
 
     Args:
         config: Parameters of every step. The pipeline's inputs are the few parameters that change per run.
-        on_machines: Components of the steps that run on a TPU or GPU, by step; they include the request for it.
+        on_machines: Components of the steps that run on a TPU or GPU, by step; they include image and machine.
         cache_keys: Cache key of each step in a local run. Without them the platform computes the keys, and an
             additional step lists the source in every run.
         data_version: In a local run, the `source_version` of the data that `cache_keys` are computed from.
@@ -58,20 +60,22 @@ def training_pipeline(
         estimated_timeout: Whether the time limit of the training is preflight's estimate, if there is preflight.
         fingerprints: Additional input of each step for the platform's cache; see `platform_fingerprints`.
         exit_task: Adds the task that runs when all others have ended, even if they have failed.
+        images: Images of the steps that are not in `on_machines`; None for images of this machine.
 
     Returns:
         A KFP pipeline, to compile or to call inside a kfp.local session.
     """
+    images = images or Images()
     # A platform's cache sees an alias only as text, and would miss that it has moved.
     uncached = ["evaluate_model", "deploy_model"] if parse_reference(config.champion) else []
     if parse_reference(config.training.initial_model):
         uncached.append("train_model")
 
     def add(
-        step: str, component: Callable[..., dsl.PipelineTask], is_last: bool = True, **inputs: Any
+        step: str, component: Any, is_last: bool = True, image: str = images.steps, **inputs: Any
     ) -> dsl.PipelineTask:
-        component = on_machines.get(step, component)
-        task = component(**inputs, fingerprint=dict((fingerprints or {}).get(step, {})))
+        make = on_machines.get(step) or with_image(component, image)
+        task = make(**inputs, fingerprint=dict((fingerprints or {}).get(step, {})))
         if not cache_keys and step in ("preflight_training", "evaluate_model"):  # Their pages show the name.
             task.set_env_variable(RUN_VARIABLE, config.name)
         if step not in on_machines and step != "train_model":
@@ -84,7 +88,8 @@ def training_pipeline(
         data = _constants(config.data, "source")
         version: Any = data_version
         if not cache_keys:
-            listed = apply(list_source(source=source, data=data), resources_of(config, "create_tfrecords"))
+            listed = with_image(list_source, images.steps)(source=source, data=data)
+            listed = apply(listed, resources_of(config, "create_tfrecords"))
             version = place("create_tfrecords", listed).set_caching_options(False).output
         inputs = {"source": source, "data": data, "data_version": version}
         if config.data.engine == FAN_OUT:
@@ -97,7 +102,7 @@ def training_pipeline(
             # 2.14 on (its CHANGELOG.md, pull request 11725).
             writing = add("create_tfrecords", merge_parts, planned=planned, parts=dsl.Collected(written), **inputs)
         elif config.data.engine == BEAM:
-            writing = add("create_tfrecords", write_with_beam, **inputs)
+            writing = add("create_tfrecords", write_with_beam, image=images.beam, **inputs)
         else:
             writing = add("create_tfrecords", create_tfrecords, source=source, data_version=version, **data)
         records = writing.outputs["records"]
@@ -108,6 +113,7 @@ def training_pipeline(
             preflight = add(
                 "preflight_training",
                 preflight_training,
+                image=images.training,
                 records=records,
                 epochs=epochs,
                 **_constants(config.preflight, "epochs"),
@@ -118,6 +124,7 @@ def training_pipeline(
         training = add(
             "train_model",
             train_model,
+            image=images.training,
             records=records,
             epochs=epochs,
             learning_rate=learning_rate,
@@ -139,7 +146,8 @@ def training_pipeline(
             return
         with dsl.If(evaluated.outputs["Output"] == True, name="promoted"):  # noqa: E712 (KFP overloads ==)
             if not config.export:
-                place("evaluate_model", apply(mark_promoted(model=trained), resources_of(config, "evaluate_model")))
+                marked = with_image(mark_promoted, images.steps)(model=trained)
+                place("evaluate_model", apply(marked, resources_of(config, "evaluate_model")))
                 return
             exported = add(
                 "export_model", export_model, records=records, model=trained, **_constants(config.export)

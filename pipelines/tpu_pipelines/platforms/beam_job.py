@@ -2,7 +2,6 @@
 
 import json
 
-from tpu_components.core.base.container_images import BEAM_IMAGE
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.work.beam.options import DATAFLOW
@@ -39,7 +38,7 @@ def _on_dataflow(config: Config, settings: Settings) -> dict[str, str]:
         "project": settings.project,
         "region": settings.region,
         "temp_location": bucket and f"{bucket}/beam",
-        "sdk_container_image": BEAM_IMAGE,
+        "sdk_container_image": settings.images.beam,
         "service_account_email": settings.service_account,
         "dataflow_kms_key": settings.encryption_key,
         "labels": json.dumps(dict(settings.labels)) if settings.labels else "",

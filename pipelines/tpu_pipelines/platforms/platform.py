@@ -132,13 +132,12 @@ class Platform(Protocol):
     def connect(self, settings: Settings) -> "PlatformClient":
         """Return a client for runs and schedules; raises InputError if a required setting is missing."""
 
-    def checks(self, config: "Config", settings: Settings, image: str, context: str) -> "Sequence[Check]":
+    def checks(self, config: "Config", settings: Settings, context: str) -> "Sequence[Check]":
         """Return the checks that `doctor` makes on the platform.
 
         Args:
             config: Configuration of the run; it has a machine.
             settings: Settings of the platform; the required ones are there.
-            image: Default image of the steps.
             context: kubectl context of a cluster; empty for none.
         """
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from tpu_components.core.base.container_images import Images, load_images
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.progress import say
 from tpu_components.core.files import storage
@@ -31,6 +32,7 @@ class LocalRun:
         data: Examples of the data set and their splits.
         data_version: Fingerprint of the content of the data.
         source_version: Version of the source, with which create_tfrecords checks that the data are still the same.
+        images: Images of the steps, for containers.
         fingerprints: Digests of what the run depends on, by part, as the summary keeps them.
         run_dir: Folder of the results.
         cache_dir: Folder of the results of steps.
@@ -40,6 +42,7 @@ class LocalRun:
     data: DatasetPlan
     data_version: str
     source_version: str
+    images: Images
     fingerprints: Mapping[str, str]
     run_dir: Path
     cache_dir: Path
@@ -68,6 +71,7 @@ def resolve(config: Config, workspace: Path, listing: Listing | None = None) -> 
         data=data,
         data_version=version,
         source_version=source_version(config.data, data.listing),
+        images=load_images(os.environ),
         fingerprints=fingerprints(config, version),  # Now, since a model's file may be edited during the run.
         run_dir=workspace / config.name,
         cache_dir=workspace / ".cache" / config.name,

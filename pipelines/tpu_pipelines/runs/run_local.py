@@ -305,7 +305,11 @@ class _LocalSession:
             if "create_tfrecords" in self._cached:  # The records are cached, so there is nothing to fan out.
                 config = config.changed("data", engine=LOCAL)
             pipeline = training_pipeline(
-                config, cache_keys=self._keys, data_version=self._run.source_version, lineage=lineage(self._config)
+                config,
+                cache_keys=self._keys,
+                data_version=self._run.source_version,
+                lineage=lineage(self._config),
+                images=self._run.images,
             )
             pipeline(champion=self._champion)
 

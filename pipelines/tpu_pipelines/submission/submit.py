@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 import yaml
 
-from tpu_components.core.base.container_images import BEAM_IMAGE, other_steps_image
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import State, Status
@@ -112,7 +111,8 @@ def plan_submission(config: Config, platform: Platform, settings: Settings) -> R
         for machine in machines
     ]
     name = slug(config.name)
-    images = f"{compiling.IMAGE} {other_steps_image()}".rstrip() + f" {BEAM_IMAGE}" * (config.data.engine == BEAM)
+    beam = settings.images.beam if config.data.engine == BEAM else ""
+    images = " ".join(filter(None, (settings.images.training, settings.images.other_steps, beam)))
     made_of = fingerprints(config, source_version(config.data, data.listing if data else None), images)
     # The digest covers the pipeline, what its pods mount, the data and the code. It leaves out the fallbacks and how
     # long to wait for them.
@@ -247,11 +247,12 @@ def describe(config: Config, plan: RunPlan) -> Iterator[Finding]:
         config: Configuration of the run.
         plan: Plan of the run.
     """
+    run = plan.runs[0]
     machines = [f"{job.machine.name} in {job.machine.region}".removesuffix(" in ") for job in plan.jobs]
     splits = plan.data.split_examples if plan.data else {}
     yield Finding("machine", Status.OK, ", then ".join(machines))
     yield from answer(Check("price", lambda: _prices(config, plan)))
-    yield from answer(image_check(plan.runs[0].platform))
+    yield from answer(image_check(run.platform, run.settings.images))
     data = [config.data.source, *(f"{count:,} to {split}" for split, count in splits.items())]
     yield Finding("data", Status.OK, ", ".join(data))
     if plan.resources:

@@ -1,28 +1,20 @@
 """What `tpu-pipelines check --target` says of a platform that nobody asks."""
 
-import dataclasses
 import os
 
 import pytest
 
 from tests.cli import tpu_pipelines_here
-from tpu_components.core.base.container_images import LOCAL_IMAGE
+from tpu_components.core.base.container_images import Images
 from tpu_pipelines.checks.check_list import UNASKED, examine, first_checks, platform_checks
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.pipeline import compile as compiling
 from tpu_pipelines.platforms.findings import CheckCost, ask_all, errors_in
 from tpu_pipelines.platforms.platform import PLATFORMS
 
 _PINNED = f"europe-docker.pkg.dev/p/r/step@sha256:{'0' * 64}"
-_SETTINGS = Settings(project="my-project", region="us-west1", bucket="gs://my-bucket")
+_SETTINGS = Settings(project="my-project", region="us-west1", bucket="gs://my-bucket", images=Images(_PINNED))
 _MODEL = "def build_model(image_shape, num_classes): ...\n"
-
-
-@pytest.fixture
-def image(monkeypatch):
-    monkeypatch.setattr(compiling, "IMAGE", _PINNED)
-    return _PINNED
 
 
 def _found(config, settings=_SETTINGS, target="vertex"):
@@ -42,7 +34,6 @@ def test_every_command_names_all_that_is_missing_in_the_order_of_doing(command, 
     for name in [name for name in os.environ if name.startswith("TPU_PIPELINES_")]:
         if name not in ("TPU_PIPELINES_CACHE_DIR", "TPU_PIPELINES_TESTS_SOCKET"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(compiling, "IMAGE", LOCAL_IMAGE)
     write_texts(tmp_path)
     done = tpu_pipelines_here(*command[:1], "texts.yaml", "--target", target, *command[1:], cwd=tmp_path)
     assert done.returncode == 2
@@ -70,8 +61,7 @@ def write_texts(folder):
 
 
 @pytest.mark.parametrize("platform", ["vertex", "kubeflow"])
-def test_a_check_names_each_mistake_once_and_leaves_out_what_depends_on_it(platform, monkeypatch):
-    monkeypatch.setattr(compiling, "IMAGE", LOCAL_IMAGE)
+def test_a_check_names_each_mistake_once_and_leaves_out_what_depends_on_it(platform):
     deploy = "deploy={registry: vertex}"
     found = _found(load_config("cifar10_cnn", [deploy]), Settings(), platform)
     states = {about: state for about, state, _ in found}
@@ -81,13 +71,13 @@ def test_a_check_names_each_mistake_once_and_leaves_out_what_depends_on_it(platf
     assert states == wanted
 
 
-def test_what_is_there_is_said(image, tmp_path):
+def test_what_is_there_is_said(tmp_path):
     (tmp_path / "mine.py").write_text(_MODEL)
     config = load_config("digits", ["machine=v5e-4", f"model={tmp_path}/mine.py"])
     found = {about: said for about, state, said in _found(config) if state == "ok"}
     assert list(found) == ["image", "variables", "data", "machine", "model", "pipeline"]
     assert found["variables"] == "project my-project, region us-west1, bucket gs://my-bucket"
-    assert found["image"] == image
+    assert found["image"] == _PINNED
     assert "v5e-4" in found["pipeline"]
     assert "mine.py travels as gs://my-bucket/models/" in found["model"]
     assert _found(load_config("digits", ["machine=v5e-4"]))[-1][2] == "digits_cnn is in the image"
@@ -122,16 +112,15 @@ def test_the_copy_of_local_data_is_a_command_and_its_setting(source, bucket, com
     assert errors_in(ask_all([check for check in copied if check.about == "data"])) == []
 
 
-def test_a_registry_of_the_project_is_a_mistake_only_of_a_run_here(image, quick_models, tmp_path):
-    deploy = f"deploy={{registry: vertex, serving_image: '{image}'}}"
+def test_a_registry_of_the_project_is_a_mistake_only_of_a_run_here(quick_models, tmp_path):
+    deploy = f"deploy={{registry: vertex, serving_image: '{_PINNED}'}}"
     config = load_config("digits", ["machine=v5e-4", deploy])
     assert errors_in(examine(config, UNASKED, PLATFORMS["vertex"], _SETTINGS, workspace=tmp_path)) == []
     (here,) = errors_in(examine(config, (CheckCost.FILE,), workspace=tmp_path))
     assert (here.about, here.said.startswith("A run on this machine knows no project.")) == ("deploy", True)
 
 
-def test_a_tag_that_may_move_is_a_hint(monkeypatch):
-    monkeypatch.setattr(compiling, "IMAGE", "europe-docker.pkg.dev/p/r/step:latest")
-    settings = dataclasses.replace(Settings(), kfp_host="http://127.0.0.1:9")
+def test_a_tag_that_may_move_is_a_hint():
+    settings = Settings(kfp_host="http://127.0.0.1:9", images=Images("europe-docker.pkg.dev/p/r/step:latest"))
     found = _found(load_config("digits", ["machine=v5e-4"]), settings, "kubeflow")
     assert found[0][:2] == ("image", "hint")

@@ -3,6 +3,7 @@ import re
 
 import pytest
 
+from tpu_components.core.base.container_images import Images
 from tpu_components.core.base.errors import InputError
 from tpu_pipelines.config.settings import Settings, load_settings, variable
 from tpu_pipelines.platforms.platform import PLATFORMS, check_settings
@@ -29,12 +30,27 @@ def test_all_that_is_missing_is_reported_at_once():
 
 
 def test_every_example_is_what_its_setting_takes():
-    examples = {field.name: field.metadata["example"] for field in dataclasses.fields(Settings)}
+    examples = {field.name: field.metadata["example"] for field in dataclasses.fields(Settings) if field.metadata}
     settings = load_settings({variable(name): example for name, example in examples.items()})
     assert settings.kfp_host == examples["kfp_host"]
     assert settings.environment == {"XLA_FLAGS": "--xla_dump_to=/tmp/xla"}
     assert settings.volumes == {"checkpoints": "/mnt/checkpoints"}
     settings.require(*examples)
+
+
+def test_images_are_read_with_the_other_settings():
+    variables = {f"TPU_PIPELINES_{name}IMAGE": f"r.io/{name}1" for name in ("", "STEPS_", "BEAM_", "SERVING_")}
+    assert load_settings(variables).images == Images("r.io/1", "r.io/STEPS_1", "r.io/BEAM_1", "r.io/SERVING_1")
+    assert load_settings(dict.fromkeys(variables, "")).images == Images(), "an empty variable is not set"
+
+
+def test_steps_without_an_image_of_their_own_use_the_trainings():
+    one = {"TPU_PIPELINES_IMAGE": "r.io/train:1"}
+    for variables in (one, one | {"TPU_PIPELINES_STEPS_IMAGE": "r.io/train:1"}):
+        images = load_settings(variables).images
+        assert (images.other_steps, images.steps) == ("", "r.io/train:1")
+    images = load_settings(one | {"TPU_PIPELINES_STEPS_IMAGE": "r.io/steps:1"}).images
+    assert images.other_steps == images.steps == "r.io/steps:1"
 
 
 def test_the_environment_goes_before_the_file(tmp_path):
@@ -181,6 +197,7 @@ def test_vertex_takes_as_many_labels_as_its_jobs_have_left():
     ("content", "message"),
     [
         ("projekt: x", r"Unknown key 'projekt' in settings: .* Did you mean 'project'\?"),
+        ("images: {training: x}", r"Unknown key 'images' in settings"),
         ("image: x", r"the image is set by TPU_PIPELINES_IMAGE alone\."),
         ("labels: vision", r"settings\.labels is 'vision', expected a mapping\."),
         ("project: {a: b}", r"settings\.project is \{'a': 'b'\}, expected a text\."),

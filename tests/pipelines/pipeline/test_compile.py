@@ -13,11 +13,11 @@ from google.protobuf import json_format
 from kfp import compiler, dsl
 from kfp import components as kfp_components
 
-from tests.cli import MODELS, assert_user_error, readme_model, tpu_pipelines_here
+from tests.cli import MODELS, assert_user_error, readme_model, set_environment, tpu_pipelines_here
 from tests.fakes import jobsets, vertex_rules
 from tests.fakes.vertex_rules import hosts_of
 from tests.signing_keys import write_keys
-from tpu_components.core.base.container_images import IMAGE
+from tpu_components.core.base.container_images import LOCAL_IMAGE, Images
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import whole_numbers
 from tpu_components.core.files import storage
@@ -79,7 +79,7 @@ def compiled(tmp_path_factory):
         patch.setattr(cache_keys, "code_version", lambda step: f"code-of-{step}")  # Else every change were one here.
         patch.setattr(cache_keys, "model_version", lambda config, is_here: "of-the-model")
         config = load_config("digits", ["machine=v5e-4"])
-        fingerprints = cache_keys.platform_fingerprints(config, IMAGE, "v5e-4")
+        fingerprints = cache_keys.platform_fingerprints(config, LOCAL_IMAGE, "v5e-4")
         compiler.Compiler().compile(training_pipeline(config, fingerprints=fingerprints), str(path))
         packages = {"local": path.read_text(), **{target: compile_digits(target).package for target in TARGETS}}
     return {target: list(yaml.safe_load_all(package)) for target, package in packages.items()}
@@ -1012,10 +1012,10 @@ def test_resources_that_vertex_has_no_words_for_are_refused(override, message):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_evaluation_can_have_a_tpu_of_its_own(target, monkeypatch):
-    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", "docker.io/me/train:1")
+def test_the_evaluation_can_have_a_tpu_of_its_own(target):
+    settings = Settings(images=Images("docker.io/me/train:1", "docker.io/me/steps:1"))
     machine = "resources.evaluate_model={machine: v5e-1, timeout: 3600}"
-    compiled = compile_digits(target, "machine={name: v5e-4, region: us-west4}", machine)
+    compiled = compile_digits(target, "machine={name: v5e-4, region: us-west4}", machine, settings=settings)
     spec = spec_of(compiled)
     task = spec["root"]["dag"]["tasks"]["evaluate-model"]
     assert task["inputs"]["parameters"]["accelerator"]["runtimeValue"]["constant"] == "tpu"
@@ -1147,7 +1147,7 @@ def test_the_command_says_what_it_wrote_and_imports_no_framework(tmp_path):
 
 
 def test_an_image_named_by_a_tag_is_hinted_at(tmp_path, monkeypatch):
-    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", "docker.io/me/steps:1")  # It was read by now.
+    monkeypatch.setenv("TPU_PIPELINES_IMAGE", "docker.io/me/steps:1")
     done = tpu_pipelines_here(*command(tmp_path / "p.yaml", "vertex"))
     assert "hint: image: the image 'docker.io/me/steps:1' is named by a tag." in done.stderr
 
@@ -1164,26 +1164,25 @@ def test_an_image_named_by_a_tag_is_hinted_at(tmp_path, monkeypatch):
         ("kubeflow", "docker.io/me/steps:1", True),
     ],
 )
-def test_one_rule_says_which_images_a_platform_can_fetch(target, image, is_taken, monkeypatch):
-    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", image)
+def test_one_rule_says_which_images_a_platform_can_fetch(target, image, is_taken):
     if is_taken:
-        require_step_image(PLATFORMS[target])
+        require_step_image(PLATFORMS[target], Images(image))
         return
     with pytest.raises(InputError, match=rf"cannot fetch the step image '{image}'.*and set TPU_PIPELINES_IMAGE\."):
-        require_step_image(PLATFORMS[target])
+        require_step_image(PLATFORMS[target], Images(image))
 
 
 def test_an_image_that_was_named_is_checked_when_it_is_compiled(tmp_path, monkeypatch):
-    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", "steps:1")
+    monkeypatch.setenv("TPU_PIPELINES_IMAGE", "steps:1")
     done = tpu_pipelines_here(*command(tmp_path / "p.yaml", "vertex"))
     assert_user_error(done, "Vertex AI cannot fetch the step image 'steps:1'")
 
 
-def test_images_named_by_digest_are_used_without_a_hint_and_another_one_for_steps_without_a_tpu(tmp_path):
+def test_images_named_by_digest_are_used_without_a_hint_and_another_one_for_steps_without_a_tpu(tmp_path, monkeypatch):
     images = {f"TPU_PIPELINES_{name}IMAGE": f"docker.io/p/{name}i@sha256:{'0' * 64}".lower() for name in ("", "STEPS_")}
-    words = [sys.executable, "-m", "tpu_pipelines.cli", *command(tmp_path / "pipeline.yaml", "kubeflow")]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | images)
-    assert done.stderr == ""
+    set_environment(monkeypatch, images)
+    done = tpu_pipelines_here(*command(tmp_path / "pipeline.yaml", "kubeflow"))
+    assert (done.returncode, done.stderr) == (0, "")
     spec = yaml.safe_load((tmp_path / "pipeline.yaml").read_text().partition("\n---\n")[0])
     executors = spec["deploymentSpec"]["executors"]
     training, others = images.values()
@@ -1193,8 +1192,25 @@ def test_images_named_by_digest_are_used_without_a_hint_and_another_one_for_step
     assert {image for name, image in used.items() if name not in with_tpu} == {others}
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_compilation_in_one_process_has_the_images_of_its_settings(target):
+    overrides = ("data.engine=beam", "data.beam_options.runner=FlinkRunner")
+    notified = Settings(
+        notify="https://example.com/hook", images=Images("r.io/a/train:1", "r.io/a/steps:1", "r.io/a/beam:1")
+    )
+    plain = dataclasses.replace(notified, images=Images("r.io/b/train:2", beam="r.io/b/beam:2"))
+    by_settings = {}
+    for settings in (notified, plain, notified):
+        package = compile_digits(target, *overrides, settings=settings).package
+        used = set(re.findall(r"image(?:_uri)?: (r\.io\S+)", package))
+        assert used == set(filter(None, vars(settings.images).values())) - {settings.images.serving}
+        assert "tpu-pipelines/" not in package
+        assert by_settings.setdefault(settings.images, package) == package
+    assert len(by_settings) == 2
+
+
 def test_an_image_of_the_other_steps_must_be_in_a_registry_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", "europe-docker.pkg.dev/p/r/i:1")
+    monkeypatch.setenv("TPU_PIPELINES_IMAGE", "europe-docker.pkg.dev/p/r/i:1")
     monkeypatch.setenv("TPU_PIPELINES_STEPS_IMAGE", "steps:1")
     done = tpu_pipelines_here(*command(tmp_path / "p.yaml", "vertex"))
     assert_user_error(done, "Vertex AI cannot fetch the step image 'steps:1'", "set TPU_PIPELINES_STEPS_IMAGE")

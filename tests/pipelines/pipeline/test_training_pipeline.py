@@ -6,7 +6,7 @@ import yaml
 from kfp import compiler
 from kfp import components as kfp_components
 
-from tpu_components.core.base.container_images import BEAM_IMAGE
+from tpu_components.core.base.container_images import Images
 from tpu_components.train_model.component import train_model
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.steps import STEPS
@@ -106,13 +106,14 @@ def test_a_train_step_can_be_swapped_without_touching_the_others(compiled, tmp_p
 
 def test_records_that_beam_writes_are_the_same_step_in_an_image_of_its_own(tmp_path):
     config = load_config("digits", ["data.engine=beam", "data.beam_options.max_num_workers=50"])
-    compiler.Compiler().compile(training_pipeline(config), str(tmp_path / "pipeline.yaml"))
+    pipeline = training_pipeline(config, images=Images("train:1", beam="beam:1"))
+    compiler.Compiler().compile(pipeline, str(tmp_path / "pipeline.yaml"))
     compiled = yaml.safe_load((tmp_path / "pipeline.yaml").read_text())
     task = compiled["root"]["dag"]["tasks"]["create-tfrecords"]
     assert task["inputs"]["parameters"]["data"]["runtimeValue"]["constant"]["beam_options"] == {"max_num_workers": "50"}
     images = {name: each["container"]["image"] for name, each in compiled["deploymentSpec"]["executors"].items()}
-    assert images["exec-create-tfrecords"] == BEAM_IMAGE
-    assert BEAM_IMAGE not in {image for name, image in images.items() if name != "exec-create-tfrecords"}
+    assert images.pop("exec-create-tfrecords") == "beam:1"
+    assert set(images.values()) == {"train:1"}
 
 
 def test_records_are_fanned_out_over_as_many_steps_as_asked_for_and_put_together_as_the_same_step(tmp_path):

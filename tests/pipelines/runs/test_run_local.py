@@ -7,10 +7,14 @@ import json
 import os
 import shutil
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
+from docker.errors import ImageNotFound
 
 from tests.browser import assert_opens, needs_browser
 from tests.cli import QUICK, assert_user_error, steps_here, tpu_pipelines, tpu_pipelines_here
@@ -44,6 +48,42 @@ def test_print_is_as_before_though_steps_at_the_same_time_took_turns_with_it():
         first.__exit__(None, None, None), second.__exit__(None, None, None)
         assert builtins.print is not before, "kfp.local no longer leaves it so"
     assert builtins.print is before
+
+
+class _Docker(BaseHTTPRequestHandler):
+    """A Docker daemon without images, which cannot pull any; the server's `pulled` has their names."""
+
+    def do_GET(self):
+        self._answer(200, [] if "/images/json" in self.path else {"ApiVersion": "1.44"})
+
+    def do_POST(self):
+        query = parse_qs(urlsplit(self.path).query)
+        self.server.pulled.append(f"{query['fromImage'][0]}:{query['tag'][0]}")
+        self._answer(404, {"message": "no such image"})
+
+    def _answer(self, status, content):
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_the_docker_runner_uses_an_image_that_the_environment_names_after_the_import(tmp_path, monkeypatch):
+    config = load_config("digits", ["preflight=false"])
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Docker) as server:
+        server.pulled = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("TPU_PIPELINES_STEPS_IMAGE", "docker.io/me/steps:1")
+        with pytest.raises(ImageNotFound):
+            run_local.run_local(config, tmp_path, runner="docker")
+        server.shutdown()
+    assert server.pulled == ["docker.io/me/steps:1"]
 
 
 @pytest.fixture

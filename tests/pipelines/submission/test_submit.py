@@ -287,6 +287,7 @@ def test_a_run_that_is_forced_trains_anew(target, machine, root):
 
 def test_the_same_run_has_the_same_id_in_another_process_and_folder(tmp_path):
     code = (
+        "from tpu_components.core.base.container_images import Images\n"
         "from tpu_pipelines.config.configuration import load_config\n"
         "from tpu_pipelines.config.settings import Settings\n"
         "from tpu_pipelines.platforms.platform import PLATFORMS\n"

@@ -67,7 +67,7 @@ class Toy:
         settings.require(*self.required_settings)
         return ToyClient(self._folder)
 
-    def checks(self, config, settings, image, context):
+    def checks(self, config, settings, context):
         return [Check("folder", self._look_at_folder)]
 
     def _look_at_folder(self):

@@ -1,24 +1,54 @@
 """Names of the container images of the steps and of the server."""
 
 import copy
-import os
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-LOCAL_IMAGE = "tpu-pipelines/python:latest"  # Built by `make image`; platforms cannot pull it.
-# Read when a pipeline is compiled. Name it by its digest (`…@sha256:…`): after a tag moves, cached steps are stale.
-IMAGE = os.environ.get("TPU_PIPELINES_IMAGE", LOCAL_IMAGE)
-# Image of Beam's workers and of the steps that start them: Beam excludes libraries that the other steps need.
-BEAM_IMAGE = os.environ.get("TPU_PIPELINES_BEAM_IMAGE", "tpu-pipelines/beam:latest")
-SERVING_IMAGE = os.environ.get("TPU_PIPELINES_SERVING_IMAGE", "tpu-pipelines/serving:latest")
+# Built by `make image` and `make image-beam`; platforms cannot pull them. Components have them until `with_image`.
+LOCAL_IMAGE = "tpu-pipelines/python:latest"
+LOCAL_BEAM_IMAGE = "tpu-pipelines/beam:latest"
+IMAGE_VARIABLES = {  # Environment variable of each field of `Images`.
+    "training": "TPU_PIPELINES_IMAGE",
+    "other_steps": "TPU_PIPELINES_STEPS_IMAGE",
+    "beam": "TPU_PIPELINES_BEAM_IMAGE",
+    "serving": "TPU_PIPELINES_SERVING_IMAGE",
+}
 
 
-def other_steps_image() -> str:
-    """Return the image for steps that need neither a TPU nor its compiler; empty if they use the training image."""
-    named = os.environ.get("TPU_PIPELINES_STEPS_IMAGE", "")
-    return named if named != IMAGE else ""
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Container images of a run. Name them by digest (`…@sha256:…`): after a tag moves, cached steps are stale.
+
+    Attributes:
+        training: Image of preflight, of the training, and of an evaluation on a TPU or GPU; of all steps if
+            TPU_PIPELINES_STEPS_IMAGE is not set.
+        other_steps: Smaller image of the steps that need neither a TPU nor its compiler.
+        beam: Image of Beam's workers and of the step that starts them; Beam excludes libraries that other steps need.
+        serving: Image of the server.
+    """
+
+    training: str = LOCAL_IMAGE
+    other_steps: str = ""
+    beam: str = LOCAL_BEAM_IMAGE
+    serving: str = "tpu-pipelines/serving:latest"
+
+    @property
+    def steps(self) -> str:
+        """Image of the steps that need neither a TPU nor its compiler."""
+        return self.other_steps or self.training
 
 
-STEPS_IMAGE = other_steps_image() or IMAGE  # Smaller than `IMAGE`, if the variable is set.
+def load_images(environment: Mapping[str, str]) -> Images:
+    """Return the images that environment variables name; an empty variable is not set.
+
+    Example:
+        >>> load_images({"TPU_PIPELINES_IMAGE": "docker.io/me/python:1"}).steps
+        'docker.io/me/python:1'
+    """
+    named = {field: environment.get(variable, "") for field, variable in IMAGE_VARIABLES.items()}
+    images = Images(**{field: image for field, image in named.items() if image})
+    return dataclasses.replace(images, other_steps="") if images.other_steps == images.training else images
 
 
 def in_place_of_shell(component: Any) -> Any:
@@ -32,7 +62,12 @@ def in_place_of_shell(component: Any) -> Any:
 
 
 def with_image(component: Any, image: str) -> Any:
-    """Return a copy of a KFP component that runs in another image."""
+    """Return a copy of a KFP component that runs in another image.
+
+    Args:
+        component: The component; it is not changed.
+        image: Name of the image, best by its digest, as `docker.io/me/python@sha256:…`.
+    """
     copied = copy.deepcopy(component)
     copied.component_spec.implementation.container.image = image
     return copied

@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from tpu_components.core.base.container_images import BEAM_IMAGE, other_steps_image
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import MissingError, OutageError
 from tpu_components.core.base.states import Status
@@ -57,16 +56,14 @@ class KubeflowChecks:
         settings: Settings of the platform; must have `kfp_host`.
         apis: Client of Google Cloud's APIs, for buckets, images and node pools.
         context: kubectl context of the cluster; empty skips the checks of the cluster.
-        image: Default image of the steps.
     """
 
-    def __init__(self, config: Config, settings: Settings, apis: GoogleApis, context: str, image: str) -> None:
+    def __init__(self, config: Config, settings: Settings, apis: GoogleApis, context: str) -> None:
         self._settings = settings
         self._apis = apis
         self._context = context
-        self._image = image
         self._gke = _GKE_CONTEXT.fullmatch(context)  # The cluster on GKE; None elsewhere.
-        self._beam_image = BEAM_IMAGE if config.data.engine == BEAM else ""
+        self._beam_image = settings.images.beam if config.data.engine == BEAM else ""
         self._machines = config.machines
         retries = training_retries(config.machine) if config.machine else 0
         self._is_retried = resources_of(config, "train_model", retries).retries > 0
@@ -78,8 +75,8 @@ class KubeflowChecks:
     def checks(self) -> list[Check]:
         """Return all checks in the order of the report."""
         images = {
-            "": ("image", self._image),
-            "STEPS_": ("steps' image", other_steps_image()),
+            "": ("image", self._settings.images.training),
+            "STEPS_": ("steps' image", self._settings.images.other_steps),
             "BEAM_": ("Beam image", self._beam_image),
         }
         unnamed = Finding("cluster", Status.UNKNOWN, "not asked: name a context by --kube-context")

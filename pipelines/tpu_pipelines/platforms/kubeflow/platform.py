@@ -109,9 +109,9 @@ class Kubeflow:
 
         return KubeflowClient(settings)
 
-    def checks(self, config: "Config", settings: Settings, image: str, context: str) -> "Sequence[Check]":
+    def checks(self, config: "Config", settings: Settings, context: str) -> "Sequence[Check]":
         """Return the checks of the server, and with a kubectl context those of the cluster."""
         from tpu_pipelines.platforms.google_apis import GoogleApis
         from tpu_pipelines.platforms.kubeflow.checks import KubeflowChecks
 
-        return KubeflowChecks(config, settings, GoogleApis(settings.google_endpoint), context, image).checks()
+        return KubeflowChecks(config, settings, GoogleApis(settings.google_endpoint), context).checks()

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tpu_components.core.base.container_images import BEAM_IMAGE, SERVING_IMAGE, other_steps_image
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import MissingError
 from tpu_components.core.base.states import Status
@@ -100,19 +99,17 @@ class VertexChecks:
         config: Configuration of the run.
         settings: Settings of the platform; must have project, region and bucket.
         apis: Client of Google Cloud's APIs.
-        image: Default image of the steps.
     """
 
-    def __init__(self, config: Config, settings: Settings, apis: GoogleApis, image: str) -> None:
+    def __init__(self, config: Config, settings: Settings, apis: GoogleApis) -> None:
         self._config = config
         self._settings = settings
         self._apis = apis
-        self._image = image
         self._machines = [in_region(entry, settings.region) for entry in config.machines]
         self._deploy = config.deploy or DeployParams("", config.name)
         self._is_deployed = self._deploy.is_on_vertex
-        self._serving_image = (self._deploy.serving_image or SERVING_IMAGE) if self._is_deployed else ""
-        self._beam_image = BEAM_IMAGE if config.data.engine == BEAM else ""
+        self._serving_image = (self._deploy.serving_image or settings.images.serving) if self._is_deployed else ""
+        self._beam_image = settings.images.beam if config.data.engine == BEAM else ""
         runner = config.data.beam_options.get("runner", DATAFLOW)
         self._has_dataflow = config.data.engine == BEAM and runner == DATAFLOW
         self._permissions = Permissions(apis)
@@ -134,7 +131,7 @@ class VertexChecks:
             self._yours("your role", _SUBMITTER, self._project_resource, "create and read pipeline jobs in"),
             Check("Vertex AI", self._region),
             Check("bucket", self._bucket, CheckCost.REQUEST, commands=self._create_bucket),
-            *self._of_image("image", self._image, "", CheckCost.REQUEST, python),
+            *self._of_image("image", settings.images.training, "", CheckCost.REQUEST, python),
             Check("service account", self._service_account, CheckCost.REQUEST, commands=self._create_account),
             self._yours("acting as it", _ACTING, self._account_resource, "act as", CheckCost.REQUEST),
             self._granted("its roles", _DEPLOYER if is_deployed else _RUNNER, self._member),
@@ -163,7 +160,7 @@ class VertexChecks:
                 when=settings.encryption_key,
             ),
             Check("tensorboard", self._tensorboard, when=settings.tensorboard),
-            *self._of_image("steps' image", other_steps_image(), "STEPS_", CheckCost.REQUEST),
+            *self._of_image("steps' image", settings.images.other_steps, "STEPS_", CheckCost.REQUEST),
             *self._of_image("Beam image", self._beam_image, "BEAM_"),
             self._granted("its Dataflow", _STARTER, self._member, when=self._has_dataflow),
             self._granted(
@@ -208,7 +205,7 @@ class VertexChecks:
         """Check that the services are enabled: google/api/serviceusage/v1/serviceusage.proto, BatchGetServices."""
         project = self._settings.project
         settings = self._settings
-        images = (self._image, other_steps_image(), self._beam_image, self._serving_image)
+        images = (settings.images.training, settings.images.other_steps, self._beam_image, self._serving_image)
         used = {
             _VERTEX_AI: True,
             STORAGE: True,

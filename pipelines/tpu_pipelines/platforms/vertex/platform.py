@@ -114,9 +114,9 @@ class Vertex:
 
         return VertexClient(settings)
 
-    def checks(self, config: "Config", settings: Settings, image: str, context: str) -> "Sequence[Check]":
+    def checks(self, config: "Config", settings: Settings, context: str) -> "Sequence[Check]":
         """Return the checks of the project: APIs, roles, quotas, bucket, images and others."""
         from tpu_pipelines.platforms.google_apis import GoogleApis
         from tpu_pipelines.platforms.vertex.checks import VertexChecks
 
-        return VertexChecks(config, settings, GoogleApis(settings.google_endpoint), image).checks()
+        return VertexChecks(config, settings, GoogleApis(settings.google_endpoint)).checks()

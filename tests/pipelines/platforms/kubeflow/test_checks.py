@@ -10,6 +10,7 @@ from tests.fakes import execution
 from tests.fakes.kubeflow import FakeKubeflow, Simulate
 from tests.fakes.kubernetes import FakeKubernetes
 from tests.fakes.vertex import FakeVertex
+from tpu_components.core.base.container_images import Images
 from tpu_components.core.base.states import Status
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
@@ -29,6 +30,7 @@ SETTINGS = Settings(
     secrets={"storage-key": "/secrets/storage"},
     volumes={"checkpoints": "/mnt/checkpoints"},
     kueue_queue="tpu-queue",
+    images=Images(IMAGE),
 )
 
 
@@ -37,7 +39,7 @@ class World:
 
     def __init__(self, server, cluster, google):
         self.server, self.cluster, self.google = server, cluster, google
-        self.settings, self.image, self.context = dataclasses.replace(SETTINGS, kfp_host=server.url), IMAGE, CONTEXT
+        self.settings, self.context = dataclasses.replace(SETTINGS, kfp_host=server.url), CONTEXT
         google.cloud.__init__()
         google.cloud.node_pools.append({"name": "tpus", "config": {"machineType": "ct6e-standard-4t"}})
         server.multi_user = False
@@ -50,7 +52,7 @@ class World:
 
     def examine(self):
         apis = GoogleApis(f"{self.google.url}/{{host}}", AnonymousCredentials())
-        return ask_all(KubeflowChecks(CONFIG, self.settings, apis, self.context, self.image).checks())
+        return ask_all(KubeflowChecks(CONFIG, self.settings, apis, self.context).checks())
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +216,7 @@ def test_only_a_slice_of_several_7x_hosts_needs_a_workload_policy(world, machine
 def test_records_that_beam_writes_need_its_image(world):
     apis = GoogleApis(f"{world.google.url}/{{host}}", AnonymousCredentials())
     config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, engine="beam"))
-    checks = KubeflowChecks(config, world.settings, apis, world.context, world.image).checks()
+    checks = KubeflowChecks(config, world.settings, apis, world.context).checks()
     ((what, said, remedy),) = told(ask_all(checks), Status.ERROR)
     assert (what, said) == ("Beam image", "no platform can fetch tpu-pipelines/beam:latest")
     assert remedy.endswith("set TPU_PIPELINES_BEAM_IMAGE=…@sha256:…")
@@ -226,7 +228,7 @@ def test_several_hosts_need_a_cluster_that_knows_jobsets(world):
     world.cluster.nodes.append({**V5E, "cloud.google.com/gke-tpu-topology": "4x4"})
 
     def missing():
-        checks = KubeflowChecks(config, world.settings, apis, world.context, world.image)
+        checks = KubeflowChecks(config, world.settings, apis, world.context)
         return told(ask_all(checks.checks()), Status.ERROR)
 
     assert missing() == [
@@ -248,7 +250,7 @@ def test_several_hosts_need_a_cluster_that_knows_jobsets(world):
 
 def findings_of(world, *overrides):
     apis = GoogleApis(f"{world.google.url}/{{host}}", AnonymousCredentials())
-    checks = KubeflowChecks(load_config("digits", overrides), world.settings, apis, world.context, world.image).checks()
+    checks = KubeflowChecks(load_config("digits", overrides), world.settings, apis, world.context).checks()
     return {one.about: one for one in ask_all(checks)}
 
 
@@ -350,8 +352,7 @@ def test_nodes_that_a_cluster_makes_as_they_are_asked_for_are_there(world):
 
 
 def test_the_registry_of_a_cluster_and_a_store_elsewhere_cannot_be_asked(world):
-    world.image = "localhost:1/steps:1"
-    _set(world, bucket="minio://runs/digits")
+    _set(world, bucket="minio://runs/digits", images=Images("localhost:1/steps:1"))
     findings = world.examine()
     assert told(findings, Status.ERROR) == []
     assert [one[0] for one in told(findings, Status.UNKNOWN)] == ["object store", "image"]

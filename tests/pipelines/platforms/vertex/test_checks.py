@@ -10,6 +10,7 @@ from google.cloud import aiplatform_v1 as v1
 from tests.fakes.execution import Simulate
 from tests.fakes.google_cloud import AGENT, ATTACHMENT, KEY, ME, NETWORK, TRAINER, Bucket, bind
 from tests.fakes.vertex import FakeVertex, canonical
+from tpu_components.core.base.container_images import Images
 from tpu_components.core.base.states import Status
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
@@ -32,6 +33,7 @@ SETTINGS = Settings(
     bucket="gs://my-bucket/pipelines",
     service_account=TRAINER,
     network=NETWORK,
+    images=Images(IMAGE),
 )
 
 
@@ -49,10 +51,10 @@ def fake(service):
     return service
 
 
-def examine(fake, config=CONFIG, settings=SETTINGS, image=IMAGE, credentials=None):
+def examine(fake, config=CONFIG, settings=SETTINGS, credentials=None):
     settings = dataclasses.replace(settings, vertex_endpoint=fake.url)
     apis = GoogleApis(f"{fake.url}/{{host}}", credentials or AnonymousCredentials())
-    return ask_all(VertexChecks(config, settings, apis, image).checks())
+    return ask_all(VertexChecks(config, settings, apis).checks())
 
 
 def told(findings, state):
@@ -227,7 +229,8 @@ def test_an_image_of_another_project_is_read_by_the_service_agent(fake, name, ab
     image = f"europe-docker.pkg.dev/other-project/images/{name}@sha256:{'0' * 64}"
     fake.cloud.images[f"other-project/images/{name}"] = ["linux/amd64", "linux/arm64", "unknown/unknown"]
     serving = dataclasses.replace(CONFIG, deploy=dataclasses.replace(CONFIG.deploy, serving_image=image))
-    asked = {"image": image} if name == "steps" else {"config": serving}
+    private = dataclasses.replace(SETTINGS, images=Images(image))
+    asked = {"settings": private} if name == "steps" else {"config": serving}
     # The policy of the other project cannot be read, and may grant it.
     ((what, said, remedy),) = told(examine(fake, **asked), Status.UNKNOWN)
     assert what == f"{about}'s reader"
@@ -436,7 +439,7 @@ def test_without_a_sign_in_nothing_else_is_asked(fake):
 def test_a_service_that_is_away_is_unknown(fake):
     apis = GoogleApis("http://127.0.0.1:1/{host}", AnonymousCredentials())
     settings = dataclasses.replace(SETTINGS, vertex_endpoint="http://127.0.0.1:1")
-    findings = ask_all(VertexChecks(CONFIG, settings, apis, IMAGE).checks())
+    findings = ask_all(VertexChecks(CONFIG, settings, apis).checks())
     assert {one.state for one in findings[1:] if not one.about.endswith("image's reader")} == {Status.UNKNOWN}
 
 

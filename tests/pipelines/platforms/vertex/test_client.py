@@ -24,7 +24,6 @@ from tests.fakes.clock import Clock
 from tests.fakes.execution import RunOnCpu, Simulate
 from tests.fakes.google_api import every_one, first_of_each_kind
 from tests.fakes.vertex import FakeVertex
-from tpu_components.core.base.container_images import LOCAL_IMAGE
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, PlatformError
 from tpu_components.core.base.states import State
@@ -614,7 +613,7 @@ def test_a_dry_run_says_what_is_missing_writes_the_requests_where_it_is_told_and
         "ok       job      digits/DIGEST, with its checkpoints in digits/DIGEST\n\n"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tpu_pipelines.pipeline.compile.IMAGE", LOCAL_IMAGE)
+        patch.delenv("TPU_PIPELINES_IMAGE")
         assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run"]) == 0
         out, err = capfd.readouterr()
         assert "error    image    Vertex AI cannot fetch the step image 'tpu-p" in out
@@ -636,7 +635,7 @@ def test_a_dry_run_says_what_is_missing_writes_the_requests_where_it_is_told_and
 def test_an_image_that_nobody_can_fetch_is_refused_before_anything_is_sent(
     fake, environment, capfd, monkeypatch, command
 ):
-    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", LOCAL_IMAGE)
+    monkeypatch.delenv("TPU_PIPELINES_IMAGE")
     assert main([command[0], "digits", "--set", "machine=v5e-4", *command[1:]]) == 2
     refused = "error: Refused to send a run that cannot work. Missing: image: Vertex AI cannot fetch the step image "
     assert f"{refused}'tpu-pipelines/python:latest'" in capfd.readouterr().err
