@@ -12,6 +12,7 @@ import yaml
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files import object_stores, storage
+from tpu_components.core.files.location import Location
 from tpu_components.create_tfrecords import WriteParams, plan_dataset
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
@@ -265,7 +266,7 @@ def test_folders_are_listed_at_the_same_time_and_every_object_once():
 def test_a_name_that_no_bucket_has_is_refused_where_it_is_read(scheme, bucket):
     message = r"expected the name of a bucket, with letters and digits"
     with pytest.raises(InputError, match=message):
-        object_stores.split(f"{scheme}://{bucket}/flowers")
+        _ = Location(f"{scheme}://{bucket}/flowers").bucket
     with pytest.raises(InputError, match=message):
         load_config("digits", [f"data.source=images:{scheme}://{bucket}/flowers".replace("\n", "\\n")])
 
@@ -274,7 +275,8 @@ def test_a_name_that_no_bucket_has_is_refused_where_it_is_read(scheme, bucket):
     "uri", ["gs://my-bucket/a;b", "gs://a.b_c-1/x", "s3://My_Bucket/x", "gs://b", "hf://datasets/a/b"]
 )
 def test_names_that_buckets_have_are_taken_with_any_path(uri):
-    assert "/".join(object_stores.split(uri)).rstrip("/") == uri.partition("://")[2]
+    place = Location(uri)
+    assert f"{place.scheme}{place.bucket}/{place.key}".rstrip("/") == uri
 
 
 def test_the_password_in_the_address_of_a_store_is_not_in_the_error(monkeypatch):
