@@ -9,6 +9,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location
 from tpu_components.core.models.lookup import named_files
 from tpu_components.core.registry.reference import is_on_vertex
+from tpu_components.core.sources.containers import split_pattern
 from tpu_components.deploy_model.params import VERTEX
 from tpu_pipelines.config.configuration import Config
 
@@ -82,8 +83,11 @@ def _others(config: Config) -> Iterator[tuple[str, str]]:
     """Yield key and path of every setting that names a local file or folder: the registry, and inputs that exist."""
     if config.deploy and not config.deploy.is_on_vertex and Location(config.deploy.registry).is_path:
         yield "deploy.registry", config.deploy.registry
+    data = config.data_location
+    if not os.path.exists(data):  # A name may contain the signs of a pattern.
+        data, _ = split_pattern(data)
     inputs = [
-        ("data.source", config.data_location),
+        ("data.source", data),
         ("gate.champion", config.gate.champion),
         ("training.initial_model", config.training.initial_model),
         ("model", config.training.model if config.training.model.endswith((".py", ".keras")) else ""),
