@@ -434,6 +434,7 @@ def test_bad_sources_are_refused_before_any_work(tmp_path):
         ("name=registry", "which a workspace uses for other things"),
         ("deploy.registry=w/digits/export", "lies there, or around it"),
         ("deploy.registry=gs://bucket/registry", "A registry is a folder on this machine"),
+        ("deploy.registry=file:///registry", "A registry is a folder on this machine"),
         ("data.test_fraction=0", "gate.split='test' has no examples"),
         ("data.source=images:/opt/python3/data", "rewrites the text 'python3'"),
     ],

@@ -76,10 +76,10 @@ def common_folder(uris: Sequence[str]) -> str | None:
         >>> common_folder(["gs://bucket/a/1.png", "/a/1.png"])
     """
     places = list(map(Location, uris))
-    starts = {place[: len(place.scheme)] + place.bucket if place.scheme else "" for place in places}
-    if len(starts) > 1:
+    buckets = {f"{place[: len(place.scheme)]}{place.bucket}" if place.scheme else "" for place in places}
+    if len(buckets) > 1:
         return None
-    scheme = places[0][: len(places[0].scheme or "")]
+    scheme = places[0][: len(places[0].scheme or "")]  # As it is written, maybe in capitals.
     return scheme + os.path.commonpath([os.path.dirname(place[len(scheme) :]) for place in places])
 
 

@@ -57,6 +57,17 @@ def test_a_folder_goes_there_and_comes_back_without_its_neighbours(place, tmp_pa
         assert found == files
 
 
+def test_a_scheme_in_capitals_names_the_same_files(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loud = f"{place[:2].upper()}{place[2:]}"
+    files = write_tree(loud)
+    assert [file.name for file in storage.list_files(place)] == sorted(files)
+    assert storage.read_bytes(f"{loud}/a.txt") == b"alpha"
+    assert storage.common_folder([f"{loud}/a.txt", f"{loud}/sub/b.txt"]) == loud
+    assert [file.name for file in storage.stat_paths([f"{loud}/a.txt", f"{loud}/sub/b.txt"])] == ["a.txt", "sub/b.txt"]
+    assert list(tmp_path.iterdir()) == [], "no folder is named after the scheme"
+
+
 def test_a_file_goes_there_and_comes_back(place, tmp_path):
     write_tree(tmp_path)
     storage.upload(tmp_path / "a.txt", f"{place}/there/a.txt")
