@@ -73,7 +73,7 @@ def test_a_model_that_is_promoted_after_all_is_known_as_promoted_and_counts_once
 def test_a_decision_that_came_meanwhile_is_counted_first(place, folder, request):
     if folder:
         request.getfixturevalue("bucket")
-        place = "gs://bucket/digits/tests"
+        place = Location("gs://bucket/digits/tests")
     first, second = (HeldOutSet.find(place, _EXAMPLES, model) for model in "ab")
     assert first.record("a", False, {}, {})
     assert not second.record("b", False, {}, {}), "it was judged as the first decision"
