@@ -124,7 +124,7 @@ def deploy_model(
         registry=str(registry.root),
         model_name=registry.model_name,
         version=version.number,
-        version_dir=version.uri,
+        version_dir=str(version.uri),
         alias=params.alias,
         previous=move.previous,
         health_check=health,
