@@ -209,6 +209,45 @@ def test_only_its_folder_and_the_catalogue_of_machines_name_a_platform():
     assert [path for path in shared if list(named_platforms(path))] == []
 
 
+def inspected_schemes(path):
+    """The lines of a module that look for the scheme of an object store in a text, or keep one to look for."""
+    schemes = ("gs://", "s3://", "hf://")
+    methods = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "rsplit"}
+    methods |= {"find", "index", "replace", "count", "match", "fullmatch", "search"}
+    for node in ast.walk(ast.parse(path.read_text())):
+        is_kept = isinstance(node, ast.Assign)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods:
+            values = node.args
+        elif isinstance(node, ast.Compare):
+            values = [node.left, *node.comparators]
+        else:
+            values = [node.value] if is_kept else []
+        constants = [part for value in values for part in (value, *getattr(value, "elts", ()))]
+        texts = [part.value for part in constants if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        if any(text in (*schemes, "://") or (text.startswith(schemes) and not is_kept) for text in texts):
+            yield node.lineno
+
+
+def test_only_the_module_of_locations_reads_the_scheme_of_a_text(tmp_path):
+    """Others ask the `Location`. An address of HTTP is none."""
+    asked = [
+        "x.startswith('gs://b')",
+        "x.startswith(('a', 's3://'))",
+        "'hf://' in x",
+        "x.partition('://')",
+        "G = 'gs://'",
+    ]
+    fine = ["x.startswith('https://')", "raise ValueError('use gs://BUCKET')", "x = 'gs://bucket'", "f'gs://{x}'"]
+    for lines, number in ((asked, len(asked)), (fine, 0)):
+        (tmp_path / "module.py").write_text("\n".join(lines))
+        assert len(list(inspected_schemes(tmp_path / "module.py"))) == number
+    allowed = {
+        COMPONENTS / "core" / "files" / name for name in ("location.py", "object_stores.py", "vertex_clients.py")
+    }
+    for path in (*sources("components"), *sources("pipelines")):
+        assert path in allowed or list(inspected_schemes(path)) == [], path
+
+
 def test_the_roots_hold_no_loose_modules():
     loose = [path for package in PACKAGES for folder in (package, package.parent) for path in folder.glob("*.py")]
     assert loose == [package / "__init__.py" for package in PACKAGES]

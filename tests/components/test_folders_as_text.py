@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords import write_records
 from tpu_components.deploy_model import deploy_model
@@ -37,6 +38,18 @@ def test_every_folder_may_be_text(function):
     folders = [name for name in folders if name != "cache_dir"]
     assert folders
     assert [name for name in folders if not {str, Path} <= set(typing.get_args(kinds[name]))] == []
+
+
+@pytest.mark.parametrize("function", _FUNCTIONS, ids=lambda function: function.__name__)
+def test_a_uri_is_no_folder_to_write(function, tmp_path, monkeypatch):
+    """As a path, it would be a new folder named after the scheme."""
+    monkeypatch.chdir(tmp_path)
+    names = inspect.signature(function).parameters
+    required = [name for name, parameter in names.items() if parameter.default is inspect.Parameter.empty]
+    written = "directory" if "directory" in names else "output"
+    with pytest.raises(InputError, match="expected a path on this machine, received a URI"):
+        function(**{name: "gs://bucket/x" if name == written else "nothing" for name in required})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_records_are_written_to_a_folder_given_as_text(tmp_path, monkeypatch):

@@ -31,6 +31,7 @@ from tpu_components.core.examples.interface import IMAGE, ImageRule, TextInput, 
 from tpu_components.core.examples.records import encode_example, frame_record
 from tpu_components.core.examples.text import TOKENIZATIONS, Tokenizer
 from tpu_components.core.files import typed_json
+from tpu_components.core.files.location import Location
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.held_out import HeldOutSet
 from tpu_components.core.registry.opening import Origin
@@ -312,7 +313,7 @@ def _ids(_: Path) -> Sequence[bytes]:
 
 def _decision(folder: Path) -> Sequence[bytes]:
     identities = np.array([(i, i + 1) for i in range(9)], ID_TYPE)
-    HeldOutSet.find(str(folder / "tests"), identities, "model").record("model", True, {"accuracy": 0.9}, {})
+    HeldOutSet.find(Location(folder / "tests"), identities, "model").record("model", True, {"accuracy": 0.9}, {})
     (file,) = (folder / "tests").glob("*/model.json")
     content = file.read_bytes()
     file.unlink()
@@ -321,7 +322,7 @@ def _decision(folder: Path) -> Sequence[bytes]:
 
 def _read_decision(path: Path) -> None:
     identities = np.array([(i, i + 1) for i in range(9)], ID_TYPE)
-    found = HeldOutSet.find(str(path.parents[1]), identities, "other")
+    found = HeldOutSet.find(Location(path.parents[1]), identities, "other")
     found.error_rate(0.05, 52)
     found.find_best("accuracy", 1)
 

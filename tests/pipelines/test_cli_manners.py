@@ -142,6 +142,21 @@ def test_the_tilde_is_the_users_home(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("runs", ["--workspace", "gs://bucket/runs"]),
+        ("compile", ["digits", "--output", "gs://bucket/pipeline.yaml"]),
+        ("predict", ["digits", "images:x", "--output", "GS://bucket/x.jsonl"]),
+    ],
+)
+def test_a_uri_is_no_local_folder(command, words, tmp_path):
+    done = tpu_pipelines_here(command, *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "expected a path on this machine, received a URI" in " ".join(done.stderr.split())
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
     ("override", "words"),
     [("epochs=3", "Did you mean training.epochs?"), ("seed=1", "Did you mean data.seed or training.seed?")],
 )

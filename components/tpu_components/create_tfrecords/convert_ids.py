@@ -81,7 +81,9 @@ def main() -> int:
         description="Add IDs of scheme 2 to files of example IDs that an earlier version wrote.",
     )
     parser.add_argument(
-        "records", type=Path, help="Records of the same data, with all splits, written with the original settings."
+        "records",
+        type=command_line.local_path,
+        help="Records of the same data, with all splits, written with the original settings.",
     )
     parser.add_argument("files", nargs="+", help="Files examples.npy or trained_on.npy, local or in a bucket.")
     return command_line.run(parser, lambda arguments: (convert_ids(arguments.records, arguments.files), DONE))

@@ -23,6 +23,7 @@ from tpu_components.core.examples.interface import TASKS
 from tpu_components.core.examples.slice_values import SLICES_FILE, save_slices
 from tpu_components.core.examples.text import VOCABULARY_FILE, save_vocabulary
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.params import WriteParams, WriteResult
 from tpu_components.create_tfrecords.copies import Copies
 from tpu_components.create_tfrecords.data_page import choose_samples, render_page
@@ -59,7 +60,7 @@ def write_records(params: WriteParams, directory: str | Path, data_version: str 
         InputError: If the source cannot be used or changes while it is read, too many inputs are unreadable, images
             differ in shape with no rule to resize them, the disk is too small, or `directory` holds something else.
     """
-    directory = Path(directory)
+    directory = Location(directory).as_path()
     plan = plan_dataset(params, data_version=data_version)
     check_target(directory, params.source)
     return write_prepared(prepare(plan), directory)

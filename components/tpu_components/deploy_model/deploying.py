@@ -14,10 +14,11 @@ from tpu_components.core.drift.sketches import SKETCH, DataSketch
 from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE, PREDICTIONS_FILE, Manifest, ModelInfo
 from tpu_components.core.examples.interface import CorpusInput
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.opening import open_registry
-from tpu_components.core.registry.reference import SIGNATURE_FILE, is_on_vertex, version_name
+from tpu_components.core.registry.reference import SIGNATURE_FILE, version_name
 from tpu_components.core.registry.signing import try_keys, verify_version
 from tpu_components.core.registry.versions import RegisteredVersion, Registry, VersionFacts, model_digest
 from tpu_components.core.registry.vertex import VertexRegistry
@@ -65,11 +66,11 @@ def deploy_model(
             changed since the evaluation, this version was rolled back, or its signatures are invalid.
         RuntimeError: If the health check fails.
     """
-    records_dir = Path(records_dir)
-    model_dir = Path(model_dir)
-    export_dir = Path(export_dir)
+    records_dir = Location(records_dir).as_path()
+    model_dir = Location(model_dir).as_path()
+    export_dir = Location(export_dir).as_path()
     evaluation_dir = Path(evaluation_dir)
-    output = Path(output)
+    output = Location(output).as_path()
     storage.require_output(output, DEPLOYMENT_FILE)
     try_keys(params.signing_key, params.verify_key)
     registry = registry or open_registry(params.registry, params.model_name)
@@ -123,7 +124,7 @@ def deploy_model(
         registry=str(registry.root),
         model_name=registry.model_name,
         version=version.number,
-        version_dir=version.uri,
+        version_dir=str(version.uri),
         alias=params.alias,
         previous=move.previous,
         health_check=health,
@@ -144,7 +145,7 @@ def deploy_model(
 def _require_signatures(params: DeployParams, version: RegisteredVersion, scratch: Path) -> None:
     """Verify the signatures of a version if there is a key; logs a line if the version is unsigned."""
     if params.verify_key:
-        name = params.model_name if is_on_vertex(params.registry) else version_name(params.model_name, version.number)
+        name = params.model_name if params.is_on_vertex else version_name(params.model_name, version.number)
         verify_version(storage.localize(version.uri, scratch), params.verify_key, version.uri, name)
     elif params.signing_key and not storage.exists(f"{version.uri}/{SIGNATURE_FILE}"):
         progress.say(

@@ -23,6 +23,7 @@ from tpu_components.core.base.container_images import load_images
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, ExistsError, MissingError, OutageError, PlatformError
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.files.vertex_clients import types
 from tpu_components.core.registry.folder import fill_version
 from tpu_components.core.registry.reference import EXPORT_DIR, SIGNATURE_FILE, as_label
@@ -120,17 +121,17 @@ class VertexTarget:
         key = self._params.encryption_key
         return {"encryption_spec": {"kms_key_name": key}} if key else {}
 
-    def _store(self, digest: str, model_dir: Path, export_dir: Path, facts: VersionFacts) -> str:
+    def _store(self, digest: str, model_dir: Path, export_dir: Path, facts: VersionFacts) -> Location:
         """Copy a version's files to the artifacts folder; returns their URI, which is derived from the content.
 
         For a signed version the URI is derived from the signature, so that two concurrent writers do not mix files.
         """
-        uri = f"{self._params.artifacts_uri.rstrip('/')}/{self._registry.model_name}/{digest[:32]}"
+        uri = Location(self._params.artifacts_uri).child(f"{self._registry.model_name}/{digest[:32]}")
         with tempfile.TemporaryDirectory(prefix="version-") as folder:
             name, key = self._registry.model_name, self._params.signing_key
             fill_version(Path(folder), model_dir, export_dir, name, key, **facts)
             if key:
-                uri += f"-{describe_file(Path(folder) / SIGNATURE_FILE)['sha256'][:8]}"
+                uri = Location(f"{uri}-{describe_file(Path(folder) / SIGNATURE_FILE)['sha256'][:8]}")
             storage.upload(Path(folder), uri)
         return uri
 

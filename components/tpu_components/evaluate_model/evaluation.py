@@ -21,6 +21,7 @@ from tpu_components.core.examples.artifacts import (
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, ImageInput, TextInput
 from tpu_components.core.examples.slice_values import SIZE, load_slices
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.machines import device as devices
 from tpu_components.core.models.language_model import StepModel
 from tpu_components.core.models.trained import load_trained_model
@@ -53,9 +54,9 @@ def evaluate_model(
             not exist for the task, or the decision cannot be recorded in the champion's registry.
         PlatformError: If the registry's bucket does not respond.
     """
-    records_dir = Path(records_dir)
-    model_dir = Path(model_dir)
-    output = Path(output)
+    records_dir = Location(records_dir).as_path()
+    model_dir = Location(model_dir).as_path()
+    output = Location(output).as_path()
     storage.require_output(output, EVALUATION_FILE)
     manifest = Manifest.load(records_dir)
     manifest.split(params.split)

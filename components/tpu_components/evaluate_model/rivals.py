@@ -7,7 +7,7 @@ from pathlib import Path
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TRAIN, Manifest, ModelInfo
 from tpu_components.core.examples.example_ids import load_identities
-from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.registry.held_out import FOLDER, HeldOutSet
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.registry.reference import MODEL_DIR, VERSIONS_DIR, as_label
@@ -33,7 +33,7 @@ class Rival:
     directory: Path
     number: str = ""
     digest: str = ""
-    place: str = dataclasses.field(default="", compare=False)
+    place: Location = dataclasses.field(default=Location(), compare=False)
     registry: Registry | None = dataclasses.field(default=None, compare=False)
     whose: str = "the champion's"
 
@@ -78,13 +78,14 @@ def find_champion(champion: str, digest: str, scratch: Path) -> Rival | None:
         return None
     if (named := parse_reference(champion)) is None:
         return Rival(fetch_folder(champion, scratch))
-    registry, alias = named
-    version = registry.champion(alias, digest)
+    registry = named.registry
+    version = registry.champion(named.version, digest)
     if version is None:
         return None
-    place = version.uri.rstrip("/").rpartition("/")[0].removesuffix(f"/{VERSIONS_DIR}")
+    versions = version.uri.parent
+    place = versions.parent if versions.name == VERSIONS_DIR else versions
     directory = fetch(version, MODEL_DIR, scratch)
-    return Rival(directory, version.number, version.model_digest, storage.join(place, FOLDER), registry)
+    return Rival(directory, version.number, version.model_digest, place.child(FOLDER), registry)
 
 
 def _find_best(

@@ -27,6 +27,7 @@ from tpu_components.core.examples.artifacts import BEST_WEIGHTS_FILE, EXPORT_FIL
 from tpu_components.core.examples.interface import CLASSIFICATION, Interface
 from tpu_components.core.examples.text import copy_vocabulary
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.machines import device as devices
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
 from tpu_components.core.results.export_info import ComparedOn, ExportInfo, FormatFacts, Output
@@ -66,9 +67,9 @@ def export_model(
         InputError: If a model or data set is damaged, or if no format, or not every required one, can be made and
             agrees with the trained model.
     """
-    records_dir = Path(records_dir)
-    model_dir = Path(model_dir)
-    output = Path(output)
+    records_dir = Location(records_dir).as_path()
+    model_dir = Location(model_dir).as_path()
+    output = Location(output).as_path()
     storage.require_output(output, EXPORT_FILE)
     manifest = Manifest.load(records_dir)
     info = ModelInfo.load(model_dir)

@@ -27,6 +27,7 @@ from tpu_components.core.examples.images import UnreadableImageError
 from tpu_components.core.examples.interface import IMAGE, ImageInput
 from tpu_components.core.examples.records import RAW, DamagedRecordError, read_fields, read_frames
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.pages import page
 from tpu_components.core.pages.pictures import PICTURES, show_picture
 from tpu_components.core.registry.opening import parse_reference
@@ -114,7 +115,7 @@ def _choose_pictures(place: str, figures: Sequence[str]) -> Mapping[str, markups
         place: Folder that create_tfrecords wrote. Any other place, such as a registered version, gives no images.
         figures: Names of statistics. Those that are not computed from images are ignored.
     """
-    if storage.is_remote(place) or parse_reference(place) is not None:
+    if Location(place).is_remote or parse_reference(place) is not None:
         return {}
     manifest = Manifest.read_from(place)
     if not isinstance(manifest.input, ImageInput):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.tasks import load_tasks, pack_tasks
 from tpu_components.core.work.beam.options import complete
 from tpu_components.core.work.beam.running import call_for_each
@@ -27,7 +28,7 @@ def options_of(params: PredictParams, export: str) -> dict[str, str]:
     Raises:
         InputError: If Beam is not installed, an option is unknown, or the runner needs another option.
     """
-    reads = {"the source": location_of(params.source), "the model": export if storage.is_remote(export) else ""}
+    reads = {"the source": location_of(params.source_ref), "the model": export if Location(export).is_remote else ""}
     return complete(params.beam_options, reads)
 
 
@@ -44,7 +45,7 @@ def answer_with_beam(plan: Plan, options: Mapping[str, str], own: Path) -> Resum
         PlatformError: If the runner's job fails.
     """
     job = f"tpu-pipelines-answers-{plan.digest[:16]}"
-    place = storage.join(options.get("temp_location", "") or f"{own}/beam", job)
+    place = Location(options.get("temp_location", "") or f"{own}/beam").child(job)
     state = ResumeState(place).begin(plan.digest)
     finished = state.finished()
 
@@ -55,7 +56,7 @@ def answer_with_beam(plan: Plan, options: Mapping[str, str], own: Path) -> Resum
     if missing := [number for number, name in enumerate(plan.names) if name not in finished]:
         state.hand_over(missing, pack)
         work = plan.work  # One thread: a runner has a worker for each processor.
-        if storage.is_remote(place) and not storage.is_remote(work.export):  # Workers may be on other machines.
+        if place.is_remote and not Location(work.export).is_remote:  # Workers may be on other machines.
             storage.upload(Path(work.export), f"{place}/export")
             work = dataclasses.replace(work, export=f"{place}/export")
         arguments = {"work": work, "place": place, "digest": plan.digest, "num_files": len(plan.names)}

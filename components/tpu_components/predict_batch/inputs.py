@@ -19,9 +19,11 @@ from tpu_components.core.examples.interface import AnyInput, CorpusInput, ImageI
 from tpu_components.core.examples.records import RAW, DamagedRecordError, find_records, read_fields
 from tpu_components.core.examples.text import Tokenizer
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.columns import Names, pick
 from tpu_components.core.sources.kinds import find_location, find_source, list_unlabelled
-from tpu_components.core.sources.params import WriteParams, split_source
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.source_ref import SourceRef
 from tpu_components.core.sources.tasks import Selection
 from tpu_components.predict_batch.params import ANSWER_FIELDS, PredictParams
 from tpu_components.serving.exported import ExportedModel
@@ -63,11 +65,10 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
             "Cannot answer with a language model: predict_batch gives classes, labels or numbers. Received: "
             f"{model.name!r}. `tpu-pipelines predict` lets it write on."
         )
-    kind, place = split_source(params.source)
-    if kind == RECORDS:
+    if params.source_ref.kind == RECORDS:
         _check_kept(params, {})
-        return _list_records(place, model)
-    find_source(params.source)
+        return _list_records(params.source_ref.place, model)
+    find_source(params.source_ref)
     try:
         columns = {**model.columns, **params.columns}
         listing = list_unlabelled(WriteParams(params.source, columns=columns, slice_columns=params.keep))
@@ -131,19 +132,18 @@ def _as_column(values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
     return "string", [None if value is None else str(value) for value in values]
 
 
-def location_of(source: str) -> str:
+def location_of(source: SourceRef) -> Location:
     """Return the path or URI of the examples; empty if they come with a library.
 
     Raises:
         InputError: If the kind of the source is unknown.
     """
-    kind, place = split_source(source)
-    return place if kind == RECORDS else find_location(source)
+    return source.place if source.kind == RECORDS else find_location(source)
 
 
-def _list_records(place: str, model: ExportedModel) -> Inputs:
-    place = place.rstrip("/") or "/"
-    manifest = Manifest.read_from(place) if storage.is_remote(place) else Manifest.load(Path(place), verify=False)
+def _list_records(place: Location, model: ExportedModel) -> Inputs:
+    place = place.folder
+    manifest = Manifest.read_from(place) if place.is_remote else Manifest.load(Path(place), verify=False)
     if manifest.input.kind != model.input.kind:
         raise InputError(
             f"Cannot answer {place}: expected {model.input.plural}, which {model.name!r} takes, received "

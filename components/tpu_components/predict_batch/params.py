@@ -1,12 +1,14 @@
 """Parameters and result of predict_batch."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Annotated
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import NotNegative, Positive, check_fields
 from tpu_components.core.sources.params import BEAM, LOCAL
+from tpu_components.core.sources.source_ref import SourceRef
 from tpu_components.core.work.beam.options import require_names
 
 JSONL, PARQUET = "jsonl", "parquet"
@@ -57,6 +59,11 @@ class PredictParams:
         if self.form == PARQUET:
             import pyarrow  # noqa: F401 (fails now, and not after all is predicted)
         require_names(self.beam_options)
+
+    @functools.cached_property
+    def source_ref(self) -> SourceRef:
+        """The source as a value."""
+        return SourceRef.parse(self.source)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from tpu_components.core.base import progress
 from tpu_components.core.base.cpus import available_cpus
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.params import BEAM
 from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.core.work.workers import in_processes
@@ -42,7 +43,7 @@ def predict_batch(params: PredictParams, export: str | Path, directory: str | Pa
             files.
         PlatformError: If a Beam runner's job fails.
     """
-    directory = Path(directory)
+    directory = Location(directory).as_path()
     storage.require_output(directory, SUMMARY_FILE)
     options = beam.options_of(params, str(export)) if params.engine == BEAM else {}
     plan = plan_answers(params, str(export))

@@ -12,6 +12,7 @@ from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, Manifest
 from tpu_components.core.examples.feeding import DEVICE, Cut, is_held_in_memory, is_resident
 from tpu_components.core.examples.records import input_bytes
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.machines.device import choose_precision
 from tpu_components.core.machines.machine_spec import PaidMachine, billed_by
 from tpu_components.core.pages import page
@@ -63,8 +64,8 @@ def preflight_training(
     Raises:
         InputError: If the model or the records cannot be used, or the TPU compiler is not installed.
     """
-    records_dir = Path(records_dir)
-    output = Path(output)
+    records_dir = Location(records_dir).as_path()
+    output = Location(output).as_path()
     storage.require_output(output, PREFLIGHT_FILE)
     manifest = Manifest.load(records_dir, verify=False)
     facts = DataFacts.from_manifest(manifest, {name: split.num_examples for name, split in manifest.splits.items()})

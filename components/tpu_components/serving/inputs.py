@@ -26,6 +26,7 @@ from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODE
 from tpu_components.core.examples.text import Tokenizer
 from tpu_components.core.files import storage
 from tpu_components.core.files.csv_files import find_column, open_csv
+from tpu_components.core.files.location import Location
 from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.serving.exported import BATCH_SIZE, PromptReader, load_model
@@ -182,7 +183,7 @@ def _read_inputs(
             yield from _piped(reader, losses)
         elif isinstance(reader, Tokenizer) and not _names_a_file(argument):
             yield [argument], reader.read_all([argument])
-        elif not storage.is_remote(argument) and Path(argument).is_dir():
+        elif not Location(argument).is_remote and Path(argument).is_dir():
             for file in storage.list_files(argument):
                 path = f"{argument}/{file.name}"
                 try:
@@ -245,7 +246,7 @@ def _text_of(line: str) -> str:
 
 def _names_a_file(argument: str) -> bool:
     """Return whether an argument is a path rather than a text: it exists, or looks like a path."""
-    if storage.is_remote(argument) or argument.lower().endswith((*_TEXT_SUFFIXES, *_ARRAY_SUFFIXES)):
+    if Location(argument).is_remote or argument.lower().endswith((*_TEXT_SUFFIXES, *_ARRAY_SUFFIXES)):
         return True
     if "/" in argument and not any(map(str.isspace, argument)):
         return True

@@ -1,7 +1,6 @@
 """Train from the command line: `python -m tpu_components.train_model --model NAME --records DIR --output DIR`."""
 
 import sys
-from pathlib import Path
 
 from tpu_components.core.component import command_line
 from tpu_components.core.machines.hosts import parse_host
@@ -16,7 +15,10 @@ def main() -> int:
         reads={"records": "create_tfrecords"},
         example="--records records --output model --model digits_cnn",
         optional={
-            "checkpoint_dir": (Path, "Folder of the checkpoints between sessions; beside the output if not given."),
+            "checkpoint_dir": (
+                command_line.local_path,
+                "Folder of the checkpoints between sessions; beside the output if not given.",
+            ),
             "hosts": (
                 parse_host,
                 "Where several hosts train together, which one this is: INDEX/COUNT@ADDRESS[:PORT], with the address "

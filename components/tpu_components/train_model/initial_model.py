@@ -76,12 +76,11 @@ def find_initial_model(named: str, manifest: Manifest, scratch: Path) -> Initial
         name = named
         directory = fetch_folder(named, scratch)
     else:
-        registry, wanted = referred
-        version = registry.find(wanted)
+        version = referred.find()
         if version is None:
             progress.say(STEP, f"{named} has no version yet: starting with new weights")
             return None
-        name = version_name(registry.model_name, version.number)
+        name = version_name(referred.registry.model_name, version.number)
         directory = fetch(version, MODEL_DIR, scratch)
     info = ModelInfo.load(directory)
     info.check_files(directory)

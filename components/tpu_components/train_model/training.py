@@ -35,6 +35,7 @@ from tpu_components.core.examples.artifacts import (
 from tpu_components.core.examples.example_ids import save_trained_on
 from tpu_components.core.examples.text import copy_vocabulary
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.machines import device as devices
 from tpu_components.core.machines.hosts import Hosts, ProcessGroup, find_hosts
 from tpu_components.core.models.measuring import adapt, direction_of, measured_by
@@ -90,8 +91,8 @@ def train_model(
         InputError: If parameters, data and device do not match, or training diverges; the last good checkpoint is kept.
         Terminated: If the platform ends a host, or a host is lost. The next start continues from the checkpoint.
     """
-    records_dir = Path(records_dir)
-    output = Path(output)
+    records_dir = Location(records_dir).as_path()
+    output = Location(output).as_path()
     started = time.time()
     storage.require_output(output, MODEL_FILE)
     manifest = Manifest.load(records_dir, verify=False)

@@ -23,6 +23,7 @@ from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import visible
 from tpu_components.core.examples.artifacts import EXPORT_FILE, PREFLIGHT_FILE, REPORT_FILE, load_history
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.pages.display import Displayed
 from tpu_components.core.registry.reference import EXPORT_DIR
 from tpu_components.core.registry.versions import fetch_folder
@@ -259,7 +260,7 @@ def train(
         InputError: If the model, the data or a setting cannot be used.
         RunFailedError: If a step failed.
     """
-    config = training_config(model, data, Path(workspace) / _OBJECTS_DIR, name, sections)
+    config = training_config(model, data, Location(workspace).as_path() / _OBJECTS_DIR, name, sections)
     return run(config, workspace=workspace, force=force)
 
 
@@ -310,13 +311,13 @@ def run(
         InputError: If the configuration or the data cannot be used.
         RunFailedError: If a step failed.
     """
-    outcome = run_local(load_config(config, overrides), Path(workspace), force=force)
+    outcome = run_local(load_config(config, overrides), Location(workspace).as_path(), force=force)
     summary = outcome.summary
     if outcome.is_input_error:
         raise InputError(summary.error)
     if summary.status == State.FAILED:
         raise RunFailedError(summary.as_dict())
-    return Run(Path(workspace) / summary.config["name"], summary)
+    return Run(Location(workspace).as_path() / summary.config["name"], summary)
 
 
 def load_run(path: Place) -> Run:
@@ -349,7 +350,9 @@ def check(config: Place | Mapping[str, Any], overrides: Sequence[str] = (), *, w
         InputError: If the configuration cannot be read, or a key or value is wrong.
     """
     parsed = load_config(config, overrides)
-    return Checks(tuple(examine(parsed, UNASKED, settings=load_settings(os.environ), workspace=Path(workspace))))
+    return Checks(
+        tuple(examine(parsed, UNASKED, settings=load_settings(os.environ), workspace=Location(workspace).as_path()))
+    )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -384,7 +387,7 @@ def preflight(
         InputError: If the configuration cannot be used, or the compiler is not installed.
     """
     parsed = load_config(config, overrides)
-    folder = Path(workspace) / f"{parsed.name}-preflight"
+    folder = Location(workspace).as_path() / f"{parsed.name}-preflight"
     compiling.preflight(parsed, machines, folder, region=load_settings(os.environ).region)
     return Preflight.load(folder)
 
@@ -407,7 +410,7 @@ def predict(
         InputError: If there is no such model, or an input cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
-        export_dir = fetch_folder(find_export(str(model), Path(workspace)), Path(scratch))
+        export_dir = fetch_folder(find_export(str(model), Location(workspace).as_path()), Path(scratch))
         answers = predict_inputs(export_dir, [*input_paths(inputs, Path(scratch))], top)
         return [dataclasses.replace(answer, name=answer.name.removeprefix(f"{scratch}/")) for answer in answers]
 

@@ -204,7 +204,7 @@ class ConfigChecks:
     def _deploy(self) -> Iterator[Finding]:
         check_deploy(self._config_here)
         named = parse_reference(place := self._config_here.training.initial_model)
-        if named and named[0].find(named[1]) is None:
+        if named and named.find() is None:
             said = f"training.initial_model={place} has no version yet: the training starts with new weights"
             yield Finding("deploy", Status.HINT, said)
 
@@ -214,7 +214,7 @@ class ConfigChecks:
 
     def _data(self) -> Iterator[Finding]:
         config = self._config
-        if find_source(config.data.source)[0].is_downloaded:
+        if find_source(config.data.source_ref).is_downloaded:
             said = f"{config.data.source} is downloaded first; nothing of it was looked at"
             yield Finding("data", Status.HINT, said)
             return

@@ -11,7 +11,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import IMAGE
 from tpu_components.core.sources.csv_file import read_others
 from tpu_components.core.sources.listing import Listing
-from tpu_components.core.sources.params import WriteParams, split_source
+from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.planning import plan_dataset
 
 _LOOKED_AT = 20_000
@@ -24,9 +24,8 @@ def find_group_hints(listing: Listing, params: WriteParams) -> Iterator[str]:
     """Yield advice to set `data.group_column` if file names, CSV columns or times suggest groups; none if it is set."""
     if params.group_column:
         return
-    kind, location = split_source(params.source)
-    if kind == "csv":
-        for name, values in read_others(location, params, _LOOKED_AT).items():
+    if params.source_ref.kind == "csv":
+        for name, values in read_others(params.source_ref.place, params, _LOOKED_AT).items():
             known = [value for value in values if value]
             if (times := _times(known)) is not None:
                 gaps = (later - earlier for earlier, later in itertools.pairwise(times))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tpu_components.core.base.typed_values import Amount, Range, read_by_hand
-from tpu_components.core.component.command_line import parse_argument
+from tpu_components.core.component.command_line import local_path, parse_argument
 from tpu_components.core.files import storage
 from tpu_pipelines.platforms.platform import HERE, PLATFORMS, default_platform
 
@@ -51,7 +51,7 @@ class Command:
 
 def user_path(text: str) -> Path:
     """Return a path with `~` expanded, because the shell does not expand it in `--workspace=~/runs`."""
-    return Path(os.path.expanduser(text))  # `Path.expanduser` raises if the user is unknown.
+    return local_path(os.path.expanduser(text))  # `Path.expanduser` raises if the user is unknown.
 
 
 def output_file(text: str, is_added_to: bool = False) -> Path:

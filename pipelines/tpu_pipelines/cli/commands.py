@@ -260,7 +260,7 @@ COMMANDS = (
             ),
             argument(
                 "--output",
-                type=Path,
+                type=user_path,
                 metavar="FILE",
                 help="predict every example of INPUT (a folder, a table or any source, for example csv:FILE) once, and "
                 "write the predictions to a .jsonl or .parquet file. A command that was interrupted continues. "
@@ -552,7 +552,7 @@ COMMANDS = (
             ),
             argument(
                 "--script",
-                type=Path,
+                type=user_path,
                 metavar="FILE",
                 help="write a shell script that creates and grants what is missing",
             ),

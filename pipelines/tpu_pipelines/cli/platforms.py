@@ -13,6 +13,7 @@ from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, InputError
 from tpu_components.core.base.retries import Backoff
 from tpu_components.core.base.states import Status
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_pipelines.checks.check_list import (
     ASKED,
     examine,
@@ -47,10 +48,10 @@ def write_pipeline(arguments: argparse.Namespace) -> int:
     compiled = compiling.compile_pipeline(config, platform, settings)
     storage.write_bytes(output, compiled.package.encode())
     tell_sent(platform, settings, config.training.model, compiled.run.carried)
-    for place, content in compiled.run.carried.items():
+    for uri, content in compiled.run.carried.items():
+        place = Location(uri)
         # The name contains the digest, so no other file is overwritten.
-        digest, name = place.split("/")[-2:]
-        path = output.parent / f"{Path(name).stem}-{digest[:12]}{Path(name).suffix}"
+        path = output.parent / f"{Path(place.name).stem}-{place.parent.name[:12]}{Path(place.name).suffix}"
         storage.write_bytes(path, content)
         tell_hint(f"the model travels beside the pipeline: {shlex.join(copy_words(str(path), place))}")
     show_text(f"{output}: {config.name} for {arguments.target}, to train on {compiled.run.machine.slice}")

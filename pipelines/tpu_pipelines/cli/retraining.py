@@ -13,6 +13,7 @@ from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_components.core.sources.kinds import list_examples
 from tpu_pipelines.checks.check_list import require_first
@@ -191,12 +192,12 @@ def _price(
     return price.usd_per_hour if price else None
 
 
-def _place(arguments: argparse.Namespace, config: Config) -> str:
+def _place(arguments: argparse.Namespace, config: Config) -> Location:
     """Return the folder of the decisions: in the registry, or else in the bucket or workspace."""
-    workspace = str(arguments.workspace)
+    workspace = Location(arguments.workspace)
     if arguments.target not in PLATFORMS:
         return deciding.place_of(with_registry(config, arguments.workspace), workspace)
-    return deciding.place_of(config, load_settings(os.environ, arguments.settings).bucket or workspace)
+    return deciding.place_of(config, load_settings(os.environ, arguments.settings).bucket_location or workspace)
 
 
 def _tell_history(arguments: argparse.Namespace, config: Config) -> int:

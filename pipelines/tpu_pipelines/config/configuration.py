@@ -23,13 +23,14 @@ from tpu_components.core.base.typed_values import (
 )
 from tpu_components.core.examples.interface import TASKS
 from tpu_components.core.examples.slice_values import SIZE
-from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.machines.machine_spec import MachineSpec, PaidMachine, parse_machine
 from tpu_components.core.models.lookup import check_model
 from tpu_components.core.models.training_step.hyperparameters import Stage, TrainParams
 from tpu_components.core.registry.reference import ALIAS, MODEL_NAME, reference
 from tpu_components.core.sources.kinds import find_location
-from tpu_components.core.sources.params import WriteParams, split_source
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.source_ref import SourceRef
 from tpu_components.deploy_model.params import DeployParams
 from tpu_components.evaluate_model.params import CLASS, LENGTH, EvaluateParams
 from tpu_components.export_model.params import ExportParams
@@ -147,9 +148,9 @@ class Config:
         return (*training, *([self.evaluation_machine] if self.evaluation_machine else []))
 
     @property
-    def data_location(self) -> str:
+    def data_location(self) -> Location:
         """Path or URI of the data; empty if a library provides them."""
-        return find_location(self.data.source)
+        return find_location(self.data.source_ref)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the sections as plain values for a YAML file, with all defaults."""
@@ -271,7 +272,7 @@ class ModelSection:
 
     def __post_init__(self) -> None:
         for file in self.files:
-            if not storage.is_remote(file) and not Path(file).exists():
+            if not Location(file).is_remote and not Path(file).exists():
                 raise InputError(f"model.files names {file!r}, and there is no such file. Check it, or remove it.")
         check_model(self.name, self.parameters)
 
@@ -423,8 +424,9 @@ def _expand_home(raw: Mapping[str, Any]) -> dict[str, Any]:
 
     expanded = {section: values if section == "data" else home(values) for section, values in raw.items()}
     if isinstance(data := raw.get("data"), dict) and isinstance(source := data.get("source"), str):
-        kind, place = split_source(source)
-        expanded["data"] = {**data, "source": f"{kind}:{home(place)}"} if kind else data
+        ref = SourceRef.parse(source)
+        at_home = dataclasses.replace(ref, place=Location(home(str(ref.place))))
+        expanded["data"] = {**data, "source": str(at_home)} if ref.kind else data
     return expanded
 
 

@@ -1,6 +1,7 @@
 """Settings of platforms: project, region, bucket, accounts. Imports and compilation work without them."""
 
 import dataclasses
+import functools
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from tpu_components.core.base.container_images import Images, load_images
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.terminal import hide_credentials
 from tpu_components.core.base.typed_values import Mistakes, read_by_hand
+from tpu_components.core.files.location import Location
 from tpu_components.core.files.resource_names import (
     COMPUTE_NAME,
     ENCRYPTION_KEY,
@@ -180,6 +182,11 @@ class Settings:
                         f"{'Rename the claim or the secret' if what == 'name' else 'Choose another path'}."
                     )
                 seen[key] = mount
+
+    @functools.cached_property
+    def bucket_location(self) -> Location:
+        """The setting `bucket` as a location."""
+        return Location(self.bucket)
 
     def vertex_registry(self) -> str:
         """Return the path of Vertex AI's registry in this project and region.

@@ -13,6 +13,7 @@ from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.fingerprint import Code, Tracer, digest_files
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.models.lookup import model_code
 from tpu_components.core.sources.listing import Listing
 from tpu_components.preflight_training.compiling import compile_cache, sandbox
@@ -68,22 +69,23 @@ def model_version(config: Config, is_here: bool) -> str:
         is_here: Whether the libraries of this machine count; on a platform, the image holds them.
     """
     code = model_code(config.training.model, config.training.model_parameters)
-    return digest_of([code.digest, code.versions() if is_here else {}, [_content(file) for file in config.model_files]])
+    return digest_of(
+        [code.digest, code.versions() if is_here else {}, [_content(Location(file)) for file in config.model_files]]
+    )
 
 
-def _content(place: str) -> str:
+def _content(place: Location) -> str:
     """Return the fingerprint of a file's or folder's content; in an object store, that of the checksums."""
-    if storage.is_remote(place):
+    if place.is_remote:
         return digest_of([_remote_files(place)])
     return _folder_content(Path(place)) if Path(place).is_dir() else digest_files({"": Path(place)})
 
 
-def _remote_files(place: str) -> list[storage.StoredFile]:
+def _remote_files(place: Location) -> list[storage.StoredFile]:
     """Return a file, or all files in a folder or bucket, of an object store."""
-    folder, _, name = place.rstrip("/").rpartition("/")
-    if folder.endswith(":/"):  # A bucket.
+    if not place.name:  # A bucket.
         return storage.list_files(place)
-    same = [file for file in storage.list_files(folder) if f"{file.name}/".startswith(f"{name}/")]
+    same = [file for file in storage.list_files(place.parent) if f"{file.name}/".startswith(f"{place.name}/")]
     if not same:
         raise InputError(
             f"Cannot read what model.files names: there is no {place!r}. Expected a file or a folder. Check the path."
@@ -203,7 +205,7 @@ def step_keys(config: Config, data: str, champion_digest: str = "", initial_dige
     model = model_version(config, is_here=True)
     champion = config.gate.champion
     champion_files = champion_digest
-    if storage.is_remote(champion):
+    if Location(champion).is_remote:
         champion_files = digest_of([storage.list_files(champion)])
     elif champion and Path(champion).is_dir():
         champion_files = _folder_content(Path(champion))

@@ -13,6 +13,7 @@ from tpu_components.core.base.container_images import LOCAL_IMAGE, Images, is_in
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import Mistakes
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.machines.machine_spec import MachineSpec, PaidMachine
 from tpu_components.core.models.lookup import bundle_of, named_files
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
@@ -222,22 +223,20 @@ def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
     return training
 
 
-def unreadable_places(config: Config, platform: Platform) -> dict[str, str]:
+def unreadable_places(config: Config, platform: Platform) -> dict[str, Location]:
     """Return the data and the models of a configuration that the steps' containers cannot read, as {setting: place}."""
     if config.deploy and config.deploy.is_on_vertex:  # Any project: the settings, which name it, may be missing.
         root = _ANY_REGISTRY if config.deploy.registry == VERTEX else config.deploy.registry
         config = config.on_registry(root)
     places = {
         "data.source": config.data_location,
-        "gate.champion": config.gate.champion,
-        "training.initial_model": config.training.initial_model,
+        "gate.champion": Location(config.gate.champion),
+        "training.initial_model": Location(config.training.initial_model),
     }
     return {
         name: place
         for name, place in places.items()
-        if place
-        and not platform.can_read(place)
-        and not (is_on_vertex(place.rpartition("/")[0]) and parse_reference(place))
+        if place and not platform.can_read(place) and not (is_on_vertex(place.parent) and parse_reference(place))
     }
 
 
@@ -254,13 +253,12 @@ def check_readable(config: Config, platform: Platform) -> None:
             f"{refused} {name} must be on {platform.readable_places}, where the steps can read it. Received: "
             f"{place!r}. Copy it to gs://BUCKET/… and name that."
         )
-    registry = config.deploy.registry if config.deploy else ""
-    if registry and registry != VERTEX and not is_on_vertex(registry):
+    if config.deploy and config.deploy.registry and not config.deploy.is_on_vertex:
         mistakes.add(
             f"{refused} a folder on this machine is a registry that no container sees. Received: deploy.registry="
-            f"{registry!r}. Leave it out, or use deploy.registry=vertex."
+            f"{config.deploy.registry!r}. Leave it out, or use deploy.registry=vertex."
         )
-    if local := [file for file in config.model_files if not storage.is_remote(file)]:
+    if local := [file for file in config.model_files if not Location(file).is_remote]:
         mistakes.add(
             f"{refused} model.files names {local[0]!r}, which no container sees. Put it on gs://BUCKET/… and read it "
             "from there; what the model's code names beside its file travels with it."
@@ -285,8 +283,8 @@ def with_carried_model(config: Config, platform: Platform, settings: Settings) -
             f"Cannot compile {config.name!r} for {platform.name}: the model {model!r} lies among the code of this "
             "project or of libraries, which does not travel. Put it into a folder of its own."
         )
-    has_bucket = storage.is_remote(settings.bucket)
-    if bundle is None or storage.is_remote(model) or (":" in model and not has_bucket):
+    has_bucket = settings.bucket_location.is_remote
+    if bundle is None or Location(model).is_remote or (":" in model and not has_bucket):
         return config, {}  # The image or the bucket already holds it.
     if not has_bucket:
         raise InputError(
@@ -294,7 +292,7 @@ def with_carried_model(config: Config, platform: Platform, settings: Settings) -
             f"Received: bucket={settings.bucket!r}. Set TPU_PIPELINES_BUCKET=gs://BUCKET, which the steps can read; or "
             "install the model in the image, and --set model=MODULE:build_model."
         )
-    place = bundle.reference(f"{settings.bucket.rstrip('/')}/models")
+    place = bundle.reference(settings.bucket_location.child("models"))
     return config.changed("training", model=place), {place: bundle.content}
 
 
@@ -310,7 +308,7 @@ def with_registry(config: Config, platform: Platform, settings: Settings) -> Con
             "TPU_PIPELINES_NETWORK_ATTACHMENT to an attachment of that network, or TPU_PIPELINES_NETWORK where it is "
             "peered."
         )
-    if deploy.signing_key and not storage.is_remote(deploy.signing_key):
+    if deploy.signing_key and not Location(deploy.signing_key).is_remote:
         raise InputError(
             f"Cannot compile {config.name!r} for {platform.name}: a key on this machine signs nothing in a container. "
             f"Received: deploy.signing_key={deploy.signing_key!r}. Put it on gs://BUCKET/…, where the steps' account "
@@ -323,14 +321,14 @@ def with_registry(config: Config, platform: Platform, settings: Settings) -> Con
     artifacts_uri = deploy.artifacts_uri
     if not artifacts_uri:
         settings.require("bucket")
-        artifacts_uri = f"{settings.bucket.rstrip('/')}/registry"
+        artifacts_uri = str(settings.bucket_location.child("registry"))
     return config.changed(
         "deploy",
         registry=registry,
         artifacts_uri=artifacts_uri,
         serving_image=image,
         encryption_key=deploy.encryption_key or settings.encryption_key,
-        verify_key=deploy.verify_key if storage.is_remote(deploy.verify_key) else public_key_text(deploy.verify_key),
+        verify_key=deploy.verify_key if Location(deploy.verify_key).is_remote else public_key_text(deploy.verify_key),
     )
 
 

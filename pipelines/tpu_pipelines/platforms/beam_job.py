@@ -3,7 +3,7 @@
 import json
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.files import storage
+from tpu_components.core.files.location import Scheme
 from tpu_components.core.work.beam.options import DATAFLOW
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
@@ -33,11 +33,11 @@ def with_settings(config: Config, platform: Platform, settings: Settings) -> Con
 def _on_dataflow(config: Config, settings: Settings) -> dict[str, str]:
     """Return the settings as Beam options, by name, without empty ones."""
     asked = config.data.beam_options
-    bucket = settings.bucket.rstrip("/") if storage.is_on_google(settings.bucket) else ""
+    bucket = settings.bucket_location
     options = {
         "project": settings.project,
         "region": settings.region,
-        "temp_location": bucket and f"{bucket}/beam",
+        "temp_location": str(bucket.child("beam")) if bucket.scheme is Scheme.GOOGLE else "",
         "sdk_container_image": settings.images.beam,
         "service_account_email": settings.service_account,
         "dataflow_kms_key": settings.encryption_key,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import MissingError
-from tpu_components.core.files.object_stores import split
+from tpu_components.core.files.location import Location
 from tpu_components.core.files.vertex_clients import sign_in
 from tpu_pipelines.platforms.findings import CannotAskError, CommandOutput, LackError, ShellCommand, lacking
 
@@ -134,11 +134,11 @@ class GoogleApis:
         raise CannotAskError(f"{host} does not say: {response.status_code} {text}")
 
 
-def create_bucket(uri: str, region: str, project: str) -> ShellCommand:
+def create_bucket(place: Location, region: str, project: str) -> ShellCommand:
     """Return the command that creates a bucket; for an empty region or project, gcloud uses its default."""
-    name = f"gs://{split(uri)[0]}"
-    place = {"location": region, "project": project}
-    flags = [f"--{flag}={value}" for flag, value in place.items() if value]
+    name = f"gs://{place.bucket}"
+    options = {"location": region, "project": project}
+    flags = [f"--{flag}={value}" for flag, value in options.items() if value]
     buckets = ("gcloud", "storage", "buckets")
     create = (*buckets, "create", name, *flags, "--uniform-bucket-level-access")
     return ShellCommand(create, unless=(*buckets, "describe", name))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tpu_components.core.base.typed_values import Mistakes
+from tpu_components.core.files.location import Location
 from tpu_pipelines.config.settings import Settings, variable
 from tpu_pipelines.platforms.kubeflow.platform import Kubeflow
 from tpu_pipelines.platforms.vertex.platform import Vertex
@@ -60,7 +61,7 @@ class Platform(Protocol):
     def readable_places(self) -> str:
         """Places that `can_read` accepts, in words, for example `Cloud Storage`."""
 
-    def can_read(self, place: str) -> bool:
+    def can_read(self, place: Location) -> bool:
         """Return whether steps can read a location, for example `gs://bucket/data` or a path."""
 
     def can_pull(self, image: str) -> bool:

@@ -19,6 +19,7 @@ from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import NOT_PROMOTED, PASSED, PROMOTED, State
 from tpu_components.core.examples.artifacts import EVALUATION_FILE, PREFLIGHT_FILE
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.pages.blocks import SIGNS, Block, Section, Sentences, Table, as_markdown
 from tpu_components.core.pages.markdown import fence, in_markdown
@@ -93,9 +94,9 @@ class RunFindings:
                 place = submitter.find_output(submission.job_id, step, output)
                 if not place:
                     raise InputError(f"the platform does not say where it keeps what {step} has written")
-                if not storage.is_remote(place):
+                if not Location(place).is_remote:
                     raise InputError(f"what {step} has written lies in {place}, which cannot be read from here")
-                return storage.localize(storage.join(place, name), Path(folder)).parent
+                return storage.localize(Location(place).child(name), Path(folder)).parent
 
             try:
                 evaluation = Evaluation.load(fetch("evaluate_model", "evaluation", EVALUATION_FILE))

@@ -20,6 +20,7 @@ from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import LOOKS, State
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files.location import Location
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Cell, Table
 from tpu_components.core.sources.listing import Listing
@@ -238,7 +239,7 @@ def _words(age: datetime.timedelta) -> str:
     return f"{age.days:,} days" if age.days > 1 else f"{hours:,.0f} hours" if hours > 1 else f"{hours * 60:.0f} minutes"
 
 
-def place_of(config: Config, otherwise: str) -> str:
+def place_of(config: Config, otherwise: Location) -> Location:
     """Return the folder of a configuration's decisions, local or in a bucket.
 
     Args:
@@ -247,14 +248,14 @@ def place_of(config: Config, otherwise: str) -> str:
     """
     deploy = config.deploy
     if deploy and deploy.registry and not deploy.is_on_vertex:
-        return storage.join(storage.join(deploy.registry, deploy.model_name), FOLDER)
-    return storage.join(otherwise, f"{config.name}.{FOLDER}")
+        return Location(deploy.registry).child(deploy.model_name).child(FOLDER)
+    return otherwise.child(f"{config.name}.{FOLDER}")
 
 
-def record(place: str, entry: RunDecision) -> None:
+def record(place: Location, entry: RunDecision) -> None:
     """Write an entry to its file; replaces an earlier state of the entry."""
     content = json.dumps(dataclasses.asdict(entry), indent=2).encode()
-    storage.write_file(storage.join(place, _name(entry)), content)
+    storage.write_file(place.child(_name(entry)), content)
 
 
 def _name(entry: RunDecision) -> str:
@@ -262,7 +263,7 @@ def _name(entry: RunDecision) -> str:
 
 
 def entries(
-    place: str,
+    place: Location,
     ask: Callable[[str], Submission | None],
     price: Callable[[str], float | None],
     leave_out: Callable[[str], None],
@@ -277,7 +278,7 @@ def entries(
     """
     known = []
     for file in storage.list_known(place):
-        content = storage.read_bytes(storage.join(place, file.name))
+        content = storage.read_bytes(place.child(file.name))
         try:
             entry = typed_values.read(typed_json.decode(content), RunDecision, file.name, any_version=True)
         except (KeyError, TypeError, ValueError):

@@ -14,6 +14,7 @@ from tpu_components.core.drift.version_sketches import sketch_at, sketch_of
 from tpu_components.core.examples.artifacts import MANIFEST_FILE
 from tpu_components.core.examples.interface import TEXT
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.registry.opening import origin_of_version, parse_reference
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.planning import plan_dataset
@@ -52,10 +53,10 @@ def find_drift(config: Config, settings: Settings | None = None) -> Drift:
         InputError: If the data or the registry cannot be used.
     """
     referred = parse_reference(champion_of(config, settings))
-    champion = referred and referred[0].find(referred[1])
+    champion = referred and referred.find()
     if not referred or not champion:
         return Drift(True, "there is no registered champion whose data these could be compared with")
-    origin = origin_of_version(referred[0].model_name, champion)
+    origin = origin_of_version(referred.registry.model_name, champion)
     if not origin.lineage.get(SKETCH):
         return Drift(True, f"{origin.name} keeps no sketch of its data, so that nobody can say whether they drifted")
     before = sketch_of(origin)
@@ -79,7 +80,7 @@ def sketch_place(place: str) -> DataSketch:
         InputError: If the folder or version does not exist. For a folder of raw data, the message names the command
             that writes records.
     """
-    is_records = parse_reference(place) is not None or storage.exists(storage.join(place, MANIFEST_FILE))
+    is_records = parse_reference(place) is not None or storage.exists(Location(place).child(MANIFEST_FILE))
     source = ""
     if not is_records:
         with contextlib.suppress(InputError):

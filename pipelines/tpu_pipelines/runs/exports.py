@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import EXPORT_FILE
-from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.registry.folder import list_models
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.registry.reference import (
@@ -20,7 +20,7 @@ from tpu_components.core.registry.reference import (
 )
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.core.sources.kinds import SOURCES
-from tpu_components.core.sources.params import split_source
+from tpu_components.core.sources.source_ref import SourceRef
 from tpu_components.predict_batch.inputs import RECORDS
 from tpu_pipelines.config.configuration import read_export
 from tpu_pipelines.runs import history
@@ -41,7 +41,7 @@ def find_export(name: str, workspace: Path) -> str:
     """
     path = Path(name)
     if (named := parse_reference(name)) is None:
-        if storage.is_remote(name):
+        if Location(name).is_remote:
             return name
         if folder := next((place for place in (path, path / EXPORT_DIR) if (place / EXPORT_FILE).is_file()), None):
             return str(folder)
@@ -53,11 +53,10 @@ def find_export(name: str, workspace: Path) -> str:
             f"{', '.join(_models(workspace)) or 'no model'}. `tpu-pipelines registry list` shows what is registered, "
             "and `tpu-pipelines export RUN` exports the model of a run that the gate has rejected."
         )
-    registry, wanted = named
-    if (version := registry.find(wanted)) is None:
+    if (version := named.find()) is None:
         raise InputError(
-            f"Cannot find {name}: the alias stands nowhere in {registry.root}. `tpu-pipelines registry list` shows the "
-            "versions."
+            f"Cannot find {name}: the alias stands nowhere in {named.registry.root}. `tpu-pipelines registry list` "
+            "shows the versions."
         )
     return f"{version.uri}/{EXPORT_DIR}"
 
@@ -108,7 +107,7 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
         InputError: If the version or path does not exist.
     """
     if parse_reference(name) is not None or (
-        others and (storage.is_remote(name) or os.path.exists(os.path.expanduser(name)))
+        others and (Location(name).is_remote or os.path.exists(os.path.expanduser(name)))
     ):
         return name
     if here := _in_workspace(name, workspace):
@@ -122,8 +121,8 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
 
 def is_source(text: str) -> bool:
     """Return whether an input of `predict` names a source that exists, for example `csv:FILE`."""
-    kind, place = split_source(text)
-    return kind in SOURCES and os.path.exists(place)
+    ref = SourceRef.parse(text)
+    return ref.kind in SOURCES and os.path.exists(ref.place)
 
 
 def source_to_answer(inputs: Sequence[str]) -> str:
@@ -137,7 +136,7 @@ def source_to_answer(inputs: Sequence[str]) -> str:
             f"--output takes one INPUT: a folder, a table or a source like csv:FILE. Received: {len(inputs)}. Put them "
             "into one folder, or list them in a CSV file."
         )
-    return inputs[0] if split_source(inputs[0])[0] == RECORDS else source_of(inputs[0])
+    return inputs[0] if SourceRef.parse(inputs[0]).kind == RECORDS else source_of(inputs[0])
 
 
 def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> ExportInfo:

@@ -11,7 +11,7 @@ from tpu_components.core.examples.artifacts import TRAIN, ModelInfo
 from tpu_components.core.examples.class_names import advise_on_order, are_same
 from tpu_components.core.examples.interface import IMAGE, TEXT, Interface
 from tpu_components.core.examples.slice_values import SIZE
-from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.machines import device
 from tpu_components.core.models.ready import REGISTRY
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
@@ -115,11 +115,11 @@ def _check_earlier_model(config: Config, role: str, place: str, class_names: Seq
         place: Folder of the model, or `REGISTRY/MODEL@VERSION_OR_ALIAS`; empty for none.
         class_names: Classes of the data.
     """
-    if not place or storage.is_remote(place):
+    if not place or Location(place).is_remote:
         return
     if (named := parse_reference(place)) is None:
         info = ModelInfo.load(Path(place))
-    elif version := named[0].find(named[1]):
+    elif version := named.find():
         with tempfile.TemporaryDirectory(prefix="earlier-") as scratch:
             info = ModelInfo.load(fetch(version, MODEL_DIR, Path(scratch)))
     else:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.models.lookup import named_files
 from tpu_components.core.registry.reference import is_on_vertex
+from tpu_components.core.sources.containers import split_pattern
 from tpu_components.deploy_model.params import VERTEX
 from tpu_pipelines.config.configuration import Config
 
@@ -39,7 +41,7 @@ def with_registry(config: Config, workspace: Path) -> Config:
     """Return the configuration with the full path of its registry, by default `workspace/registry`."""
     named = config.deploy.registry if config.deploy else ""
     config = config.on_registry(named or str((workspace / "registry").absolute()))
-    if not config.deploy or is_on_vertex(config.deploy.registry) or storage.is_remote(config.deploy.registry):
+    if not config.deploy or is_on_vertex(config.deploy.registry) or not Location(config.deploy.registry).is_path:
         return config
     if config.deploy.registry == VERTEX:
         raise InputError(
@@ -79,14 +81,17 @@ def _check_apart(config: Config, place: Path) -> None:
 
 def _others(config: Config) -> Iterator[tuple[str, str]]:
     """Yield key and path of every setting that names a local file or folder: the registry, and inputs that exist."""
-    if config.deploy and not is_on_vertex(config.deploy.registry) and not storage.is_remote(config.deploy.registry):
+    if config.deploy and not config.deploy.is_on_vertex and Location(config.deploy.registry).is_path:
         yield "deploy.registry", config.deploy.registry
+    data = config.data_location
+    if not os.path.exists(data):  # A name may contain the signs of a pattern.
+        data, _ = split_pattern(data)
     inputs = [
-        ("data.source", config.data_location),
+        ("data.source", data),
         ("gate.champion", config.gate.champion),
         ("training.initial_model", config.training.initial_model),
         ("model", config.training.model if config.training.model.endswith((".py", ".keras")) else ""),
         *(("model.files", file) for file in config.model_files),
         *(("model.parameters", file) for file in named_files(config.training.model_parameters)),
     ]
-    yield from ((what, path) for what, path in inputs if not storage.is_remote(path) and os.path.exists(path))
+    yield from ((what, path) for what, path in inputs if Location(path).is_path and os.path.exists(path))

@@ -1,10 +1,13 @@
 """The command that copies local data to a bucket, where the steps of a platform can read them."""
 
+import dataclasses
+import os
 import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from tpu_components.core.sources.params import split_source
+from tpu_components.core.files.location import Location, Scheme
+from tpu_components.core.sources.source_ref import SourceRef
 
 PLACEHOLDER = "gs://your-bucket"  # Stands for a bucket that is not known.
 
@@ -37,21 +40,20 @@ def plan_copy(source: str, bucket: str = "") -> DataCopy:
         >>> plan_copy("images:/data/flowers", "gs://my-bucket").command
         'gcloud storage rsync --recursive /data/flowers gs://my-bucket/data/flowers'
     """
-    kind, location = split_source(source)
-    root = bucket or PLACEHOLDER
-    uri = f"{root.rstrip('/')}/data/{Path(location).name}"
-    return DataCopy(copy_words(location, uri), f"{kind}:{uri}")
+    ref = SourceRef.parse(source)
+    copy = Location(bucket or PLACEHOLDER).child(f"data/{os.path.basename(os.path.abspath(ref.place))}")
+    return DataCopy(copy_words(ref.place, copy), str(dataclasses.replace(ref, place=copy)))
 
 
-def copy_words(local: str, uri: str) -> tuple[str, ...]:
+def copy_words(local: str, uri: Location) -> tuple[str, ...]:
     """Return the words of the command that copies a file or folder to `gs://…` or `s3://…`.
 
     Example:
-        >>> copy_words("/data/flowers", "s3://my-bucket/data/flowers")
+        >>> copy_words("/data/flowers", Location("s3://my-bucket/data/flowers"))
         ('aws', 's3', 'sync', '/data/flowers', 's3://my-bucket/data/flowers')
     """
     is_folder = not Path(local).is_file()
-    if uri.startswith("s3://"):
+    if uri.scheme is Scheme.S3:
         words = ["aws", "s3", "sync" if is_folder else "cp"]
     else:
         words = ["gcloud", "storage", *(("rsync", "--recursive") if is_folder else ("cp",))]

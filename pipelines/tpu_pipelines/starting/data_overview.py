@@ -35,11 +35,13 @@ from tpu_components.core.examples.interface import (
 from tpu_components.core.examples.text import Tokenization, Tokenizer, build_vocabulary, find_tokenization
 from tpu_components.core.files import storage
 from tpu_components.core.files.csv_files import has_decimal_comma
+from tpu_components.core.files.location import Location
 from tpu_components.core.pages.display import Displayed
 from tpu_components.core.sources.csv_file import JOIN_TABLES
 from tpu_components.core.sources.kinds import SOURCES, find_source, list_examples
 from tpu_components.core.sources.listing import Listing
-from tpu_components.core.sources.params import WriteParams, split_source
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.source_ref import SourceRef
 from tpu_components.core.sources.targets import find_joined
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from tpu_components.create_tfrecords.unknown_words import warn_of_unknown
@@ -191,15 +193,16 @@ def source_of(place: str, kind: str = "") -> str:
     Raises:
         InputError: If there is no such path, or its kind of data is unknown.
     """
-    if split_source(place)[0] in SOURCES:
+    if SourceRef.parse(place).kind in SOURCES:
         return place
     if kind:
         return f"{KINDS[kind]}:{place}"
     if suffix := _BY_SUFFIX.get(Path(place).suffix.lower()):
         return f"{suffix}:{place}"
-    if not storage.is_remote(place) and not os.path.exists(place):
+    is_remote = Location(place).is_remote
+    if not is_remote and not os.path.exists(place):
         raise InputError(f"Cannot look at {place!r}: there is no such file or folder. Check the path.")
-    if storage.is_remote(place):
+    if is_remote:
         names = [file.name for file in storage.list_files(place)]
     else:
         there = (name for _, _, files in os.walk(place) for name in files)
@@ -246,7 +249,7 @@ def guess_task(params: WriteParams) -> Guess:
     Raises:
         InputError: If the source cannot be listed.
     """
-    if params.task != CLASSIFICATION or "task" not in find_source(params.source)[0].takes:
+    if params.task != CLASSIFICATION or "task" not in find_source(params.source_ref).takes:
         return Guess(params, None, "")
     several = dataclasses.replace(params, task=MULTI_LABEL)
     numbers = dataclasses.replace(params, task=REGRESSION, class_names=())
@@ -261,7 +264,7 @@ def guess_task(params: WriteParams) -> Guess:
         raise
     names = listing.class_names
     # Exports of annotation tools have lists for several labels, so `|` is part of a name there.
-    if split_source(params.source)[0] == "csv" and any("|" in name for name in names):
+    if params.source_ref.kind == "csv" and any("|" in name for name in names):
         return Guess(several, None, "the task is multi_label: '|' separates the labels in a cell")
     if not params.class_names and _have_decimal_commas(numbers, names):
         return numeric

@@ -24,7 +24,8 @@ from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE
 from tpu_components.core.models.ready import REGISTRY
 from tpu_components.core.results.metric_table import HIGHER, direction
 from tpu_components.core.sources.kinds import find_location
-from tpu_components.core.sources.params import WriteParams, split_source
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.source_ref import SourceRef
 from tpu_pipelines.config.configuration import RUN_NAME, overridden
 from tpu_pipelines.config.schema import SCHEMA_FILE, as_text
 from tpu_pipelines.starting.data_copy import plan_copy
@@ -95,7 +96,7 @@ def name_of(place: str) -> str:
         >>> name_of("images:registry")
         'registry-data'
     """
-    words = re.sub(r"[^\w.-]+", "-", Path(split_source(place)[1].rstrip("/")).stem).strip("-.")
+    words = re.sub(r"[^\w.-]+", "-", Path(SourceRef.parse(place).place.folder).stem).strip("-.")
     name = words[:64] or "first"
     return name if name in RUN_NAME else f"{name[:59]}-data"
 
@@ -158,7 +159,7 @@ def _steps_before_retraining(config_path: Path, source: str, files: Sequence[Pat
     """Return what must be done, in order, before the workflow can retrain a configuration."""
     config = shlex.quote(str(config_path))
     steps = []
-    if (location := find_location(source)) and not storage.is_remote(location):
+    if (location := find_location(SourceRef.parse(source))) and not location.is_remote:
         copy = plan_copy(source)
         steps.append(
             f"copy the data to a bucket, {copy.command}, and set data.source={copy.source} in {config_path}: the "

@@ -90,14 +90,14 @@ def plan_smoke(platform: Platform, machine: str, settings: Settings, overrides: 
     Raises:
         InputError: If settings are missing, or the run cannot be compiled.
     """
-    if not storage.is_remote(settings.bucket):
+    if not settings.bucket_location.is_remote:
         raise InputError(
             f"The training writes its environment report to a bucket: expected one that can be read from here, such as "
             f"gs://BUCKET. Received: {settings.bucket!r}. Set {variable('bucket')}."
         )
     # A unique number, so that the first submission does not come from the cache.
     number = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    report_uri = f"{settings.bucket.rstrip('/')}/smoke/{number}/training.json"
+    report_uri = str(settings.bucket_location.child(f"smoke/{number}/training.json"))
     config = load_config("smoke", [f"machine.name={machine}", *overrides])
     settings = dataclasses.replace(settings, environment={**settings.environment, REPORT_VARIABLE: report_uri})
     return Smoke(config, plan_submission(config, platform, settings), report_uri, platform)

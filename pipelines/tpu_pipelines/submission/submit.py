@@ -102,9 +102,9 @@ def plan_submission(config: Config, platform: Platform, settings: Settings) -> R
         InputError: If the run cannot be compiled for one of its machines, or its data cannot be used.
     """
     machines = require_machine(config, platform).candidates
-    data = None if find_source(config.data.source)[0].is_downloaded else check_data(config)
+    data = None if find_source(config.data.source_ref).is_downloaded else check_data(config)
     # Local data are refused by the compilation, and data of a library are small.
-    listed = data.listing if data and storage.is_remote(config.data_location) else None
+    listed = data.listing if data and config.data_location.is_remote else None
     sized, resources = with_sizes(config, measure(listed, config.data), platform) if listed else (config, "")
     compiled = [
         compiling.compile_pipeline(dataclasses.replace(sized, machine=machine), platform, settings)

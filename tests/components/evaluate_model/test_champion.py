@@ -13,6 +13,7 @@ from tests.html_page import Page
 from tests.registered import copy_with_weights, renew_digest, write_model
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.example_ids import load_identities
+from tpu_components.core.files.location import Location
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.held_out import HeldOutSet
 from tpu_components.core.registry.versions import model_digest
@@ -133,7 +134,7 @@ def test_decisions_on_a_test_set_are_counted_and_compared_with_the_best_that_was
     registry.register(first, tmp_path / "export", **_FACTS)
     registry.override("0002", "champion", "by hand")
     identities = load_identities(digits_records, "test")
-    held_out = HeldOutSet.find(f"{registry.directory}/tests", identities, "other")
+    held_out = HeldOutSet.find(Location(registry.directory / "tests"), identities, "other")
     held_out.record(model_digest(trained_digits), True, {"accuracy": 1.0}, {})
     result = evaluate_model(params, digits_records, second, tmp_path / "evaluation")
     rules = said(result)
@@ -149,7 +150,7 @@ def test_the_report_shows_what_changed_since_the_champion_not_since_the_best(
 ):
     registry.register(copy_with_weights(trained_digits, 0.0, tmp_path / "zeros"), tmp_path / "export", **_FACTS)
     registry.override("0002", "champion", "by hand")
-    held_out = HeldOutSet.find(f"{registry.directory}/tests", load_identities(digits_records, "test"), "other")
+    held_out = HeldOutSet.find(Location(registry.directory / "tests"), load_identities(digits_records, "test"), "other")
     held_out.record(model_digest(trained_digits), True, {"accuracy": 1.0}, {})
     params = _against_the_best(registry)
     model, output = _with_other_bytes(trained_digits, tmp_path / "b"), tmp_path / "evaluation"
@@ -168,7 +169,7 @@ def test_a_decision_is_recorded_with_the_metrics_that_the_gate_judged_by(
     model, identities = _with_other_bytes(trained_digits, tmp_path / "b"), load_identities(digits_records, "test")
     np.save(model / "trained_on.npy", np.unique(identities[:100]))
     evaluate_model(_against_the_best(registry), digits_records, model, tmp_path / "evaluation")
-    (decision,) = HeldOutSet.find(f"{registry.directory}/tests", identities, "other").decisions
+    (decision,) = HeldOutSet.find(Location(registry.directory / "tests"), identities, "other").decisions
     scored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
     assert decision.metrics == scored["unseen"]["scalars"][0] != scored["challenger"]
 
@@ -192,7 +193,7 @@ def test_a_decision_that_came_during_the_evaluation_is_counted_first(
     identities = load_identities(digits_records, "test")
 
     def predict_slowly(*arguments):
-        HeldOutSet.find(f"{registry.directory}/tests", identities, "other").record("other", False, {}, {})
+        HeldOutSet.find(Location(registry.directory / "tests"), identities, "other").record("other", False, {}, {})
         return predict_split(*arguments)
 
     monkeypatch.setattr(evaluation, "predict_split", predict_slowly)

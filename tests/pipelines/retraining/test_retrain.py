@@ -16,6 +16,7 @@ from tests.fakes.execution import Simulate
 from tests.html_page import Page
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.kinds import list_examples
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
@@ -282,8 +283,8 @@ def test_a_run_that_two_found_needed_at_once_is_paid_once(tmp_path):
     run = deciding.RunDecision("", True, ("data",), "changed", "digits-1", "promoted", "v5e-4", 0.5, 2.4)
     for second in (1, 2):
         at = f"2026-11-23T03:07:0{second}+00:00"
-        deciding.record(str(tmp_path), dataclasses.replace(run, at=at))
-    later, first = deciding.entries(str(tmp_path), lambda run: None, lambda machine: None, print)
+        deciding.record(Location(tmp_path), dataclasses.replace(run, at=at))
+    later, first = deciding.entries(Location(tmp_path), lambda run: None, lambda machine: None, print)
     assert (first.training_hours, first.usd) == (0.5, 2.4)
     assert (later.needed, later.run, later.training_hours, later.usd) == (True, "digits-1", 0.0, None)
     deciding.write_page([later, first], "digits", tmp_path / "page.html")
@@ -394,7 +395,7 @@ def test_a_run_that_is_refused_is_kept_and_told_as_failed(tmp_path, capsys):
     assert "Another run is writing to" in shown
     assert 'failures="1"' in files[1].read_text()
     second, first = deciding.entries(
-        str(tmp_path / "registry/digits/decisions"), lambda run: None, lambda name: None, print
+        Location(tmp_path / "registry/digits/decisions"), lambda run: None, lambda name: None, print
     )
     assert (first.outcome, first.run, "'length'" in first.reason) == ("failed", "", True)
     assert (second.outcome, second.run) == ("failed", str(tmp_path / "digits"))

@@ -474,6 +474,7 @@ def test_bad_sources_are_refused_before_any_work(tmp_path):
         ("name=registry", "which a workspace uses for other things"),
         ("deploy.registry=w/digits/export", "lies there, or around it"),
         ("deploy.registry=gs://bucket/registry", "A registry is a folder on this machine"),
+        ("deploy.registry=file:///registry", "A registry is a folder on this machine"),
         ("data.test_fraction=0", "gate.split='test' has no examples"),
         ("data.source=images:/opt/python3/data", "rewrites the text 'python3'"),
     ],
@@ -495,6 +496,9 @@ def test_a_run_never_writes_where_its_source_or_champion_lies(tmp_path):
     assert_user_error(tpu_pipelines_here("run", "digits", *name, *source), "received other files")
     (tmp_path / "flowers" / "run.log").write_text("")
     assert_user_error(tpu_pipelines_here("run", "digits", *name, *source), "data.source", "lies there")
+    (pictures / "train-0.tfrecord").write_bytes(b"")
+    pattern = ("--set", f"data.source=tfrecords:{pictures}/train-*")
+    assert_user_error(tpu_pipelines_here("run", "digits", *name, *pattern), "data.source", "lies there")
     champion = ("--set", f"gate.champion={tmp_path / 'flowers' / 'a'}")
     assert_user_error(tpu_pipelines_here("run", "digits", *name, *champion), "gate.champion", "lies there")
     assert pictures.is_dir()

@@ -18,6 +18,7 @@ from tpu_components.core.base.terminal import paragraph
 from tpu_components.core.base.typed_values import as_json, fields_of
 from tpu_components.core.component.step_inputs import params_from
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 
 T = TypeVar("T")
 
@@ -52,6 +53,15 @@ def parse_argument(parse: Callable[[str], T], text: str) -> T:
         return parse(text)
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def local_path(text: str) -> Path:
+    """Return an argument as a path.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is a URI, for example `gs://BUCKET/FOLDER`.
+    """
+    return parse_argument(lambda text: Location(text).as_path(), text)
 
 
 def add_params(parser: argparse.ArgumentParser, params: type) -> None:
@@ -111,7 +121,7 @@ def run_step(
     params: type,
     reads: Mapping[str, str],
     example: str,
-    folder: Callable[[str], Any] = Path,
+    folder: Callable[[str], Any] = local_path,
     accepted: str = "",
     optional: Mapping[str, tuple[Callable[[str], Any], str]] = {},
 ) -> int:
@@ -134,7 +144,9 @@ def run_step(
     )
     for flag, step in reads.items():
         parser.add_argument(f"--{flag}", required=True, type=folder, help=f"Folder that {step} wrote.")
-    parser.add_argument("--output", required=True, type=Path, help="Folder to write; appears whole or not at all.")
+    parser.add_argument(
+        "--output", required=True, type=local_path, help="Folder to write; appears whole or not at all."
+    )
     for flag, (kind, text) in optional.items():
         parser.add_argument(f"--{flag.replace('_', '-')}", type=functools.partial(parse_argument, kind), help=text)
     add_params(parser, params)

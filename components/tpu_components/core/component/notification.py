@@ -12,6 +12,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, OutageError, PlatformError
 from tpu_components.core.base.states import State, run_state
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.files.vertex_clients import VertexService, join_errors
 
 _CONSOLE = "https://console.cloud.google.com/vertex-ai/locations"
@@ -96,7 +97,7 @@ def post(address: str, text: str, backoff: Backoff | None = None) -> None:
     """
     url = (
         storage.read_bytes(address).decode(errors="replace").strip("\ufeff \r\n\t")
-        if storage.is_remote(address)
+        if Location(address).is_remote
         else address
     )
     host = _host_of(url, address)  # No more of the URL goes into a log.
@@ -153,7 +154,7 @@ def _host_of(url: str, address: str) -> str:
     except ValueError:  # A bracket, or a port that is no number.
         fault = "its host or port is malformed"
     if fault:
-        place = address if storage.is_remote(address) else "the setting notify"
+        place = address if Location(address).is_remote else "the setting notify"
         raise InputError(
             f"Cannot send the message: expected {place} to hold only the URL of a webhook, https://HOST/PATH, and "
             f"{fault}. The URL is not shown, because it may be a secret. {_ADVICE}"

@@ -16,6 +16,7 @@ from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples.class_names import advise_on_order, are_same
 from tpu_components.core.examples.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, as_fields
 from tpu_components.core.files import typed_json
+from tpu_components.core.files.location import Location
 from tpu_components.core.files.typed_json import JsonFile
 
 MANIFEST_FILE = "dataset.json"
@@ -227,7 +228,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         Raises:
             InputError: If the file is missing or malformed.
         """
-        return super().load(place.rstrip("/"))
+        return super().load(Location(place).folder)
 
     def check_shards(self, directory: Path, verify: bool = True, share: Share = WHOLE) -> None:
         """Check the size of every shard, and with `verify` the checksums of the shards of a share of the examples.

@@ -5,7 +5,6 @@ import contextlib
 import functools
 import itertools
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import byte_size
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.terminal import hide_credentials
-from tpu_components.core.files.resource_names import GOOGLE_BUCKET, S3_BUCKET
+from tpu_components.core.files.location import Location, Scheme
 
 _THREADS = 16
 _LISTED_LEVELS = 2  # Levels of folders, such as SPLIT/CLASS, that are listed one by one.
@@ -35,36 +34,17 @@ class StoredFile(NamedTuple):
 def store_of(uri: str) -> "ObjectStore | None":
     """Return the store that a URI names by its scheme; None for a local path.
 
-    Example:
-        >>> store_of("s3://bucket/data").scheme, store_of("/data")
-        ('s3://', None)
+    Raises:
+        InputError: If no store has this scheme: a path such as `file:/data` would be a new folder `file:`.
     """
     if "://" not in str(uri):  # A fast path: there may be millions of local paths.
         return None
-    return next((store for store in _STORES if str(uri).startswith(store.scheme)), None)
-
-
-def split(uri: str) -> tuple[str, str]:
-    """Split a URI into bucket and object name.
-
-    Raises:
-        InputError: If there is no bucket, or the store has no buckets with such a name.
-
-    Example:
-        >>> split("gs://bucket/folder/file")
-        ('bucket', 'folder/file')
-    """
-    scheme, _, rest = uri.partition("://")
-    bucket, _, name = rest.partition("/")
-    if not bucket:
-        raise InputError(f"Cannot use {uri!r}: expected {scheme}://BUCKET/PATH, received no bucket name.")
-    store = store_of(uri)
-    if store and not re.fullmatch(store.bucket_form, bucket):
-        raise InputError(
-            f"Cannot use {uri!r}: expected the name of a bucket, with letters and digits, and '-', '_' and '.' between "
-            f"them. Received: {bucket!r}."
-        )
-    return bucket, name
+    place = Location(uri)
+    if place.scheme:
+        return _STORES[place.scheme]
+    if not place.is_path:
+        raise InputError(f"Cannot use {uri!r}: expected a path on this machine, or a URI as {' or '.join(Scheme)}….")
+    return None
 
 
 def in_threads(function: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
@@ -106,9 +86,6 @@ def list_by_prefix(list_below: Callable[[str, bool], Level], prefix: str) -> Ite
 class GoogleStorage:
     """Cloud Storage, with the credentials of the environment."""
 
-    scheme = "gs://"
-    bucket_form = GOOGLE_BUCKET
-
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
         """Yield (bucket, object name) of a URI, and translate the exceptions of the client in the block.
@@ -132,7 +109,8 @@ class GoogleStorage:
             DefaultCredentialsError: f"found no Google Cloud credentials. {sign_in}",
         }
         try:
-            yield split(uri)
+            place = Location(uri)
+            yield place.bucket, place.key
         except tuple(faults) as error:
             fault = next(text for kind, text in faults.items() if isinstance(error, kind))
             raise InputError(f"Cannot use {uri!r}: {fault.format(getattr(error, 'message', error))}") from error
@@ -191,9 +169,6 @@ class S3:
     The methods are those of `GoogleStorage`.
     """
 
-    scheme = "s3://"
-    bucket_form = S3_BUCKET
-
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
         """Yield (bucket, object name) of a URI, and translate the exceptions of boto3 in the block."""
@@ -207,7 +182,8 @@ class S3:
         )
 
         try:
-            yield split(uri)
+            place = Location(uri)
+            yield place.bucket, place.key
         except (ConnectionError, HTTPClientError, Boto3Error) as error:
             raise PlatformError(
                 f"The object store does not answer for {uri!r}: {_reason(error)}. Try again later."
@@ -320,16 +296,14 @@ class HuggingFaceHub:
     bucket of a path is always `datasets`.
     """
 
-    scheme = "hf://"
-    bucket_form = "[a-z]+"
-
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
         """Yield (bucket, path) of a URI, and translate the exceptions of huggingface_hub in the block."""
         from huggingface_hub.errors import OfflineModeIsEnabled
 
         try:
-            yield split(uri)
+            place = Location(uri)
+            yield place.bucket, place.key
         except InputError:  # A ValueError, too.
             raise
         except (FileNotFoundError, ValueError, NotImplementedError) as error:
@@ -409,4 +383,8 @@ def _http_error() -> type[Exception]:
 
 
 ObjectStore = GoogleStorage | S3 | HuggingFaceHub
-_STORES: tuple[ObjectStore, ...] = (GoogleStorage(), S3(), HuggingFaceHub())
+_STORES: dict[Scheme, ObjectStore] = {
+    Scheme.GOOGLE: GoogleStorage(),
+    Scheme.S3: S3(),
+    Scheme.HUGGING_FACE: HuggingFaceHub(),
+}

@@ -29,10 +29,10 @@ from tpu_components.core.base import extras
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.names import other_forms
 from tpu_components.core.base.retries import PlatformError
-from tpu_components.core.files.object_stores import ObjectStore, in_threads, split, store_of
+from tpu_components.core.files.location import Location, Scheme
+from tpu_components.core.files.object_stores import ObjectStore, in_threads, store_of
 from tpu_components.core.files.object_stores import StoredFile as StoredFile
 
-_GOOGLE = "gs://"
 MISSING = "missing"  # Version of a file that does not exist.
 BUCKETS_MOUNT = Path("/gcs")  # Where Vertex mounts every bucket.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
@@ -63,13 +63,8 @@ _LOCK_POLL_SECONDS = 0.1
 
 
 def is_remote(uri: str) -> bool:
-    """Return whether `uri` lies in a bucket."""
-    return store_of(uri) is not None
-
-
-def is_on_google(uri: str) -> bool:
-    """Return whether `uri` lies on Cloud Storage, the only kind of bucket that Google's services read."""
-    return str(uri).startswith(_GOOGLE)
+    """Return `Location.is_remote` of a text."""
+    return Location(uri).is_remote
 
 
 def common_folder(uris: Sequence[str]) -> str | None:
@@ -80,16 +75,18 @@ def common_folder(uris: Sequence[str]) -> str | None:
         'gs://bucket/a'
         >>> common_folder(["gs://bucket/a/1.png", "/a/1.png"])
     """
-    stores = [store_of(uri) for uri in uris]
-    if len({(store.scheme, split(uri)[0]) if store else "" for store, uri in zip(stores, uris, strict=True)}) > 1:
+    places = list(map(Location, uris))
+    buckets = {f"{place[: len(place.scheme)]}{place.bucket}" if place.scheme else "" for place in places}
+    if len(buckets) > 1:
         return None
-    scheme = stores[0].scheme if stores[0] else ""
-    return scheme + os.path.commonpath([os.path.dirname(uri.removeprefix(scheme)) for uri in uris])
+    scheme = places[0][: len(places[0].scheme or "")]  # As it is written, maybe in capitals.
+    return scheme + os.path.commonpath([os.path.dirname(place[len(scheme) :]) for place in places])
 
 
 def mounted(uri: str) -> Path:
     """Return the local path of a folder; a gs:// folder is below `/gcs`, where Vertex AI mounts all buckets."""
-    return BUCKETS_MOUNT / uri.removeprefix(_GOOGLE) if is_on_google(uri) else Path(uri)
+    place = Location(uri)
+    return BUCKETS_MOUNT / place.bucket / place.key.lstrip("/") if place.scheme is Scheme.GOOGLE else place.as_path()
 
 
 def list_files(root: str) -> list[StoredFile]:
@@ -312,7 +309,7 @@ def existing_form(root: str, name: str) -> str | None:
     if name.isascii():
         return None
     start = f"{root.rstrip('/')}/" if root else ""
-    if is_remote(start or name):
+    if is_remote(root or name):
         forms = (form for form in (name, *other_forms(name)) if exists(f"{start}{form}"))
         first = next(forms, name)
         return None if first == name else first
@@ -336,25 +333,6 @@ def names_in(root: str) -> set[str]:
     return {file.name for file in list_known(root) if "/" not in file.name}
 
 
-def join(root: str, name: str) -> str:
-    """Join a relative path to a root folder, and check that the result is below the root.
-
-    Raises:
-        InputError: If `name` is absolute, has a part `..`, or holds a NUL. Symbolic links are not refused: anyone
-            who can create one in `root` can also write the file.
-    """
-    if "\0" in name:
-        raise InputError(f"Refused the path {name!r}: expected a file name, received one with a NUL byte. Correct it.")
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts:
-        what = "an absolute one" if path.is_absolute() else "one that leaves it"
-        raise InputError(
-            f"Refused the path {name!r}: expected a path below {root!r}, received {what}. Write paths relative to that "
-            "folder, without '..'."
-        )
-    return f"{str(root).rstrip('/')}/{name}"
-
-
 def localize(uri: str, into: Path) -> Path:
     """Return a local path of the file or folder `uri`: `uri` itself if it is local, else a copy below `into`."""
     if not (store := store_of(uri)):
@@ -368,7 +346,7 @@ def localize(uri: str, into: Path) -> Path:
             raise InputError(f"Cannot read {uri!r}: there is no such file or folder. Check the path.")
         with staged_directory(target) as staged:
             names = (name[len(prefix) :].lstrip("/") or PurePosixPath(name).name for name in objects)
-            paths = [join(str(staged), name) for name in names]
+            paths = [Location(staged).child(name) for name in names]
             for folder in {os.path.dirname(path) for path in paths}:
                 os.makedirs(folder, exist_ok=True)
             list(in_threads(functools.partial(store.download, bucket), objects, paths))
@@ -587,13 +565,12 @@ def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
 
 def stat_paths(paths: Sequence[str]) -> Iterator[StoredFile]:
     """Yield the `StoredFile` of each path, without its folder in the name; all are local, or all in one bucket."""
-    if is_remote(paths[0]):  # Listed once.
+    if Location(paths[0]).is_remote:  # Listed once.
         root = common_folder(paths) or ""
         yield from stat_files(root, [path.removeprefix(root).lstrip("/") for path in paths])
         return
     for path in paths:
-        folder, slash, name = path.rpartition("/")
-        yield from stat_files(folder or ("/" if slash else "."), [name])
+        yield from stat_files(Location(path).parent, [os.path.basename(path)])
 
 
 def _is_mounted(directory: str) -> bool:
@@ -729,7 +706,7 @@ def staged_directory(final: Path | str) -> Iterator[Path]:
         InputError: If the disk fills up inside the block.
     """
     path = Path(final)
-    in_bucket = is_remote(str(final))
+    in_bucket = store_of(str(final)) is not None
     with naming_full_disk(Path(tempfile.gettempdir()) if in_bucket else path):
         if not in_bucket and not path.is_relative_to(BUCKETS_MOUNT):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -745,7 +722,7 @@ def staged_directory(final: Path | str) -> Iterator[Path]:
             yield (staged := Path(name))
             files = [file for file in staged.rglob("*") if file.is_file()]
             for file in sorted(files, key=lambda file: (file.parent == staged and file.suffix == ".json", file)):
-                target = join(str(final), file.relative_to(staged).as_posix())
+                target = Location(final).child(file.relative_to(staged).as_posix())
                 if in_bucket:
                     upload(file, target)
                 else:

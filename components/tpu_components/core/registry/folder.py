@@ -11,6 +11,7 @@ from typing import Unpack
 from tpu_components.core.base import progress, typed_values
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files.location import Location
 from tpu_components.core.registry.reference import (
     CHAMPION,
     EXPORT_DIR,
@@ -56,7 +57,7 @@ class ModelRegistry:
     """
 
     def __init__(self, root: Path | str, model_name: str) -> None:
-        if not str(root) or storage.is_remote(str(root)):
+        if not str(root) or not Location(root).is_path:
             raise InputError(f"A registry is a folder on this machine. Received: {str(root)!r}.")
         check_registry(str(root), model_name)
         self.root = Path(root)

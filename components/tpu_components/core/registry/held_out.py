@@ -28,6 +28,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.examples.example_ids import are_among, as_ids, join_ids
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files.location import Location
 from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.registry.reference import as_label
 
@@ -72,7 +73,7 @@ class HeldOutSet:
         files: Names of all files in `place` when they were read.
     """
 
-    place: str
+    place: Location
     name: str
     examples: np.ndarray
     before: tuple[PastDecision, ...]
@@ -81,7 +82,7 @@ class HeldOutSet:
     files: frozenset[str]
 
     @classmethod
-    def find(cls, place: str, identities: np.ndarray, model: str) -> Self:
+    def find(cls, place: Location, identities: np.ndarray, model: str) -> Self:
         """Find the test set that has at least half of these examples; create a new one if there is none.
 
         Args:
@@ -100,7 +101,7 @@ class HeldOutSet:
         for file in files:
             if not file.name.endswith((".json", EXAMPLES_FILE)):
                 continue  # Of an editor, or a note; not of this registry.
-            content = storage.read_bytes(storage.join(place, file.name))
+            content = storage.read_bytes(place.child(file.name))
             try:
                 if file.name.endswith(EXAMPLES_FILE):
                     sets[file.name.partition("/")[0]] = as_ids(read_arrays(file.name, content)[""])
@@ -117,7 +118,7 @@ class HeldOutSet:
         name = max(shares, key=lambda each: shares[each], default="")
         if shares.get(name, 0.0) < _SAME_SHARE:
             if old := [each for each, ids in sets.items() if not ids["scheme2"].any()]:
-                _say_old_ids(storage.join(place, f"{old[0]}/{EXAMPLES_FILE}"), len(old))
+                _say_old_ids(place.child(f"{old[0]}/{EXAMPLES_FILE}"), len(old))
             newest = np.where(identities["scheme2"] != 0, identities["scheme2"], identities["scheme1"])
             name = digest_of(np.sort(newest).tolist())[:16]
         names = frozenset({name, *(each for each, share in shares.items() if share >= _SAME_SHARE)})
@@ -135,7 +136,7 @@ class HeldOutSet:
     @property
     def examples_uri(self) -> str:
         """File of the example IDs, a value for `data.retired_tests`."""
-        return storage.join(self.place, f"{self.name}/{EXAMPLES_FILE}")
+        return self.place.child(f"{self.name}/{EXAMPLES_FILE}")
 
     def error_rate(self, whole: float, planned: int) -> float:
         """Return the significance level of the next gate decision on this test set; see `spend`.
@@ -182,7 +183,7 @@ class HeldOutSet:
         if self.same and (self.same.promoted or not promoted):
             return True
         test_set = self.same.test_set if self.same else self.name
-        uri = storage.join(self.place, f"{test_set}/{model[:32]}.json")
+        uri = self.place.child(f"{test_set}/{model[:32]}.json")
         try:
             with self._lock():
                 new = {file.name for file in storage.list_known(self.place)} - self.files
@@ -207,7 +208,7 @@ class HeldOutSet:
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         """Prevent other processes from recording a decision during the block; does nothing for a bucket."""
-        if storage.is_remote(self.place):
+        if self.place.is_remote:
             yield
             return
         Path(self.place).mkdir(parents=True, exist_ok=True)

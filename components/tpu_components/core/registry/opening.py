@@ -4,10 +4,11 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.reference import (
     MODEL_NAME,
@@ -19,25 +20,39 @@ from tpu_components.core.registry.reference import (
 from tpu_components.core.registry.versions import VERSION_FILE, RegisteredVersion, Registry, Version
 
 
-def parse_reference(text: str) -> tuple[Registry, str] | None:
-    """Parse `REGISTRY/MODEL@VERSION_OR_ALIAS`; returns the model's registry, and the number or alias.
+class ModelReference(NamedTuple):
+    """A version of a registered model.
 
-    Returns None for any other text, and for an existing path.
+    Attributes:
+        registry: The model's registry.
+        version: Number of the version, or an alias.
+    """
+
+    registry: Registry
+    version: str
+
+    def find(self) -> RegisteredVersion | None:
+        """Return the version; None for an alias that was never set. An unknown number is an error."""
+        return self.registry.find(self.version)
+
+
+def parse_reference(text: str) -> ModelReference | None:
+    """Return the version that `REGISTRY/MODEL@VERSION_OR_ALIAS` names; None for any other text and an existing path.
 
     Example:
-        >>> registry, version = parse_reference("runs/registry/digits@champion")
-        >>> str(registry.root), registry.model_name, version
+        >>> referred = parse_reference("runs/registry/digits@champion")
+        >>> str(referred.registry.root), referred.registry.model_name, referred.version
         ('runs/registry', 'digits', 'champion')
-        >>> parse_reference("projects/my-project/locations/us-west1/models/digits@3")[1]
+        >>> parse_reference("projects/my-project/locations/us-west1/models/digits@3").version
         '3'
         >>> parse_reference("runs/digits/model")
     """
     if match := re.fullmatch(rf"({VERTEX_ROOT})/({VERTEX_MODEL_NAME})@({VERSION_OR_ALIAS})", text):
-        return open_registry(match[1], match[2]), match[3]
+        return ModelReference(open_registry(match[1], match[2]), match[3])
     match = re.fullmatch(f"(.+)/({MODEL_NAME})@({VERSION_OR_ALIAS})", text)
-    if not match or storage.is_remote(text) or Path(text).exists():
+    if not match or Location(text).is_remote or Path(text).exists():
         return None
-    return ModelRegistry(match[1], match[2]), match[3]
+    return ModelReference(ModelRegistry(match[1], match[2]), match[3])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +78,12 @@ def origin_of(text: str) -> Origin | None:
     """
     if not (referred := parse_reference(text)):
         return None
-    registry, wanted = referred
-    version = registry.find(wanted)
+    registry = referred.registry
+    version = referred.find()
     if version is None:
         raise InputError(
-            f"There is no {wanted!r} of {registry.model_name!r} in {registry.root}: expected a version to compare "
-            "with. Name its number, or promote one."
+            f"There is no {referred.version!r} of {registry.model_name!r} in {registry.root}: expected a version to "
+            "compare with. Name its number, or promote one."
         )
     return origin_of_version(registry.model_name, version)
 

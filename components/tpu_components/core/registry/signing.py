@@ -20,6 +20,7 @@ from typing import Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import MODEL_FILE
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files.location import Location
 from tpu_components.core.registry.reference import EXPORT_DIR, MODEL_DIR, SIGNATURE_FILE, version_at, version_name
 from tpu_components.core.registry.versions import VERSION_FILE, Version
 
@@ -119,7 +120,7 @@ def fetch_verified(uri: str, verify_key: str, scratch: Path, name: str = "") -> 
     version, name = _find_version(uri, name)
     copied = version or uri
     folder = storage.localize(copied, scratch)
-    if not storage.is_remote(copied):
+    if not Location(copied).is_remote:
         _require_ordinary(folder, copied)
         try:
             folder = shutil.copytree(folder, scratch / "verified", symlinks=True)
@@ -162,14 +163,15 @@ def _find_version(uri: str, name: str) -> tuple[str, str]:
 
     A version is recognised by its path, its name, or any file beside the export, since single files could be removed.
     """
-    places = [uri.rstrip("/")] if storage.is_remote(uri) else [os.path.abspath(uri), os.path.realpath(uri)]
+    is_remote = Location(uri).is_remote
+    texts = (Location(uri).folder,) if is_remote else (os.path.abspath(uri), os.path.realpath(uri))
+    places = [Location(text) for text in texts]
     for place in places:
         if name_there := _name_at(place):
-            return place.removesuffix(f"/{EXPORT_DIR}"), name or name_there
+            return place.parent if place.name == EXPORT_DIR else place, name or name_there
     for place in places:
-        version, _, part = place.rpartition("/")
-        if part == EXPORT_DIR and (name or any(storage.exists(f"{version}/{file}") for file in _BESIDE)):
-            return version, name
+        if place.name == EXPORT_DIR and (name or any(storage.exists(f"{place.parent}/{file}") for file in _BESIDE)):
+            return place.parent, name
     return "", ""
 
 

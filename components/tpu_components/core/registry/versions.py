@@ -24,6 +24,7 @@ from tpu_components.core.examples.artifacts import (
 )
 from tpu_components.core.examples.interface import TextInput
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files.location import Location
 from tpu_components.core.registry.reference import (
     EXPORT_DIR,
     MODEL_DIR,
@@ -85,9 +86,9 @@ class Version:
         return self.directory.name
 
     @property
-    def uri(self) -> str:
-        """Folder of the version, as text."""
-        return str(self.directory)
+    def uri(self) -> Location:
+        """Folder of the version."""
+        return Location(self.directory)
 
     @property
     def model_dir(self) -> Path:
@@ -121,7 +122,7 @@ class Version:
             raw = {"content_digest": raw["digest"], **raw}
             version: Self = typed_values.read(raw, cls, any_version=True, fixed={"directory": Path(directory)})
             for name, file in version.files.items():
-                storage.join("", name)
+                Location(directory).child(name)  # Checks the name.
                 if not isinstance(file["num_bytes"], int) or not (file.get(_CHECKSUM) or file[_OLD_CHECKSUM]):
                     raise ValueError("a file without size or checksum")
             return version
@@ -231,7 +232,7 @@ class RegisteredVersion(Protocol):
         """Digest of the trained model, in the form that the registry keeps."""
 
     @property
-    def uri(self) -> str:
+    def uri(self) -> Location:
         """Folder with `model/` and `export/`, local or on gs://."""
 
 
@@ -324,16 +325,16 @@ def fetch_folder(uri: str, scratch: Path) -> Path:
         InputError: If the folder does not exist, or a file of the version is missing or changed.
     """
     folder = storage.localize(uri, scratch)
-    if not storage.is_remote(uri):
+    place = Location(uri)
+    if not place.is_remote:
         resolved = folder.resolve()
         is_of_version = resolved.name in (MODEL_DIR, EXPORT_DIR) and version_at(str(resolved.parent))[1]
         if is_of_version and (resolved.parent / VERSION_FILE).is_file():
             Version.load(resolved.parent).check_files()
         return folder
-    place, _, part = uri.rstrip("/").rpartition("/")
-    if part in (MODEL_DIR, EXPORT_DIR) and storage.exists(f"{place}/{VERSION_FILE}"):
-        models, _, name = place.rpartition("/")
-        _refuse_damaged(name, models, Version.load(place).damage(part, folder))
+    version = place.parent
+    if place.name in (MODEL_DIR, EXPORT_DIR) and storage.exists(f"{version}/{VERSION_FILE}"):
+        _refuse_damaged(version.name, version.parent, Version.load(version).damage(place.name, folder))
     return folder
 
 

@@ -21,6 +21,7 @@ from typing import Any, Self
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, MissingError, OutageError, PlatformError
+from tpu_components.core.files.location import Location
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_components.core.registry.reference import CHAMPION, EXPORT_DIR, GATE, as_label, check_registry
 from tpu_components.core.registry.versions import Move, check_promotable
@@ -51,7 +52,7 @@ class VertexVersion:
     number: str
     model_digest: str
     parent: str
-    uri: str
+    uri: Location
     aliases: tuple[str, ...]
     labels: Mapping[str, str]
 
@@ -273,11 +274,12 @@ def _holder(versions: Sequence[VertexVersion], alias: str) -> VertexVersion | No
 
 
 def _read(model: Any) -> VertexVersion:
+    export = Location(model.artifact_uri)
     return VertexVersion(
         number=model.version_id,
         model_digest=model.labels.get(MODEL_LABEL, ""),
         parent=model.labels.get(PARENT_LABEL, ""),
-        uri=model.artifact_uri.rstrip("/").removesuffix(f"/{EXPORT_DIR}"),
+        uri=export.parent if export.name == EXPORT_DIR else export.folder,
         aliases=tuple(model.version_aliases),
         labels=dict(model.labels),
     )

@@ -20,6 +20,7 @@ from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.examples.interface import MULTI_LABEL
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.csv_files import find_column
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.csv_file import Table, list_table
 from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.pairs import NOT_SUPPORTED
@@ -155,7 +156,7 @@ def _cvat(content: bytes) -> list[_Item]:
     return items
 
 
-def _as_table(items: Sequence[_Item], params: WriteParams, location: str, version: str) -> Table:
+def _as_table(items: Sequence[_Item], params: WriteParams, location: Location, version: str) -> Table:
     """Return annotated items as a table, with a column for each field of data and each question.
 
     If the annotators answered one question, its column is `label`. If there is one field of data, its column
@@ -200,7 +201,7 @@ def _as_table(items: Sequence[_Item], params: WriteParams, location: str, versio
 
 
 def _list(
-    read: Callable[[bytes], list[_Item]], what: str, location: str, params: WriteParams, labelled: bool
+    read: Callable[[bytes], list[_Item]], what: str, location: Location, params: WriteParams, labelled: bool
 ) -> Listing:
     """List an export; if labels are needed, items that nobody annotated are left out."""
     # LookupError: an encoding that Python does not know.

@@ -2,6 +2,7 @@
 
 import fnmatch
 import hashlib
+import os
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import quoted
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.listing import split_named
 
 _WILDCARDS = "*?["
@@ -23,7 +25,7 @@ class Container(NamedTuple):
     version: str
 
 
-def list_containers(location: str, suffixes: Sequence[str]) -> list[Container]:
+def list_containers(location: Location, suffixes: Sequence[str]) -> list[Container]:
     """List the files of a location, sorted by name.
 
     Args:
@@ -33,26 +35,36 @@ def list_containers(location: str, suffixes: Sequence[str]) -> list[Container]:
     Raises:
         InputError: If there are no such files.
     """
-    folder, _, pattern = location.rpartition("/")
-    if any(sign in location for sign in _WILDCARDS):
-        fixed = re.split(rf"[{re.escape(_WILDCARDS)}]", location)[0].rpartition("/")[0]
-        folder = fixed or ("/" if location.startswith("/") else ".")
-        pattern = location[len(fixed) :].lstrip("/")
+    folder, pattern = split_pattern(location)
+    if pattern:
         files = [file for file in storage.list_files(folder) if fnmatch.fnmatchcase(file.name, pattern)]
     elif location.lower().endswith(tuple(suffixes)):
-        folder = folder or ("/" if location.startswith("/") else ".")
-        files = list(storage.stat_files(folder, [pattern]))
+        folder = location.parent
+        files = list(storage.stat_files(folder, [location.name]))
         if files[0].version == storage.MISSING:
             raise InputError(f"Cannot read {location!r}: there is no such file. Check the path.")
     else:
-        folder = location.rstrip("/") or "/"
         files = [file for file in storage.list_files(folder) if file.name.lower().endswith(tuple(suffixes))]
     if not files:
         raise InputError(
             f"Found no files for {location!r}: expected names that end in {' or '.join(suffixes)}. Give a folder, a "
             "file or a pattern as FOLDER/train-*."
         )
-    return [Container(f"{folder.rstrip('/')}/{file.name}", *file) for file in files]
+    return [Container(folder.child(file.name), *file) for file in files]
+
+
+def split_pattern(location: Location) -> tuple[Location, str]:
+    """Return the folder before the first wildcard, and the pattern of the names below it; empty without a wildcard.
+
+    Example:
+        >>> split_pattern(Location("gs://bucket/data/train-*")), split_pattern(Location("data"))
+        (('gs://bucket/data', 'train-*'), ('data', ''))
+    """
+    if not any(sign in location for sign in _WILDCARDS):
+        return location.folder, ""
+    fixed = re.split(rf"[{re.escape(_WILDCARDS)}]", location)[0]
+    below = len(fixed) - len(os.path.basename(fixed))
+    return Location(f"{fixed}*").parent, location[below:]
 
 
 def stored_files(containers: Sequence[Container]) -> tuple[storage.StoredFile, ...]:

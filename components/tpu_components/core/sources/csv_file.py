@@ -26,6 +26,7 @@ from tpu_components.core.files.csv_files import (
     shortened,
     with_points,
 )
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.columns import Names, NumbersBuilder, PiecesBuilder, find_repeated
 from tpu_components.core.sources.fields import known_by, read_splits
 from tpu_components.core.sources.listing import Listing, Source, without_labels
@@ -53,7 +54,7 @@ class Table:
         notes: Messages to the user, for example about columns whose role was guessed from their names.
     """
 
-    location: str
+    location: Location
     version: str
     columns: Sequence[str]
     each_row: Callable[[], Iterator[tuple[int, Sequence[Any]]]]
@@ -134,7 +135,7 @@ class _Rows:
         return parse_numbers(columns, shown, places, *rule)
 
 
-def list_csv(location: str, params: WriteParams, labelled: bool) -> Listing:
+def list_csv(location: Location, params: WriteParams, labelled: bool) -> Listing:
     """List the rows of a CSV file; see `list_table`."""
     return list_table(_open_table(location), params, labelled)
 
@@ -153,14 +154,14 @@ def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
             f"Cannot use {rows.bad[0].key} of {location}: {rows.bad[0].reason}. Correct the {rows.table.row_kind}."
         )
     kind = IMAGE if "path" in rows.cells else TEXT
-    root = ""
+    root = Location()
     absolute = None
     files = None
     notes = (*rows.table.notes, *_tell_unused(rows, kind)) if labelled else rows.table.notes
     if kind == IMAGE:
         root, keys, absolute = _locate(rows, location)
         paths = keys
-        keys, files, path_notes = find_files(root, paths, _folder_of(location))
+        keys, files, path_notes = find_files(root, paths, location.parent)
         notes = (*notes, *path_notes)
         if keys is not paths:
             _check_different(keys, location)
@@ -212,7 +213,7 @@ def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
     )
 
 
-def read_others(location: str, params: WriteParams, most: int) -> dict[str, list[str]]:
+def read_others(location: Location, params: WriteParams, most: int) -> dict[str, list[str]]:
     """Return the columns that `params` does not use, as {name: values of the first `most` rows}."""
     table = _open_table(location).named(params, labelled=True)
     used = {"path", "text", "label", "split", "id", *params.columns, *params.target_columns, *params.slice_columns}
@@ -263,7 +264,7 @@ def _read_table(table: Table, params: WriteParams, labelled: bool) -> _Rows:
     return _Rows(*_read_cells(table, wanted, missing), table, params, labelled)
 
 
-def _open_table(location: str) -> Table:
+def _open_table(location: Location) -> Table:
     """Open a CSV file.
 
     Raises:
@@ -410,7 +411,7 @@ def _check_repeated(table: Table, names: Sequence[str]) -> None:
         )
 
 
-def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
+def _locate(rows: _Rows, location: Location) -> tuple[Location, Names, Names | None]:
     """Return the folder of the images, their paths relative to it, and their absolute paths if the file has these.
 
     Raises:
@@ -419,21 +420,22 @@ def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
     written = rows.names("path")
     relative = written
     absolute = None
-    if all(path.startswith("/") or storage.is_remote(path) for path in written):
-        root = storage.common_folder(list(written))
-        if root is None:
+    if all(path.startswith("/") or Location(path).is_remote for path in written):
+        common = storage.common_folder(list(written))
+        if common is None:
             raise InputError(
                 f"Paths in {location} are in several places: {shortened(written[0])!r} and others. Expected all on "
                 "this machine, or all in one bucket. Copy the images to one place."
             )
+        root = Location(common)
         relative = Names.collect(path.removeprefix(root).lstrip("/") for path in written)
         absolute = written
     else:
-        root = _folder_of(location)
+        root = location.parent
     keys = PiecesBuilder()
     for number, path in zip(rows.numbers, relative, strict=True):
         try:
-            storage.join(root, path)
+            root.child(path)
         except InputError as error:
             name = rows.table.name_of(number)
             raise InputError(f"{name[:1].upper()}{name[1:]} of {location}: {error}") from error
@@ -441,11 +443,6 @@ def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
     names = Names(keys.pieces())
     _check_different(names, location)
     return root, names, absolute
-
-
-def _folder_of(location: str) -> str:
-    folder, separator, _ = location.rpartition("/")
-    return (folder or "/") if separator else "."
 
 
 def _check_different(paths: Names, location: str) -> None:

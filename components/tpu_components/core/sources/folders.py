@@ -15,6 +15,7 @@ from tpu_components.core.examples.class_names import class_name
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.examples.interface import IMAGE, TEXT
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.columns import Files, Names, PiecesBuilder
 from tpu_components.core.sources.listing import Listing, Source, split_named, without_labels
 from tpu_components.core.sources.pairs import check_class_folders, check_inner_folders, find_masks
@@ -22,13 +23,13 @@ from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import index_labels
 
 
-def list_folders(kind: str, location: str, params: WriteParams, labelled: bool = True) -> Listing:
+def list_folders(kind: str, location: Location, params: WriteParams, labelled: bool = True) -> Listing:
     """List files in one folder per class, possibly below split folders; if not `labelled`, files in any folders.
 
     Files above the class folders are left out with a note; images are refused. `class_names` may choose among the
     folders: aclImdb has a folder of reviews without a class.
     """
-    location = location.rstrip("/") or "/"  # On gs://, a//b is not a/b.
+    location = location.folder
     if not labelled:
         return _list_loose(kind, location, params)
     listed = _list(location, storage.each_file(location))

@@ -12,6 +12,7 @@ import numpy as np
 from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.examples.artifacts import TEST, TRAIN
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.files.unpacking import require_plausible
 from tpu_components.core.sources.arrays import Arrays, list_arrays
 from tpu_components.core.sources.listing import Listing, Source
@@ -40,7 +41,7 @@ def read_idx(content: bytes, name: str) -> np.ndarray:
         return np.frombuffer(file.read(math.prod(shape) + 1), np.uint8).reshape(shape)
 
 
-def list_idx(location: str, params: WriteParams, labelled: bool) -> Listing:
+def list_idx(location: Location, params: WriteParams, labelled: bool) -> Listing:
     """List MNIST's four files, gzipped or not, by their usual names."""
     files = {file.name.removesuffix(".gz").replace(".", "-"): file.name for file in storage.list_files(location)}
     arrays: Arrays = {}
@@ -53,7 +54,7 @@ def list_idx(location: str, params: WriteParams, labelled: bool) -> Listing:
                     f"Missing {name}[.gz] in {location}. Expected MNIST's four files; received "
                     f"{sorted(files.values())}."
                 )
-            content = storage.read_bytes(storage.join(location, files[name]))
+            content = storage.read_bytes(location.child(files[name]))
             digest.update(content)
             pair.append(read_idx(content, f"{location}/{files[name]}"))
         arrays[split] = pair[0], pair[1]

@@ -11,6 +11,7 @@ from tpu_components.core.examples.artifacts import TEST, TRAIN
 from tpu_components.core.examples.class_names import notes_on
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources import (
     annotations,
     corpus,
@@ -26,7 +27,8 @@ from tpu_components.core.sources import (
 )
 from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.pairs import NOT_SUPPORTED
-from tpu_components.core.sources.params import WriteParams, split_source
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.source_ref import SourceRef
 
 _ALL = (
     folders.IMAGES,
@@ -44,7 +46,7 @@ _ALL = (
     sklearn_digits.SOURCE,
     keras_datasets.SOURCE,
 )
-SOURCES = {split_source(source.form)[0]: source for source in _ALL}
+SOURCES = {SourceRef.parse(source.form).kind: source for source in _ALL}
 _FEWEST_UNIQUE = 10  # With fewer examples, each may have a unique label in a first try.
 _NOT_FOR = {
     "images": ("vocabulary_size", "num_tokens", "tokenization", "truncate"),
@@ -56,29 +58,29 @@ _NOT_FOR = {
 }
 
 
-def find_source(text: str) -> tuple[Source, str]:
-    """Return the `Source` of a text such as `csv:FILE`, and the place or name after the colon.
+def find_source(ref: SourceRef) -> Source:
+    """Return the kind of a source.
 
     Raises:
-        InputError: If the kind is unknown, or nothing is after the colon.
+        InputError: If the kind is unknown, or the place is empty.
     """
-    kind, location = split_source(text)
-    if kind not in SOURCES:
+    text = str(ref)
+    if ref.kind not in SOURCES:
         is_folder = os.path.isdir(text)
-        near = did_you_mean(kind or location, SOURCES)
+        near = did_you_mean(ref.kind or text, SOURCES)
         hint = f" Did you mean images:{text}, or text:{text}?" if is_folder else near
         raise InputError(f"Unknown source {text!r}: expected one of {', '.join(source.form for source in _ALL)}.{hint}")
-    if not location:
-        raise InputError(f"Source {text!r} names no place: expected {SOURCES[kind].form}.")
-    return SOURCES[kind], location
+    if not ref.place:
+        raise InputError(f"Source {text!r} names no place: expected {SOURCES[ref.kind].form}.")
+    return SOURCES[ref.kind]
 
 
-def find_location(text: str) -> str:
-    """Return the path or URI of a source's data; empty for a library's data set."""
-    source, location = find_source(text)
+def find_location(ref: SourceRef) -> Location:
+    """Return the location of a source's data; empty for a library's data set."""
+    source = find_source(ref)
     if source is parquet.HUB:
-        return parquet.folder_of(location)
-    return location if source.is_place else ""
+        return parquet.HubDataSet.parse(ref.place).folder
+    return ref.place if source.is_place else Location()
 
 
 def list_examples(params: WriteParams) -> Listing:
@@ -88,9 +90,9 @@ def list_examples(params: WriteParams) -> Listing:
         InputError: If the source is unknown, empty or malformed, does not hold what the task needs, or does not fit
             `params.class_names`.
     """
-    source, location = find_source(params.source)
+    source = find_source(params.source_ref)
     _check_taken(source, params)
-    listing = source.read(location, params, True)
+    listing = source.read(params.source_ref.place, params, True)
     if not len(listing.keys) and listing.bad:
         raise InputError(
             f"No example in {params.source!r} can be used; for example, {listing.bad[0].key}: {listing.bad[0].reason}. "
@@ -139,8 +141,7 @@ def list_unlabelled(params: WriteParams) -> Listing:
     Raises:
         InputError: If the source is unknown, empty or malformed.
     """
-    source, location = find_source(params.source)
-    return source.read(location, params, False)
+    return find_source(params.source_ref).read(params.source_ref.place, params, False)
 
 
 def _without_empty_classes(listing: Listing) -> Listing:
@@ -180,7 +181,7 @@ def source_version(params: WriteParams, listing: Listing | None = None) -> str:
     Raises:
         InputError: If the source cannot be listed.
     """
-    return (listing or list_examples(params)).stat_digest() if find_location(params.source) else params.source
+    return (listing or list_examples(params)).stat_digest() if find_location(params.source_ref) else params.source
 
 
 def require_version(params: WriteParams, listing: Listing, expected: str) -> None:

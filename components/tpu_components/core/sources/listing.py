@@ -12,6 +12,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION, Quarantined
 from tpu_components.core.examples.interface import CORPUS, IMAGE, PADDING, CorpusInput
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.columns import Files, Names, Pieces, pick
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import LaterSpans, Spans
@@ -193,7 +194,7 @@ class Listing:
     def stat_digest(self) -> str:
         """Return the SHA-256 of names, sizes and versions: fast, and different whenever a file may have changed."""
         # A local folder is identified by its absolute path only.
-        root = os.path.abspath(self.root) if self.files and not storage.is_remote(self.root) else self.root
+        root = os.path.abspath(self.root) if self.files and not Location(self.root).is_remote else self.root
         digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, root)).encode())
         # In parts, so that no list of all names is made.
         for at in range(0, len(self.keys), _DIGESTED_AT_ONCE):
@@ -267,7 +268,7 @@ class Source:
 
     Attributes:
         form: Syntax for users, for example `csv:FILE`; the kind's name is before the colon.
-        read: Function of place or name, parameters and `labelled` that lists the examples. If `labelled` is false,
+        read: Function of place (or name), parameters and `labelled` that lists the examples. If `labelled` is false,
             labels are not needed, and more examples may be listed.
         takes: Optional fields of WriteParams that this kind supports.
         has_class_folders: Whether each class is a folder.
@@ -277,7 +278,7 @@ class Source:
     """
 
     form: str
-    read: Callable[[str, WriteParams, bool], Listing]
+    read: Callable[[Location, WriteParams, bool], Listing]
     takes: tuple[str, ...] = ()
     has_class_folders: bool = False
     is_place: bool = True

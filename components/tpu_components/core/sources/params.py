@@ -1,6 +1,7 @@
 """Parameters and result of create_tfrecords."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Self
 
@@ -17,8 +18,7 @@ from tpu_components.core.examples.interface import (
     ImageRule,
 )
 from tpu_components.core.examples.text import END, START, TOKENIZATIONS, WORDS_AND_CHARACTERS
-from tpu_components.core.files import storage
-from tpu_components.core.files.object_stores import split
+from tpu_components.core.sources.source_ref import SourceRef
 from tpu_components.core.work.beam.options import require_names
 
 _COLUMNS = ("path", "image", "text", "label", "split", "id", "weight")
@@ -26,17 +26,6 @@ LOCAL, FAN_OUT, BEAM = ENGINES = ("local", "fan_out", "beam")
 _MOST_ENGINE_TASKS = 1000
 ENCODINGS = ("auto", "raw", "resized", "encoded")
 SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
-
-
-def split_source(text: str) -> tuple[str, str]:
-    """Split a source at the colon into its kind and its place or name; without a colon, the kind is empty.
-
-    Example:
-        >>> split_source("csv:gs://bucket/list.csv"), split_source("flowers")
-        (('csv', 'gs://bucket/list.csv'), ('', 'flowers'))
-    """
-    kind, separator, place = text.partition(":")
-    return (kind, place) if separator else ("", text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,9 +178,13 @@ class WriteParams:
                 + did_you_mean(strange[0], _COLUMNS)
             )
         require_names(self.beam_options)
-        place = split_source(self.source)[1]
-        if storage.is_remote(place):
-            split(place)
+        if self.source_ref.place.is_remote:
+            _ = self.source_ref.place.bucket  # Checks it.
+
+    @functools.cached_property
+    def source_ref(self) -> SourceRef:
+        """The source as a value."""
+        return SourceRef.parse(self.source)
 
     @property
     def image_rule(self) -> ImageRule:
@@ -201,7 +194,7 @@ class WriteParams:
     @property
     def asked(self) -> str:
         """Task of a model of these data: `language_model` for a corpus: source, else `task`."""
-        return LANGUAGE_MODEL if split_source(self.source)[0] == CORPUS else self.task
+        return LANGUAGE_MODEL if self.source_ref.kind == CORPUS else self.task
 
     def without_columns_beyond(self, names: Sequence[str]) -> Self:
         """Return a copy with only those `columns` that a source has (`names`); predictions need no label and no id."""

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from tpu_components.core.examples.class_names import class_name
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import REGRESSION
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location, Scheme
 from tpu_components.core.files.typed_json import decode
 from tpu_components.core.files.unpacking import SMALL_BYTES, require_plausible
 from tpu_components.core.sources.containers import Container, list_containers, splits_of, stored_files, version_of
@@ -138,7 +139,7 @@ def _opened(file: Container) -> Iterator[Any]:
         yield table
 
 
-def list_parquet(location: str, params: WriteParams, labelled: bool) -> Listing:
+def list_parquet(location: Location, params: WriteParams, labelled: bool) -> Listing:
     """List the rows of Parquet files; texts are held in memory.
 
     Images without an id are read once, to identify them by their content.
@@ -147,7 +148,30 @@ def list_parquet(location: str, params: WriteParams, labelled: bool) -> Listing:
     return _list_tables(files, splits_of(files, location) if labelled else None, params, labelled)
 
 
-def list_hub(location: str, params: WriteParams, labelled: bool) -> Listing:
+class HubDataSet(NamedTuple):
+    """A data set of the Hugging Face hub.
+
+    Attributes:
+        name: Its name, `OWNER/NAME`.
+        config: Its configuration; empty for the only or the default one.
+    """
+
+    name: str
+    config: str
+
+    @classmethod
+    def parse(cls, place: str) -> Self:
+        """Read `OWNER/NAME` or `OWNER/NAME:CONFIG`."""
+        name, _, config = place.partition(":")
+        return cls(name, config)
+
+    @property
+    def folder(self) -> Location:
+        """Folder with the Parquet files."""
+        return Location(f"{Scheme.HUGGING_FACE}datasets/{self.name}@refs/convert/parquet")
+
+
+def list_hub(location: Location, params: WriteParams, labelled: bool) -> Listing:
     """List the rows of a data set of the Hugging Face hub, `OWNER/NAME` or `OWNER/NAME:CONFIG`.
 
     The hub keeps every public data set as Parquet too, in files `CONFIG/SPLIT/0000.parquet` of a branch:
@@ -157,14 +181,14 @@ def list_hub(location: str, params: WriteParams, labelled: bool) -> Listing:
     Raises:
         InputError: If there is no such data set or configuration, or none of its splits can be used.
     """
-    name, _, config = location.partition(":")
-    files = list_containers(folder_of(location), (".parquet",))
+    data_set = HubDataSet.parse(location)
+    files = list_containers(data_set.folder, (".parquet",))
     configs = sorted({file.name.split("/")[0] for file in files})
-    config = config or (configs[0] if len(configs) == 1 else "default")
+    config = data_set.config or (configs[0] if len(configs) == 1 else "default")
     if config not in configs:
         raise InputError(
             f"Cannot use {params.source!r}: expected one of its configurations, {quoted(configs)}, received "
-            f"{config!r}. Write huggingface:{name}:{configs[0]}."
+            f"{config!r}. Write huggingface:{data_set.name}:{configs[0]}."
         )
     by_split: dict[str, list[Container]] = {}
     for file in files:
@@ -188,11 +212,6 @@ def list_hub(location: str, params: WriteParams, labelled: bool) -> Listing:
             f"{quoted(sorted(by_split))}. Choose another configuration: {quoted(configs)}."
         )
     return _list_tables(chosen, splits if labelled else None, params, labelled, notes)
-
-
-def folder_of(location: str) -> str:
-    """Return the `hf://` folder with the Parquet files of a data set of the Hugging Face hub."""
-    return f"hf://datasets/{location.partition(':')[0]}@refs/convert/parquet"
 
 
 def _is_unlabelled(files: Sequence[Container], params: WriteParams) -> bool:

@@ -15,7 +15,15 @@ from tpu_components.core.examples.images import UnreadableImageError, open_image
 from tpu_components.core.examples.interface import ImageRule
 from tpu_components.core.examples.records import DamagedRecordError, read_fields, read_frames
 from tpu_components.core.files import storage
-from tpu_components.core.sources.containers import Container, list_containers, splits_of, stored_files, version_of
+from tpu_components.core.files.location import Location
+from tpu_components.core.sources.containers import (
+    Container,
+    list_containers,
+    split_pattern,
+    splits_of,
+    stored_files,
+    version_of,
+)
 from tpu_components.core.sources.fields import Chosen, choose_fields, list_rows
 from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.params import WriteParams
@@ -46,7 +54,7 @@ class _Row(NamedTuple):
     header: bytes = b""
 
 
-def list_tfrecords(location: str, params: WriteParams, labelled: bool) -> Listing:
+def list_tfrecords(location: Location, params: WriteParams, labelled: bool) -> Listing:
     """List the records of files; every record is read once, to check it and to find the image or text in it."""
     files = _list_files(location)
     first = _first_record(files[0])
@@ -77,14 +85,14 @@ def list_tfrecords(location: str, params: WriteParams, labelled: bool) -> Listin
     )
 
 
-def _list_files(location: str) -> list[Container]:
+def _list_files(location: Location) -> list[Container]:
     try:
         return list_containers(location, _SUFFIXES)
     except InputError:
         # As TensorFlow Datasets names them: NAME-train.tfrecord-00000-of-00004.
-        if any(sign in location for sign in "*?["):
+        if split_pattern(location)[1]:
             raise
-        return list_containers(f"{location.rstrip('/')}/*.tfrecord-*", _SUFFIXES)
+        return list_containers(location.child("*.tfrecord-*"), _SUFFIXES)
 
 
 def _first_record(file: Container) -> Mapping[str, list[Any]]:

@@ -21,6 +21,7 @@ from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.examples.interface import IMAGE
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.csv_files import find_column
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.containers import Container, list_containers, splits_of, stored_files, version_of
 from tpu_components.core.sources.fields import read_labels, read_weights
 from tpu_components.core.sources.listing import Listing, Source, without_labels
@@ -51,7 +52,7 @@ class _Example:
     kept: Mapping[str, Any]
 
 
-def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listing:
+def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> Listing:
     """List the images of tar archives.
 
     A label is in a `.cls`, `.txt` or `.json` file with the image's name. If no image has such a file, the name of its

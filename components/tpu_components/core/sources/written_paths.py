@@ -13,13 +13,14 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.columns import Files, Names
 
 _SEARCHED_FILES = 10_000  # Files that are searched for the nearest file, for a message.
 _SHOWN = 3
 
 
-def find_files(root: str, keys: Names, folder: str) -> tuple[Names, Files, list[str]]:
+def find_files(root: Location, keys: Names, folder: str) -> tuple[Names, Files, list[str]]:
     r"""Find image files by the paths in a table.
 
     If a path does not exist, these variants are tried; a variant is used if it matches exactly one existing file:
@@ -59,7 +60,7 @@ def find_files(root: str, keys: Names, folder: str) -> tuple[Names, Files, list[
     return keys, files, notes
 
 
-def _find_others(root: str, names: Sequence[str]) -> dict[str, str]:
+def _find_others(root: Location, names: Sequence[str]) -> dict[str, str]:
     """Return {path that does not exist: the only existing file that matches it}."""
     others: dict[str, str] = {}
     folders: dict[str, _Folder] = {}
@@ -75,12 +76,12 @@ def _find_others(root: str, names: Sequence[str]) -> dict[str, str]:
     return others
 
 
-def _readings(root: str, name: str) -> Iterator[str]:
+def _readings(root: Location, name: str) -> Iterator[str]:
     """Yield a path and its variants below `root`: with slashes for backslashes, and with `%20` and the like decoded."""
     slashed = name.replace("\\", "/")
     for reading in dict.fromkeys((name, slashed, unquote(name), unquote(slashed))):
         with contextlib.suppress(InputError):
-            storage.join(root, reading)
+            root.child(reading)
             yield str(PurePosixPath(reading))
 
 

@@ -20,6 +20,7 @@ from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.base.partition import Share
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files.location import Location
 from tpu_components.core.work.workers import in_threads
 
 _DIGEST_FILE = "begun.json"
@@ -57,7 +58,7 @@ class ResumeState:
             InputError: If the folder is in a bucket and belongs to other work.
         """
         is_same = self.holds(digest)
-        if storage.is_remote(self.root):
+        if Location(self.root).is_remote:
             if not is_same and self._digest():
                 raise InputError(
                     f"Cannot write to {self.root}: expected an empty folder, or one that was begun with the same data, "

@@ -11,6 +11,7 @@ from tpu_components.core.base.errors import InputError, describe
 from tpu_components.core.base.import_path import safe_children
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files import object_stores, storage
+from tpu_components.core.files.location import Location
 
 
 @contextlib.contextmanager
@@ -93,4 +94,4 @@ def in_threads(function: Callable[..., Any], place: str, *arguments: Iterable[An
 
     Threads hide the latency of a bucket; on a local disk they would not be faster.
     """
-    yield from (object_stores.in_threads if storage.is_remote(place) else map)(function, *arguments)
+    yield from (object_stores.in_threads if Location(place).is_remote else map)(function, *arguments)

@@ -19,6 +19,7 @@ from tpu_components.core.base.errors import BAD_INPUT, InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.component import command_line
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.kinds import find_location
 from tpu_components.core.sources.params import WriteParams, WriteResult
 from tpu_components.core.sources.tasks import load_tasks, pack_tasks
@@ -49,13 +50,13 @@ def write_with_beam(params: WriteParams, directory: Path, data_version: str = ""
     """
     if importlib.util.find_spec("apache_beam") is None and (python := _python_with_beam()):
         return _write_by(python, params, directory, data_version)
-    options = complete(params.beam_options, {"the source": find_location(params.source)})
+    options = complete(params.beam_options, {"the source": find_location(params.source_ref)})
     storage.require_writable(directory)
     own = directory.parent / f".{directory.name}.parts"
     planned, prepared = fan_out.prepare_parts(params, data_version)
     tasks = prepared.cut(planned.num_ranges)
     job = f"tpu-pipelines-records-{planned.key[:16]}"
-    parts = ResumeState(storage.join(options.get("temp_location", "") or str(own), job)).begin(planned.key)
+    parts = ResumeState(Location(options.get("temp_location", "") or own).child(job)).begin(planned.key)
     finished = parts.finished()
     listing = prepared.plan.listing
 

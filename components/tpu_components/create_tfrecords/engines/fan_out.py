@@ -21,6 +21,7 @@ from tpu_components.core.base import fingerprint, progress
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.sources.params import WriteParams, WriteResult
@@ -86,7 +87,7 @@ def plan_parts(params: WriteParams, directory: str, data_version: str = "") -> P
     Raises:
         InputError: If the source cannot be used.
     """
-    if not storage.is_remote(directory):
+    if Location(directory).is_path:
         storage.require_output(Path(directory), _PLAN_FILE)
     planned, prepared = prepare_parts(params, data_version)
     with storage.staged_directory(directory) as staged:

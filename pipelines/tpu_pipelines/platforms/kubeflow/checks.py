@@ -12,8 +12,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import MissingError, OutageError
 from tpu_components.core.base.states import Status
 from tpu_components.core.base.terminal import hide_credentials
-from tpu_components.core.files import storage
-from tpu_components.core.files.object_stores import split
+from tpu_components.core.files.location import Scheme
 from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_components.core.sources.params import BEAM
 from tpu_components.train_model.jobset import GROUP, PLURAL, RIGHTS, VERSION, cluster_errors
@@ -67,7 +66,7 @@ class KubeflowChecks:
         self._machines = config.machines
         retries = training_retries(config.machine) if config.machine else 0
         self._is_retried = resources_of(config, "train_model", retries).retries > 0
-        self._on_s3 = steps_on_s3(config, settings.bucket)
+        self._on_s3 = steps_on_s3(config, settings.bucket_location)
         self._server = KubeflowClient(settings)
         self._is_shared = False
         self._version: str | None = None  # None until the server has answered.
@@ -177,22 +176,21 @@ class KubeflowChecks:
     # Object store
 
     def _store(self) -> str:
-        root = self._settings.bucket
+        root = self._settings.bucket_location
         if not root:
             return "the server's own: no bucket is set"
-        if not storage.is_on_google(root):
+        if root.scheme is not Scheme.GOOGLE:
             raise CannotAskError(f"{root} cannot be asked from here")
-        name, _ = split(root)
-        self._apis.find(STORAGE, f"storage/v1/b/{name}", f"gs://{name}")
-        return f"gs://{name}; whether pods may write there, their node's account decides"
+        self._apis.find(STORAGE, f"storage/v1/b/{root.bucket}", f"gs://{root.bucket}")
+        return f"gs://{root.bucket}; whether pods may write there, their node's account decides"
 
     def _create_bucket(self) -> tuple[ShellCommand, ...]:
-        if not storage.is_on_google(self._settings.bucket):
+        if self._settings.bucket_location.scheme is not Scheme.GOOGLE:
             return ()
         cluster = self._gke.groupdict() if self._gke else {}
         region = self._settings.region or cluster.get("region", "")
         project = self._settings.project or cluster.get("project", "")
-        return (create_bucket(self._settings.bucket, region, project),)
+        return (create_bucket(self._settings.bucket_location, region, project),)
 
     def _s3(self) -> str:
         """Check that the secret of the pods that use s3:// exists; its content is not read."""

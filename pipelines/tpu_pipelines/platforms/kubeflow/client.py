@@ -20,6 +20,7 @@ from tpu_components.core.base.states import State, run_state
 from tpu_components.core.base.terminal import hide_credentials
 from tpu_components.core.base.typed_values import whole_numbers
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.jobs import (
     DIGEST,
@@ -227,8 +228,8 @@ class KubeflowClient:
             InputError: If the step has no folder.
         """
         run = self._find(job_id)
-        root = _root(run).partition("?")[0].rstrip("/") if run else ""
-        if not storage.is_remote(root):
+        root = Location(_root(run).partition("?")[0] if run else "").folder
+        if not root.is_remote:
             return root
         spec = run.pipeline_spec.get("pipeline_spec", run.pipeline_spec)
         folder = f"{root}/{spec['pipelineInfo']['name']}/{run.run_id}/{step.replace('_', '-')}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_components.core.base.container_images import is_in_registry
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_pipelines.config.settings import MAIL, Settings, variable
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ class Kubeflow:
 
         check_config(config)
 
-    def can_read(self, place: str) -> bool:
+    def can_read(self, place: Location) -> bool:
         """Return whether a location is in an object store."""
-        return storage.is_remote(place)
+        return place.is_remote
 
     def can_pull(self, image: str) -> bool:
         """Return whether an image is in a registry, which may be the cluster's own."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpu_components.core.base.errors import BAD_INPUT, InputError
+from tpu_components.core.files.location import Location, Scheme
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import GPU, KUBEFLOW, TPU, MachineSpec
 from tpu_components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
@@ -279,24 +280,21 @@ def _queue(settings: Settings) -> dict[str, str]:
     return {_KUEUE_QUEUE: settings.kueue_queue} if settings.kueue_queue else {}
 
 
-def steps_on_s3(config: Config, bucket: str) -> frozenset[str]:
+def steps_on_s3(config: Config, bucket: Location) -> frozenset[str]:
     """Return the steps whose pods read or write s3://; all steps if the bucket is on S3.
 
     Args:
         config: Configuration of the run; an uploaded model has its URI as name.
         bucket: Bucket of the settings. KFP's launcher copies artifacts from and to it in the pod of each step.
     """
-    if _is_on_s3(bucket):
+    if bucket.scheme is Scheme.S3:
         return frozenset(STEPS)
     model = [config.training.model, *config.model_files]
-    places = {"create_tfrecords": [config.data_location], **{step: [*model] for step in _RUN_THE_MODELS_CODE}}
+    places: dict[str, list[str]] = {step: [*model] for step in _RUN_THE_MODELS_CODE}
+    places["create_tfrecords"] = [config.data_location]
     places["evaluate_model"].append(config.gate.champion)
     places["train_model"].append(config.training.initial_model)
-    return frozenset(step for step, uris in places.items() if any(map(_is_on_s3, uris)))
-
-
-def _is_on_s3(uri: str) -> bool:
-    return uri.startswith("s3://")
+    return frozenset(step for step, uris in places.items() if any(Location(uri).scheme is Scheme.S3 for uri in uris))
 
 
 def variables_of(secret: str) -> list[dict[str, Any]]:
@@ -312,7 +310,7 @@ def signed_in(task: Any, step: str, config: Config, settings: Settings) -> Any:
     from kfp import kubernetes
 
     secret = settings.s3_secret
-    if not secret or step not in steps_on_s3(config, settings.bucket):
+    if not secret or step not in steps_on_s3(config, settings.bucket_location):
         return task
     kubernetes.use_secret_as_env(task, secret, {key: key for key in KEYS})
     return kubernetes.use_secret_as_env(task, secret, {key: key for key in OPTIONAL_KEYS}, optional=True)

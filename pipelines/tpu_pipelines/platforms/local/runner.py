@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.files import storage
-from tpu_components.core.registry.reference import is_on_vertex
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.kinds import find_source
 from tpu_pipelines.config.configuration import Config
 
@@ -70,17 +69,18 @@ def _make_runner(runner: str, config: Config) -> Any:
         docker.from_env().ping()  # type: ignore[attr-defined]  # mypy takes our folder docker/ for it.
     except docker.errors.DockerException as error:
         raise InputError(f"Cannot use the docker runner: {error}. Start Docker, or use --runner subprocess.") from error
-    source, location = find_source(config.data.source)
-    data = str(Path(location).parent) if source.is_table else location  # A table refers to files beside it.
+    location = config.data.source_ref.place
+    # A table refers to files beside it.
+    data = location.parent if find_source(config.data.source_ref).is_table else location
     reads = [data, config.training.model, config.gate.champion, config.training.initial_model]
     reads += config.model_files
     reads += [config.deploy.signing_key, config.deploy.verify_key] if config.deploy else []
     mounts = []
-    for path in (path for path in reads if path and not storage.is_remote(path) and os.path.exists(path)):
+    for path in (path for path in reads if path and Location(path).is_path and os.path.exists(path)):
         if not os.path.isabs(path):
             raise InputError(f"The docker runner needs absolute paths. Received: {path!r}.")
         mounts.append(docker.types.Mount(path, path, "bind", read_only=True))
-    if config.deploy and not is_on_vertex(config.deploy.registry):
+    if config.deploy and not config.deploy.is_on_vertex:
         registry = config.deploy.registry
         Path(registry).mkdir(parents=True, exist_ok=True)  # Docker mounts only existing folders.
         mounts.append(docker.types.Mount(registry, registry, "bind"))

@@ -15,8 +15,7 @@ from typing import Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import MissingError
 from tpu_components.core.base.states import Status
-from tpu_components.core.files import storage
-from tpu_components.core.files.object_stores import split
+from tpu_components.core.files.location import Scheme
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_components.core.models.lookup import bundle_of
@@ -121,9 +120,10 @@ class VertexChecks:
         python = "3.12" if any(machine.slice.generation.name == "7x" for machine in self._machines) else ""
         settings, deploy, is_deployed = self._settings, self._deploy, self._is_deployed
         worker = self._config.data.beam_options.get("service_account_email", "")
-        buckets = {split(settings.bucket)[0]: _WRITER}
-        if storage.is_on_google(data := self._config.data_location):
-            buckets.setdefault(split(data)[0], _READER)
+        buckets = {settings.bucket_location.bucket: _WRITER}
+        data = self._config.data_location
+        if data.scheme is Scheme.GOOGLE:
+            buckets.setdefault(data.bucket, _READER)
         own_agent = "" if settings.service_account else "the training runs as Vertex AI's own agent"
         checks = [
             Check("project", self._project),
@@ -253,7 +253,7 @@ class VertexChecks:
     # Bucket
 
     def _bucket(self) -> Iterator[Finding]:
-        resource = self._bucket_resource(split(self._settings.bucket)[0])
+        resource = self._bucket_resource(self._settings.bucket_location.bucket)
         region = self._settings.region
         name = resource.name
         bucket = self._apis.find(STORAGE, resource.path, name)
@@ -283,10 +283,10 @@ class VertexChecks:
 
     def _create_bucket(self) -> tuple[ShellCommand, ...]:
         """Return the commands that create the bucket and, if the model's code is uploaded, let the user write to it."""
-        create = create_bucket(self._settings.bucket, self._settings.region, self._settings.project)
+        create = create_bucket(self._settings.bucket_location, self._settings.region, self._settings.project)
         if not bundle_of(self._config.training.model):
             return (create,)
-        return create, self._bucket_resource(split(self._settings.bucket)[0]).bind(self._who, _WRITER)
+        return create, self._bucket_resource(self._settings.bucket_location.bucket).bind(self._who, _WRITER)
 
     # Images
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.files import storage
+from tpu_components.core.files.location import Scheme
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import MIN_BOOT_DISK_GB, MachineSpec
 from tpu_pipelines.config.settings import Settings
@@ -73,7 +73,7 @@ def as_custom_job(
     from google.protobuf import json_format
     from kfp import components
 
-    if settings.bucket and not storage.is_on_google(settings.bucket):
+    if settings.bucket and settings.bucket_location.scheme is not Scheme.GOOGLE:
         raise InputError(f"Vertex writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
     check_region(settings, machine.region)
     if machine.nfs_mounts and not (settings.network or settings.network_attachment):
@@ -181,7 +181,7 @@ def _job(
             # The folder depends on the training, not on the job: a restarted job, a fallback and a repeated submission
             # continue from the same checkpoint.
             "base_output_directory": {
-                "output_uri_prefix": f"{settings.bucket.rstrip('/') or dsl.PIPELINE_ROOT_PLACEHOLDER}/{folder}"
+                "output_uri_prefix": f"{settings.bucket_location.folder or dsl.PIPELINE_ROOT_PLACEHOLDER}/{folder}"
             },
         },
         "labels": values["labels"],

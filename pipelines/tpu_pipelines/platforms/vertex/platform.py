@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_components.core.base.container_images import is_in_registry
-from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location, Scheme
 from tpu_components.core.work.beam.options import DATAFLOW
 from tpu_pipelines.config.settings import MAIL, Settings
 from tpu_pipelines.platforms.vertex import settings_rules
@@ -45,9 +45,9 @@ class Vertex:
 
         check_config(config)
 
-    def can_read(self, place: str) -> bool:
+    def can_read(self, place: Location) -> bool:
         """Return whether a location is on Cloud Storage."""
-        return storage.is_on_google(place)
+        return place.scheme is Scheme.GOOGLE
 
     def can_pull(self, image: str) -> bool:
         """Return whether an image is in a registry on the internet."""

@@ -131,3 +131,17 @@ def test_a_mapping_that_is_no_json_object_is_refused(run_step_here, text, receiv
     result = run_step_here("evaluate_model", {"minimum": text}, records="r", model="m", output="o")
     assert result.returncode == 2
     assert result.stderr == f"error: minimum is {received}, expected a mapping.\n"
+
+
+@pytest.mark.parametrize("flag", ["--records", "--output"])
+def test_a_step_refuses_a_uri_where_it_reads_or_writes_a_local_folder(flag, tmp_path, monkeypatch, capsys):
+    """As a path, gs://bucket/x is a new folder named gs: on this machine."""
+    monkeypatch.chdir(tmp_path)
+    words = {"--records": "records", "--output": "output", "--name": "a"} | {flag: "gs://bucket/x"}
+    monkeypatch.setattr("sys.argv", ["step", *(word for pair in words.items() for word in pair)])
+    with pytest.raises(SystemExit) as raised:
+        command_line.run_step(test_defaults_are_those_of_the_dataclass, _Params, {"records": "another"}, "")
+    assert raised.value.code == 2
+    assert "argument " + flag in (said := capsys.readouterr().err)
+    assert "expected a path on this machine, received a URI" in " ".join(said.split())
+    assert os.listdir() == []

@@ -12,6 +12,7 @@ import yaml
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files import object_stores, storage
+from tpu_components.core.files.location import Location
 from tpu_components.create_tfrecords import WriteParams, plan_dataset
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
@@ -54,6 +55,17 @@ def test_a_folder_goes_there_and_comes_back_without_its_neighbours(place, tmp_pa
         back = storage.localize(root, tmp_path / cache)
         found = {path.relative_to(back).as_posix(): path.read_bytes() for path in back.rglob("*") if path.is_file()}
         assert found == files
+
+
+def test_a_scheme_in_capitals_names_the_same_files(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loud = f"{place[:2].upper()}{place[2:]}"
+    files = write_tree(loud)
+    assert [file.name for file in storage.list_files(place)] == sorted(files)
+    assert storage.read_bytes(f"{loud}/a.txt") == b"alpha"
+    assert storage.common_folder([f"{loud}/a.txt", f"{loud}/sub/b.txt"]) == loud
+    assert [file.name for file in storage.stat_paths([f"{loud}/a.txt", f"{loud}/sub/b.txt"])] == ["a.txt", "sub/b.txt"]
+    assert list(tmp_path.iterdir()) == [], "no folder is named after the scheme"
 
 
 def test_a_file_goes_there_and_comes_back(place, tmp_path):
@@ -265,7 +277,7 @@ def test_folders_are_listed_at_the_same_time_and_every_object_once():
 def test_a_name_that_no_bucket_has_is_refused_where_it_is_read(scheme, bucket):
     message = r"expected the name of a bucket, with letters and digits"
     with pytest.raises(InputError, match=message):
-        object_stores.split(f"{scheme}://{bucket}/flowers")
+        _ = Location(f"{scheme}://{bucket}/flowers").bucket
     with pytest.raises(InputError, match=message):
         load_config("digits", [f"data.source=images:{scheme}://{bucket}/flowers".replace("\n", "\\n")])
 
@@ -274,7 +286,8 @@ def test_a_name_that_no_bucket_has_is_refused_where_it_is_read(scheme, bucket):
     "uri", ["gs://my-bucket/a;b", "gs://a.b_c-1/x", "s3://My_Bucket/x", "gs://b", "hf://datasets/a/b"]
 )
 def test_names_that_buckets_have_are_taken_with_any_path(uri):
-    assert "/".join(object_stores.split(uri)).rstrip("/") == uri.partition("://")[2]
+    place = Location(uri)
+    assert f"{place.scheme}{place.bucket}/{place.key}".rstrip("/") == uri
 
 
 def test_the_password_in_the_address_of_a_store_is_not_in_the_error(monkeypatch):

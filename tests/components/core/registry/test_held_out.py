@@ -8,6 +8,7 @@ import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.example_ids import ID_TYPE
+from tpu_components.core.files.location import Location
 from tpu_components.core.registry.held_out import HeldOutSet, spend
 from tpu_components.core.registry.reference import as_label
 
@@ -16,7 +17,7 @@ _EXAMPLES = np.arange(100, dtype="<u8")
 
 @pytest.fixture
 def place(tmp_path):
-    return str(tmp_path / "tests")
+    return Location(tmp_path / "tests")
 
 
 def _decide(place, model, accuracy, promoted, examples=_EXAMPLES, champion=("first", 0.9)):
@@ -72,7 +73,7 @@ def test_a_model_that_is_promoted_after_all_is_known_as_promoted_and_counts_once
 def test_a_decision_that_came_meanwhile_is_counted_first(place, folder, request):
     if folder:
         request.getfixturevalue("bucket")
-        place = "gs://bucket/digits/tests"
+        place = Location("gs://bucket/digits/tests")
     first, second = (HeldOutSet.find(place, _EXAMPLES, model) for model in "ab")
     assert first.record("a", False, {}, {})
     assert not second.record("b", False, {}, {}), "it was judged as the first decision"

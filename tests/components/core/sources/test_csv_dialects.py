@@ -6,6 +6,7 @@ import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files.csv_files import open_csv
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.csv_file import read_others
 from tpu_components.core.sources.kinds import list_examples, list_unlabelled
 from tpu_components.core.sources.params import WriteParams
@@ -74,7 +75,7 @@ def test_rows_are_read_however_the_file_was_written(tmp_path, content):
 def test_columns_without_names_and_repeated_ones_are_no_columns_to_group_by(tmp_path):
     _listed(tmp_path, _table("", "text", "label", "", "site", "day", before=("1",), after=("2", "x", "y")))
     params = WriteParams(f"csv:{tmp_path / 'table.csv'}")
-    assert list(read_others(str(tmp_path / "table.csv"), params, 10)) == ["site", "day"]
+    assert list(read_others(Location(tmp_path / "table.csv"), params, 10)) == ["site", "day"]
 
 
 def test_a_nameless_column_of_0_and_1_is_no_label(tmp_path):

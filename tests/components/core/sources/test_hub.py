@@ -20,8 +20,10 @@ from PIL import Image
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.sources.kinds import find_location, list_examples, source_version
 from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.source_ref import SourceRef
 
 REPOSITORY = "someone/reviews"
 BRANCH = "refs/convert/parquet"
@@ -207,7 +209,7 @@ def test_what_is_not_there_is_an_error_of_the_user(hub):
 def test_the_same_files_here_give_the_same_examples(hub, tmp_path):
     write_reviews(hub[0])
     there, here = (
-        listed(f"parquet:{find_location('huggingface:' + REPOSITORY)}/plain_text/train"),
+        listed(f"parquet:{find_location(SourceRef('huggingface', Location(REPOSITORY)))}/plain_text/train"),
         listed(f"parquet:{hub[0]}/plain_text/train"),
     )
     assert list(there.texts) == list(here.texts)

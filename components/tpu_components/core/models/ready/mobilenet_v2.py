@@ -7,6 +7,7 @@ from typing import Any
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 
 LEAST_IMAGE_SHAPE = (32, 32, 3)  # Smallest height and width, and the channels; `init` reads it.
 
@@ -43,7 +44,7 @@ def build_model(
             f"mobilenet_v2 takes images in colour, of at least 32×32 pixels. Received: {height}×{width}×{channels}. "
             f"Set data.channels=3 and data.image_size={size}."
         )
-    if weights and not storage.is_remote(weights) and not Path(weights).is_file():
+    if weights and not Location(weights).is_remote and not Path(weights).is_file():
         raise InputError(
             f"Cannot load the weights {weights!r}: there is no such file. Expected one that "
             "keras.applications.MobileNetV2(include_top=False).save_weights(…) wrote. Check model.parameters.weights."

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location, Scheme
 from tpu_components.core.files.resource_names import PROJECT, REGION, SERVICE_ACCOUNT
 
 DATAFLOW = "DataflowRunner"
@@ -63,7 +63,7 @@ def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, st
     if missing := [name for name in _NEEDED_BY_DATAFLOW if not options.get(name)]:
         raise InputError(f"Dataflow needs beam_options of these names too: {', '.join(missing)}.")
     for name, uri in {"beam_options.temp_location": options["temp_location"], **reads}.items():
-        if uri and not storage.is_on_google(uri):
+        if uri and Location(uri).scheme is not Scheme.GOOGLE:
             raise InputError(
                 f"Dataflow's workers see Cloud Storage alone: expected {name} on gs://. Received: {uri!r}."
             )

@@ -1,0 +1,134 @@
+"""`Location`: the path or URI of a file or folder, and what its text says about where it lies."""
+
+import enum
+import functools
+import re
+from pathlib import Path, PurePosixPath
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files.resource_names import GOOGLE_BUCKET, S3_BUCKET
+
+
+class Scheme(enum.StrEnum):
+    """The object stores, by the scheme of their URIs."""
+
+    GOOGLE = "gs://"
+    S3 = "s3://"
+    HUGGING_FACE = "hf://"
+
+
+_BUCKET_FORMS = {Scheme.GOOGLE: GOOGLE_BUCKET, Scheme.S3: S3_BUCKET, Scheme.HUGGING_FACE: "[a-z]+"}
+# One letter would be a drive of Windows.
+_URI = re.compile(r"([a-z][a-z0-9+.-]+://)([^/]*)/?(.*)", re.IGNORECASE | re.DOTALL)
+
+
+class Location(str):
+    """A path on this machine, or a URI such as `gs://BUCKET/KEY`: the text as its user wrote it, and its parts.
+
+    A location equals its text. It is stored, hashed and sent to a step as this text.
+
+    Example:
+        >>> place = Location("gs://bucket/data/list.csv")
+        >>> place.scheme, place.bucket, place.key, place.name, place.parent
+        (<Scheme.GOOGLE: 'gs://'>, 'bucket', 'data/list.csv', 'list.csv', 'gs://bucket/data')
+        >>> Location("~/data/list.csv").is_path
+        True
+    """
+
+    @functools.cached_property
+    def _parts(self) -> tuple[str, str, str]:
+        """Scheme, bucket and key as they are written; empty for a path."""
+        match = _URI.match(self) if "://" in self else None
+        return (match[1], match[2], match[3]) if match else ("", "", "")
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """The object store; None for a path, and for a URI that no object store has.
+
+        Capitals count as small letters: https://www.rfc-editor.org/rfc/rfc3986#section-3.1.
+        """
+        scheme = self._parts[0].lower()
+        return Scheme(scheme) if scheme in _BUCKET_FORMS else None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the location is in an object store, which this project reads itself."""
+        return self.scheme is not None
+
+    @property
+    def is_path(self) -> bool:
+        """Whether the location is a path on this machine; a URI such as `file:///data` is not."""
+        return not self._parts[0]
+
+    @property
+    def bucket(self) -> str:
+        """Name of the bucket.
+
+        Raises:
+            InputError: If there is none, or the object store has no buckets with such a name.
+        """
+        scheme, bucket, _ = self._parts
+        if not bucket:
+            raise InputError(f"Cannot use {self!r}: expected {scheme}BUCKET/PATH, received no bucket name.")
+        if self.scheme and not re.fullmatch(_BUCKET_FORMS[self.scheme], bucket):
+            raise InputError(
+                f"Cannot use {self!r}: expected the name of a bucket, with letters and digits, and '-', '_' and "
+                f"'.' between them. Received: {bucket!r}."
+            )
+        return bucket
+
+    @property
+    def key(self) -> str:
+        """Name of the object or folder in the bucket, without a slash before it; empty for a bucket or a path."""
+        return self._parts[2]
+
+    @property
+    def folder(self) -> "Location":
+        """The same folder without slashes at its end: in an object store, `a//b` is not `a/b`."""
+        return Location(self.rstrip("/") or self[:1])
+
+    @property
+    def name(self) -> str:
+        """Last part of the path or key; empty for a bucket."""
+        return (self if self.is_path else self.key).rstrip("/").rpartition("/")[2]
+
+    @property
+    def parent(self) -> "Location":
+        """Folder of the file or folder: `.` for a name without a folder; a bucket or root is its own parent."""
+        if not self.is_path and not self.name:
+            return self.folder
+        folder, slash, _ = self.folder.rpartition("/")
+        return Location((folder or "/") if slash else ".")
+
+    def child(self, name: str) -> "Location":
+        """Return the location of a relative path below this folder.
+
+        Raises:
+            InputError: If `name` is absolute, has a part `..`, or holds a NUL. Symbolic links are not refused: anyone
+                who can create one in the folder can also write the file.
+        """
+        if "\0" in name:
+            raise InputError(
+                f"Refused the path {name!r}: expected a file name, received one with a NUL byte. Correct it."
+            )
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            what = "an absolute one" if path.is_absolute() else "one that leaves it"
+            raise InputError(
+                f"Refused the path {name!r}: expected a path below {self!r}, received {what}. Write paths "
+                "relative to that folder, without '..'."
+            )
+        return Location(f"{self.rstrip('/')}/{name}")
+
+    def as_path(self) -> Path:
+        """Return the location as a local path.
+
+        Raises:
+            InputError: If it is a URI, of which a path would make a folder named after the scheme.
+        """
+        if not self.is_path:
+            raise InputError(
+                f"Cannot use {self!r}: expected a path on this machine, received a URI. Use a local path, and copy the "
+                "files from or to the other place."
+            )
+        return Path(self)

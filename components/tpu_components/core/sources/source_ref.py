@@ -1,0 +1,36 @@
+"""`SourceRef`: a source of examples as users name it, `KIND:PLACE`."""
+
+import dataclasses
+import re
+from typing import Self
+
+from tpu_components.core.files.location import Location
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceRef:
+    """Kind and place of a source, for example of `csv:gs://bucket/list.csv`; its text is the one that it was read from.
+
+    Attributes:
+        kind: Name of the kind, whether or not there is such a kind; empty if the text has none before a colon.
+        place: Path, URI or pattern of the data, or the name of a library's data set; may be empty.
+    """
+
+    kind: str
+    place: Location
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a source. The colon of a URI, or one in a path, names no kind.
+
+        Example:
+            >>> SourceRef.parse("csv:gs://bucket/list.csv")
+            SourceRef(kind='csv', place='gs://bucket/list.csv')
+            >>> SourceRef.parse("gs://bucket/flowers")
+            SourceRef(kind='', place='gs://bucket/flowers')
+        """
+        match = None if Location(text).is_remote else re.fullmatch(r"([\w-]+):(.*)", text, re.DOTALL)
+        return cls(match[1], Location(match[2])) if match else cls("", Location(text))
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.place}" if self.kind else str(self.place)
