@@ -29,9 +29,10 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import fields_of, whole_numbers
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import PaidMachine
+from tpu_components.core.metrics.details import count_confusions
 from tpu_components.core.models.step.hyperparameters import Stage
 from tpu_components.core.registry.folder import ModelRegistry
-from tpu_components.core.results.evaluation_info import Evaluation, count_confusions
+from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_components.core.step.step_inputs import params_from
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
