@@ -307,7 +307,7 @@ def test_deploy_model_component_registers_and_promotes(digits_records, trained_d
     _component("deploy_model").python_func(
         records=dsl.Dataset(name="records", uri=str(digits_records)),
         model=dsl.Model(name="trained", uri=str(trained_digits)),
-        exported=exported_digits,
+        export=exported_digits,
         evaluation=evaluation,
         deployment=deployment,
         registry=str(tmp_path / "registry"),
@@ -323,7 +323,7 @@ def test_deploy_model_component_registers_and_promotes(digits_records, trained_d
 def test_predict_batch_component_answers(digits_records, exported_digits, tmp_path):
     predictions = _artifact(dsl.Dataset, tmp_path, "predictions")
     number = _component("predict_batch").python_func(
-        exported=exported_digits,
+        export=exported_digits,
         predictions=predictions,
         source=f"records:{digits_records}",
         part_examples=1000.0,
