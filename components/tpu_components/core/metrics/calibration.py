@@ -66,8 +66,10 @@ def calibration_error(hit: np.ndarray, probabilities: np.ndarray, members: Any) 
     return Estimate(value, influence, interval_method=functools.partial(_interval, bins, shared, num_drawn))
 
 
-def _interval(bins: list[dict[str, Any]], shared: np.ndarray, freedom: float, sure: float) -> tuple[float, float]:
-    """Return the confidence interval of the calibration error.
+def _interval(
+    bins: list[dict[str, Any]], shared: np.ndarray, freedom: float, sure: float
+) -> tuple[float, float] | None:
+    """Return the confidence interval of the calibration error; None if all examples are of one group.
 
     The error is a weighted sum of absolute gaps between confidence and accuracy, one for each bin. Chance alone gives
     every bin a gap, so that the error is too high, most of all for a calibrated model. For the lower bound, the gaps
@@ -80,6 +82,8 @@ def _interval(bins: list[dict[str, Any]], shared: np.ndarray, freedom: float, su
         freedom: Degrees of freedom.
         sure: Two-sided confidence.
     """
+    if freedom == 0:
+        return None
     counts, middle, accuracy = (np.array([item[name] for item in bins]) for name in ("count", "confidence", "accuracy"))
     gaps = accuracy - middle
     weights = counts / counts.sum()

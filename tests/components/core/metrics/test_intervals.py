@@ -30,3 +30,12 @@ def test_answers_that_are_all_right_still_have_an_interval():
     low, high = compute_metrics(GroundTruth(Classification(), labels, "ab"), outputs).intervals["accuracy"]
     expected = stats.binomtest(50, 50).proportion_ci(method="exact")
     assert (low, high) == pytest.approx((expected.low, 1.0))
+
+
+def test_examples_of_a_single_group_have_metrics_and_no_interval():
+    """Nothing tells how much another group would differ."""
+    labels, outputs = np.arange(60) % 3, np.tile([0.5, 0.3, 0.2], (60, 1))
+    truth = GroundTruth(Classification(), labels, "abc", np.zeros(60, int))
+    metrics = compute_metrics(truth, outputs, 2)
+    assert metrics.metrics["calibration_error"] == pytest.approx(0.5 - 1 / 3)
+    assert metrics.intervals == {}
