@@ -15,6 +15,7 @@ COPY components/tpu_components/core/__init__.py /code/tpu_components/core/
 COPY components/tpu_components/core/base /code/tpu_components/core/base
 COPY components/tpu_components/core/files /code/tpu_components/core/files
 COPY components/tpu_components/core/examples /code/tpu_components/core/examples
+COPY components/tpu_components/core/metrics /code/tpu_components/core/metrics
 COPY components/tpu_components/core/results /code/tpu_components/core/results
 COPY components/tpu_components/core/component /code/tpu_components/core/component
 COPY components/tpu_components/core/registry /code/tpu_components/core/registry

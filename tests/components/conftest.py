@@ -164,20 +164,20 @@ def exported_digits(digits_records: Path, trained_digits: Path, tmp_path_factory
     from tpu_components.export_model.component import export_model
 
     def make(folder: Path) -> None:
-        exported = dsl.Model(name="exported", uri=str(folder / "export"))
+        export = dsl.Model(name="export", uri=str(folder / "export"))
         with judged_here():
             export_model.python_func(
                 records=dsl.Dataset(name="records", uri=str(digits_records)),
                 model=dsl.Model(name="trained", uri=str(trained_digits)),
-                exported=exported,
+                export=export,
                 max_int8_accuracy_drop=0.05,  # A model this small suffers more than a real one.
                 calibration_examples=100,
             )
-        (folder / "metadata.json").write_text(json.dumps(exported.metadata))
+        (folder / "metadata.json").write_text(json.dumps(export.metadata))
 
     folder = made_once(tmp_path_factory, "exported-digits", make)
     metadata = json.loads((folder / "metadata.json").read_text())
-    return dsl.Model(name="exported", uri=str(folder / "export"), metadata=metadata)
+    return dsl.Model(name="export", uri=str(folder / "export"), metadata=metadata)
 
 
 _WORDS = (

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.examples.interface import CLASSIFICATION
-from tpu_components.core.results.estimates import Estimate
-from tpu_components.core.results.evaluation_info import Decision, Difference
+from tpu_components.core.metrics.comparisons import Difference
+from tpu_components.core.metrics.estimates import Estimate
+from tpu_components.core.metrics.model_metrics import ModelMetrics
+from tpu_components.core.results.evaluation_info import Decision
 from tpu_components.evaluate_model import EvaluateParams
 from tpu_components.evaluate_model.gate import Comparison, decide
-from tpu_components.evaluate_model.metrics import ModelMetrics
 
 
 def decide_on(

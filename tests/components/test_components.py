@@ -32,9 +32,10 @@ from tpu_components.core.base.typed_values import fields_of, whole_numbers
 from tpu_components.core.component.step_inputs import params_from
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import PaidMachine
+from tpu_components.core.metrics.details import count_confusions
 from tpu_components.core.models.training_step.hyperparameters import Stage
 from tpu_components.core.registry.folder import ModelRegistry
-from tpu_components.core.results.evaluation_info import Evaluation, count_confusions
+from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
 from tpu_components.train_model import TrainParams
@@ -327,7 +328,7 @@ def test_deploy_model_component_registers_and_promotes(digits_records, trained_d
     _component("deploy_model").python_func(
         records=dsl.Dataset(name="records", uri=str(digits_records)),
         model=dsl.Model(name="trained", uri=str(trained_digits)),
-        exported=exported_digits,
+        export=exported_digits,
         evaluation=evaluation,
         deployment=deployment,
         registry=str(tmp_path / "registry"),
@@ -343,7 +344,7 @@ def test_deploy_model_component_registers_and_promotes(digits_records, trained_d
 def test_predict_batch_component_answers(digits_records, exported_digits, tmp_path):
     predictions = _artifact(dsl.Dataset, tmp_path, "predictions")
     number = _component("predict_batch").python_func(
-        exported=exported_digits,
+        export=exported_digits,
         predictions=predictions,
         source=f"records:{digits_records}",
         part_examples=1000.0,

@@ -20,11 +20,11 @@ from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.examples.interface import TASKS
-from tpu_components.core.results.estimates import score_passages
+from tpu_components.core.metrics.estimates import score_passages
+from tpu_components.core.metrics.model_metrics import GroundTruth, compute_metrics
 from tpu_components.create_tfrecords import write_records
 from tpu_components.deploy_model import DeployParams, deploy_model, health_check
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
-from tpu_components.evaluate_model.metrics import GroundTruth, compute_metrics
 from tpu_components.export_model import ExportParams, export_model
 from tpu_components.serving.exported import load_model
 from tpu_components.serving.inputs import continue_texts

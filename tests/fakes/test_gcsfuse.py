@@ -161,7 +161,7 @@ def read(path):
         others_write(path, "other")
         file.read()
 try:
-    with step_record("export_model", str(mount / "bucket/run/exported")):
+    with step_record("export_model", str(mount / "bucket/run/export")):
         read(mount / "bucket/full/file")
 except PlatformError as error:
     print(error)

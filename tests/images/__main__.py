@@ -44,7 +44,7 @@ _ON_KUBEFLOW = {
     "preflight-training/preflight": "preflight",
     "train-model/trained": "model",
     "evaluate-model/evaluation": "evaluation",
-    "export-model/exported": "export",
+    "export-model/export": "export",
 }
 _PORT = 8089
 # Where anyone may write in any image: emptied, or mounted over, when a container starts.

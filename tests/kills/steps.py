@@ -40,7 +40,7 @@ _PUBLISHED = {
     "preflight": "preflight",
     "trained": "model",
     "evaluation": "evaluation",
-    "exported": "export",
+    "export": "export",
     "deployment": "deployment",
 }
 

@@ -18,17 +18,15 @@ import numpy as np
 
 from tests.oracles.years import WEEKS, Years, simulate_creep, simulate_equal
 from tpu_components.core.examples.interface import Classification, LanguageModel, MultiLabel, Regression
-from tpu_components.core.results.estimates import (
-    Estimators,
-    estimators,
-    mean_area,
-    mean_average_precision,
-    score_passages,
-)
-from tpu_components.core.results.metric_table import direction
+from tpu_components.core.metrics.class_means import mean_area, mean_average_precision
+from tpu_components.core.metrics.comparisons import compare_metrics
+from tpu_components.core.metrics.definitions import Estimators, direction, estimators
+from tpu_components.core.metrics.estimates import score_passages
+from tpu_components.core.metrics.model_metrics import GroundTruth, ModelMetrics
 from tpu_components.evaluate_model import EvaluateParams
+from tpu_components.evaluate_model.baseline import find_baseline
 from tpu_components.evaluate_model.gate import decide
-from tpu_components.evaluate_model.metrics import GroundTruth, ModelMetrics, compare_metrics, find_baseline, find_slices
+from tpu_components.evaluate_model.slices import find_slices
 
 CONFIDENCE = 0.95
 _NUM_IN_POOL = 40_000

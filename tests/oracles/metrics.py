@@ -7,8 +7,8 @@ import numpy as np
 from tests.oracles import definitions
 from tests.oracles.cases import cases
 from tpu_components.core.examples.interface import TASKS, Regression
-from tpu_components.core.results.estimates import score_passages
-from tpu_components.evaluate_model.metrics import GroundTruth, compute_metrics
+from tpu_components.core.metrics.estimates import score_passages
+from tpu_components.core.metrics.model_metrics import GroundTruth, compute_metrics
 
 TOP_K = 3
 

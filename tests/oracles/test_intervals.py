@@ -9,8 +9,9 @@ import pytest
 import tpu_components.evaluate_model
 from tests.oracles import intervals
 from tpu_components.core.examples.interface import Classification, MultiLabel
-from tpu_components.core.results.estimates import compare, estimators, find_interval
-from tpu_components.core.results.metric_table import HIGHER
+from tpu_components.core.metrics.comparisons import compare
+from tpu_components.core.metrics.definitions import HIGHER, estimators
+from tpu_components.core.metrics.intervals import find_interval
 
 _TABLE = Path(tpu_components.evaluate_model.__file__).with_name("intervals.md")
 _NOMINAL = 0.05

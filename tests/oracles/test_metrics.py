@@ -6,8 +6,9 @@ import pytest
 from tests.oracles.cases import cases
 from tests.oracles.metrics import compute, deviations
 from tpu_components.core.examples.interface import TASKS
-from tpu_components.core.results.metric_table import METRICS
-from tpu_components.evaluate_model.metrics import GroundTruth, find_baseline
+from tpu_components.core.metrics.definitions import METRICS
+from tpu_components.core.metrics.model_metrics import GroundTruth
+from tpu_components.evaluate_model.baseline import find_baseline
 
 _CASES = {f"{task}, {name}": (task, targets, outputs) for task, name, targets, outputs in cases()}
 _PERMUTABLE = [name for name, (task, *_) in _CASES.items() if task in ("classification", "multi_label")]

@@ -9,8 +9,8 @@ import dataclasses
 import numpy as np
 from scipy import special
 
+from tpu_components.core.metrics.comparisons import find_chance
 from tpu_components.core.registry.held_out import spend
-from tpu_components.core.results.estimates import find_chance
 
 WEEKS, RATE = 52, 0.05
 _HARD, _EASY_SHARE, _EASY = 0.1, 0.9, 0.99  # A tenth of the examples is hard; of the others a model has 99% right.

@@ -49,6 +49,7 @@ from tpu_components.core.examples.text import START
 from tpu_components.core.files import typed_json
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.core.metrics.definitions import direction, task_metrics
 from tpu_components.core.models.training_step.hyperparameters import Part, TrainParams
 from tpu_components.core.pages.blocks import Block, Fields, Section, Sentences, Table, as_markdown
 from tpu_components.core.pages.markdown import fence, plain, quote
@@ -57,7 +58,6 @@ from tpu_components.core.registry.opening import origin_of_version
 from tpu_components.core.registry.versions import Registry, short_digest
 from tpu_components.core.results.evaluation_info import Evaluation, SliceMetric
 from tpu_components.core.results.export_info import ExportInfo
-from tpu_components.core.results.metric_table import direction, task_metrics
 from tpu_components.deploy_model.params import PREFLIGHT, DeployParams
 from tpu_components.serving.params import ServeParams
 

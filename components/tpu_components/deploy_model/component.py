@@ -16,7 +16,7 @@ from tpu_components.core.base.container_images import LOCAL_IMAGE, in_place_of_s
 def deploy_model(
     records: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
-    exported: dsl.Input[dsl.Model],
+    export: dsl.Input[dsl.Model],
     evaluation: dsl.Input[dsl.Artifact],
     deployment: dsl.Output[dsl.Artifact],
     fingerprint: Dict[str, str] = {},
@@ -49,7 +49,7 @@ def deploy_model(
     Args:
         records: Records that create_tfrecords wrote.
         model: Model that train_model wrote.
-        exported: Export that export_model wrote.
+        export: Export that export_model wrote.
         evaluation: Evaluation that evaluate_model wrote.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
@@ -102,5 +102,5 @@ def deploy_model(
     from tpu_components.core.component.step_record import run_component
     from tpu_components.deploy_model import DeployParams, deploy_model
 
-    folders = ("records", "model", "exported", "evaluation", "deployment")
+    folders = ("records", "model", "export", "evaluation", "deployment")
     run_component("deploy_model", deploy_model, DeployParams, inputs, *folders)

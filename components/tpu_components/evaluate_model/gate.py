@@ -5,10 +5,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tpu_components.core.base.formatting import level, percent, show
-from tpu_components.core.results.estimates import find_probability
-from tpu_components.core.results.evaluation_info import Baseline, Decision, Difference, Rule, SliceMetric
-from tpu_components.core.results.metric_table import BY_NAME, NO_CONFIDENCE
-from tpu_components.evaluate_model.metrics import ModelMetrics, macro_notes
+from tpu_components.core.metrics.comparisons import Difference
+from tpu_components.core.metrics.definitions import BY_NAME, NO_CONFIDENCE
+from tpu_components.core.metrics.details import macro_notes
+from tpu_components.core.metrics.intervals import find_probability
+from tpu_components.core.metrics.model_metrics import ModelMetrics
+from tpu_components.core.results.evaluation_info import Baseline, Decision, Rule, SliceMetric
 from tpu_components.evaluate_model.params import EvaluateParams
 
 # Relative difference below which values count as equal: the same numbers may be summed in another order.

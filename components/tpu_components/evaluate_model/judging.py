@@ -6,21 +6,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.metrics.comparisons import compare_metrics
+from tpu_components.core.metrics.definitions import NO_CONFIDENCE
+from tpu_components.core.metrics.model_metrics import GroundTruth, ModelMetrics, compute_metrics
 from tpu_components.core.registry.held_out import HeldOutSet
 from tpu_components.core.results.evaluation_info import EvaluatedModel, Evaluation, Groups, TestSetUse, Unseen
-from tpu_components.core.results.metric_table import NO_CONFIDENCE
+from tpu_components.evaluate_model.baseline import find_baseline
 from tpu_components.evaluate_model.gate import Comparison, decide
-from tpu_components.evaluate_model.metrics import (
-    GroundTruth,
-    ModelMetrics,
-    compare_metrics,
-    compute_metrics,
-    find_baseline,
-    find_slices,
-)
 from tpu_components.evaluate_model.params import EvaluateParams
 from tpu_components.evaluate_model.predicting import Predictions
 from tpu_components.evaluate_model.rivals import Rival, describe_champion
+from tpu_components.evaluate_model.slices import find_slices
 
 
 def judge(

@@ -11,8 +11,8 @@ from tpu_components.core.base.typed_values import Amount, NotNegative, Positive,
 from tpu_components.core.examples.artifacts import SPLITS, TEST
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, REGRESSION
 from tpu_components.core.machines.device import ACCELERATORS, BACKENDS
+from tpu_components.core.metrics.definitions import BY_NAME, HIGHER, LOWER, NEITHER, NO_CONFIDENCE, task_metrics
 from tpu_components.core.results.evaluation_info import Rule
-from tpu_components.core.results.metric_table import BY_NAME, HIGHER, LOWER, NEITHER, NO_CONFIDENCE, task_metrics
 
 # Direction of the metrics that may have each kind of bound.
 _SIDES = {"minimum": HIGHER, "maximum": LOWER}

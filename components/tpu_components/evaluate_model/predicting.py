@@ -31,10 +31,11 @@ from tpu_components.core.examples.interface import (
 from tpu_components.core.examples.slice_values import load_groups, load_slices
 from tpu_components.core.examples.text import Tokenizer, load_vocabulary
 from tpu_components.core.machines import device as devices
-from tpu_components.core.models.measuring import adapt, direction_of, measured_by
+from tpu_components.core.metrics.estimates import score_passages
+from tpu_components.core.metrics.keras_metrics import adapt, direction_of, measured_by
+from tpu_components.core.metrics.model_metrics import GroundTruth
+from tpu_components.core.models.lookup import has_added_class
 from tpu_components.core.models.trained import load_trained_model, predict
-from tpu_components.core.results.estimates import score_passages
-from tpu_components.evaluate_model.metrics import GroundTruth
 from tpu_components.evaluate_model.params import LENGTH, EvaluateParams
 
 _CHUNK_BYTES = 256 << 20  # Bytes of decoded inputs, or of predictions, in memory at a time.
@@ -78,7 +79,9 @@ def predict_split(
     """Predict every example of a split once with every model."""
     with device.scope():
         models = [load_trained_model(directory) for directory in model_dirs]
-    further = {metric.name: adapt(metric, manifest.interface, models[0]) for metric in measured_by(models[0])}
+    further = {
+        metric.name: adapt(metric, manifest.interface, has_added_class(models[0])) for metric in measured_by(models[0])
+    }
     params.check_task(manifest.task, {name: direction_of(metric) for name, metric in further.items()})
     readers = [_input_reader(directory, manifest) for directory in model_dirs]
     step = params.batch_size_per_replica * device.num_replicas

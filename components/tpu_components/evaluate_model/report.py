@@ -28,6 +28,8 @@ from tpu_components.core.examples.interface import (
     as_fields,
 )
 from tpu_components.core.examples.text import START
+from tpu_components.core.metrics.definitions import BY_NAME
+from tpu_components.core.metrics.details import list_confusions, macro_notes
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import (
     SIGNS,
@@ -44,9 +46,7 @@ from tpu_components.core.pages.blocks import (
 )
 from tpu_components.core.pages.pictures import show_picture
 from tpu_components.core.pages.scores import Score, list_scores, table_of
-from tpu_components.core.results.evaluation_info import Evaluation, list_confusions
-from tpu_components.core.results.metric_table import BY_NAME
-from tpu_components.evaluate_model.metrics import macro_notes
+from tpu_components.core.results.evaluation_info import Evaluation
 
 _MAX_SHOWN_CLASSES = 30  # In the matrix on the page.
 _MAX_PAIRS = _MAX_SLICES = 30

@@ -8,12 +8,12 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TRAIN, Manifest, ModelInfo
 from tpu_components.core.examples.example_ids import load_identities
 from tpu_components.core.files.location import Location
+from tpu_components.core.metrics.definitions import direction
 from tpu_components.core.registry.held_out import FOLDER, HeldOutSet
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.registry.reference import MODEL_DIR, VERSIONS_DIR, as_label
 from tpu_components.core.registry.versions import Registry, fetch, fetch_folder
 from tpu_components.core.results.evaluation_info import RegisteredChampion
-from tpu_components.core.results.metric_table import direction
 from tpu_components.evaluate_model.params import EvaluateParams
 
 

@@ -18,7 +18,8 @@ from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import LABEL_FEATURE, TEXT_FEATURE, Manifest
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, CorpusInput, ImageInput, Task
 from tpu_components.core.files import storage
-from tpu_components.core.results.estimates import Estimate, estimators, score_passages, standard_error
+from tpu_components.core.metrics.definitions import estimators
+from tpu_components.core.metrics.estimates import Estimate, score_passages, standard_error
 from tpu_components.export_model import verification
 from tpu_components.export_model.formats import FORMATS, TrainedModel
 from tpu_components.export_model.params import ExportParams

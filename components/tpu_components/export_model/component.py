@@ -16,7 +16,7 @@ from tpu_components.core.base.container_images import LOCAL_IMAGE, in_place_of_s
 def export_model(
     records: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
-    exported: dsl.Output[dsl.Model],
+    export: dsl.Output[dsl.Model],
     fingerprint: Dict[str, str] = {},
     *,
     tolerance: float = 0.0001,
@@ -46,10 +46,10 @@ def export_model(
             cannot be made, or differ too much, are left out with the reason.
 
     Returns:
-        exported: Export: `saved_model/`, `model.tflite`, `model_int8.tflite` and `export.json`.
+        export: Export: `saved_model/`, `model.tflite`, `model_int8.tflite` and `export.json`.
     """
     inputs = dict(locals())
     from tpu_components.core.component.step_record import run_component
     from tpu_components.export_model import ExportParams, export_model
 
-    run_component("export_model", export_model, ExportParams, inputs, "records", "model", "exported")
+    run_component("export_model", export_model, ExportParams, inputs, "records", "model", "export")

@@ -14,7 +14,7 @@ from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IM
 @in_place_of_shell
 @dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def predict_batch(
-    exported: dsl.Input[dsl.Model],
+    export: dsl.Input[dsl.Model],
     predictions: dsl.Output[dsl.Dataset],
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
@@ -32,7 +32,7 @@ def predict_batch(
     """Predict every example of a source with an exported model; returns the number of predictions.
 
     Args:
-        exported: Export that export_model wrote.
+        export: Export that export_model wrote.
         data_version: Digest of the source's content, from list_source. The step does not read it; the platform's cache
             runs the step again when it changes.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
@@ -61,14 +61,14 @@ def predict_batch(
     from tpu_components.core.component.step_record import run_component
     from tpu_components.predict_batch import PredictParams, predict_batch
 
-    folders = ("exported", "predictions")
+    folders = ("export", "predictions")
     return run_component("predict_batch", predict_batch, PredictParams, inputs, *folders).num_predicted
 
 
 @in_place_of_shell
 @dsl.component(base_image=LOCAL_BEAM_IMAGE, install_kfp_package=False)
 def predict_with_beam(
-    exported: dsl.Input[dsl.Model],
+    export: dsl.Input[dsl.Model],
     predictions: dsl.Output[dsl.Dataset],
     source: str,
     asked: Dict[str, Any] = {},
@@ -80,7 +80,7 @@ def predict_with_beam(
     `asked` has the parameters of predict_batch.
 
     Args:
-        exported: Export that export_model wrote.
+        export: Export that export_model wrote.
         source: Kind and place of the examples, as in predict_batch.
         asked: Other inputs of predict_batch by name, such as {"use_int8": true}. Inputs that are left out have their
             defaults.
@@ -97,14 +97,14 @@ def predict_with_beam(
     from tpu_components.core.component.step_record import run_component
     from tpu_components.predict_batch import PredictParams, predict_batch
 
-    folders = ("exported", "predictions")
+    folders = ("export", "predictions")
     return run_component("predict_batch", predict_batch, PredictParams, inputs, *folders).num_predicted
 
 
 @in_place_of_shell
 @dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def answer_range(
-    exported: dsl.Input[dsl.Model],
+    export: dsl.Input[dsl.Model],
     answers: dsl.Output[dsl.Artifact],
     number: int,
     num_ranges: int,
@@ -118,7 +118,7 @@ def answer_range(
     `asked` has the parameters of predict_batch.
 
     Args:
-        exported: Export that export_model wrote.
+        export: Export that export_model wrote.
         number: Number of the range, from 0.
         num_ranges: Number of ranges.
         source: Kind and place of the examples, as in predict_batch.
@@ -139,12 +139,12 @@ def answer_range(
 
     return run_component(
         "predict_batch",
-        lambda params, exported, answers: fan_out.answer_range(
-            params, str(exported), str(answers), int(number), int(num_ranges)
+        lambda params, export, answers: fan_out.answer_range(
+            params, str(export), str(answers), int(number), int(num_ranges)
         ),
         PredictParams,
         inputs,
-        "exported",
+        "export",
         "answers",
         then=lambda answered: answered.num_files,
     )
@@ -153,7 +153,7 @@ def answer_range(
 @in_place_of_shell
 @dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def merge_answers(
-    exported: dsl.Input[dsl.Model],
+    export: dsl.Input[dsl.Model],
     answers: dsl.Input[List[dsl.Artifact]],
     predictions: dsl.Output[dsl.Dataset],
     source: str,
@@ -164,7 +164,7 @@ def merge_answers(
     """Merge the files of predictions that parallel tasks wrote; returns the number of predictions.
 
     Args:
-        exported: Export that export_model wrote.
+        export: Export that export_model wrote.
         answers: Predictions of all ranges, from answer_range.
         source: Kind and place of the examples, as in predict_batch.
         asked: Other inputs of predict_batch by name, such as {"use_int8": true}. Inputs that are left out have their
@@ -184,12 +184,10 @@ def merge_answers(
 
     return run_component(
         "predict_batch",
-        lambda params, exported, answers, output: fan_out.merge_ranges(
-            params, str(exported), [*map(str, answers)], output
-        ),
+        lambda params, export, answers, output: fan_out.merge_ranges(params, str(export), [*map(str, answers)], output),
         PredictParams,
         inputs,
-        "exported",
+        "export",
         "answers",
         "predictions",
     ).num_predicted

@@ -38,13 +38,14 @@ from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location
 from tpu_components.core.machines import device as devices
 from tpu_components.core.machines.hosts import Hosts, ProcessGroup, find_hosts
-from tpu_components.core.models.measuring import adapt, direction_of, measured_by
+from tpu_components.core.metrics.definitions import HIGHER, LOWER, direction
+from tpu_components.core.metrics.keras_metrics import adapt, direction_of, measured_by
+from tpu_components.core.models.lookup import has_added_class
 from tpu_components.core.models.trained import save_architecture
 from tpu_components.core.models.training_step.compiling import UNPENALIZED_LOSS, learning_rate_at, make_callbacks
 from tpu_components.core.models.training_step.hyperparameters import AUTO, TrainParams
 from tpu_components.core.models.training_step.sharding import FULLY_SHARDED, fully_shard
 from tpu_components.core.models.training_step.wrapping import count_synchronized_layers
-from tpu_components.core.results.metric_table import HIGHER, LOWER, direction
 from tpu_components.train_model import heartbeat
 from tpu_components.train_model.checkpoints import checkpoint
 from tpu_components.train_model.checkpoints.parts import Array
@@ -163,7 +164,9 @@ class _Training:
         if VALIDATION in manifest.splits:
             share = session.group.hosts.share
             split = ValidationSplit(records_dir, manifest, session.batch_size, params.in_memory_mib, share)
-        self._metrics = [adapt(metric, manifest.interface, session.model) for metric in measured_by(session.model)]
+        self._metrics = [
+            adapt(metric, manifest.interface, has_added_class(session.model)) for metric in measured_by(session.model)
+        ]
         # The metric that decides the best epoch and early stopping; and 1 if higher is better, -1 if lower is.
         self._judged_by, self._sign = self._judge(params.monitor)
         self._callbacks = make_callbacks(session.model, params, self._known)

@@ -13,7 +13,7 @@ from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import LABEL_FEATURE, VALIDATION, WEIGHT_FEATURE, Manifest
 from tpu_components.core.examples.feeding import is_held_in_memory
 from tpu_components.core.examples.records import Examples
-from tpu_components.core.models.measuring import measure
+from tpu_components.core.metrics.keras_metrics import measure
 from tpu_components.core.models.trained import predict
 from tpu_components.core.models.training_step.sharding import array_sharding
 from tpu_components.train_model.loop import put_part

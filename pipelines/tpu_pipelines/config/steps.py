@@ -34,7 +34,7 @@ STEP_TABLE = {
     "preflight_training": Step("preflight", "preflight", "preflight", ("create_tfrecords",)),
     "train_model": Step("trained", "model", "training", ("create_tfrecords",)),
     "evaluate_model": Step("evaluation", "evaluation", "gate", ("train_model",)),
-    "export_model": Step("exported", "export", "export", ("train_model",), needs_promotion=True),
+    "export_model": Step("export", "export", "export", ("train_model",), needs_promotion=True),
     "deploy_model": Step("deployment", "deployment", "deploy", ("evaluate_model", "export_model"), True),
 }
 STEPS = tuple(STEP_TABLE)

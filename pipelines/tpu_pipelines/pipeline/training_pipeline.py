@@ -149,16 +149,16 @@ def training_pipeline(
                 marked = with_image(mark_promoted, images.steps)(model=trained)
                 place("evaluate_model", apply(marked, resources_of(config, "evaluate_model")))
                 return
-            exported = add(
+            export = add(
                 "export_model", export_model, records=records, model=trained, **_constants(config.export)
-            ).outputs["exported"]
+            ).outputs["export"]
             if config.deploy and config.deploy.registry:
                 add(
                     "deploy_model",
                     deploy_model,
                     records=records,
                     model=trained,
-                    exported=exported,
+                    export=export,
                     evaluation=evaluated.outputs["evaluation"],
                     lineage=dict(lineage or {"run": config.name}),
                     **footprint,

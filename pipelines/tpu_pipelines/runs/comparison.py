@@ -16,11 +16,11 @@ from tpu_components.core.examples.artifacts import MODEL_FILE, TEST, VALIDATION,
 from tpu_components.core.examples.interface import TASKS, judged_figure
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.core.metrics.definitions import HIGHER, LOWER, NEITHER, direction
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Cell, Section, Sentences, Table, cut
 from tpu_components.core.pages.display import Displayed
 from tpu_components.core.results.export_info import with_spread
-from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER, direction
 from tpu_components.export_model.formats import FORMATS
 from tpu_pipelines.runs.summary import Summary, TrainedModel, as_trained
 from tpu_pipelines.runs.workspace import SUMMARY_FILE

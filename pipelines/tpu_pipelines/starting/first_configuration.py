@@ -21,8 +21,8 @@ from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION
 from tpu_components.core.examples.interface import CORPUS, IMAGE, TASKS, TEXT
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE
+from tpu_components.core.metrics.definitions import HIGHER, direction
 from tpu_components.core.models.ready import REGISTRY
-from tpu_components.core.results.metric_table import HIGHER, direction
 from tpu_components.core.sources.kinds import find_location
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.source_ref import SourceRef

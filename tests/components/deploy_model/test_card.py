@@ -25,12 +25,13 @@ from tpu_components.core.examples.artifacts import (
     TargetStatistics,
 )
 from tpu_components.core.examples.interface import CorpusInput, ImageInput, TextInput
+from tpu_components.core.metrics.comparisons import Difference
+from tpu_components.core.metrics.definitions import task_metrics
 from tpu_components.core.models.trained import load_trained_model
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.results.evaluation_info import (
     Baseline,
     Decision,
-    Difference,
     EvaluatedModel,
     Evaluation,
     RegisteredChampion,
@@ -39,7 +40,6 @@ from tpu_components.core.results.evaluation_info import (
     Unseen,
 )
 from tpu_components.core.results.export_info import ComparedOn, ExportInfo, FormatFacts, Output
-from tpu_components.core.results.metric_table import task_metrics
 from tpu_components.deploy_model import DeployParams
 from tpu_components.deploy_model.card import CardFacts, read_facts, write_card
 

@@ -10,8 +10,9 @@ from sklearn import metrics as judge
 
 from tests.components.judging import decide_on, said
 from tpu_components.core.examples.interface import TASKS, Regression
+from tpu_components.core.metrics.model_metrics import GroundTruth
 from tpu_components.evaluate_model import EvaluateParams
-from tpu_components.evaluate_model.metrics import GroundTruth, find_baseline
+from tpu_components.evaluate_model.baseline import find_baseline
 
 _NAMES = ("pos", "neg", "other")
 

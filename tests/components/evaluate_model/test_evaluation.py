@@ -13,9 +13,9 @@ from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.examples.example_ids import load_identities
 from tpu_components.core.examples.interface import TASKS
+from tpu_components.core.metrics.model_metrics import GroundTruth, compute_metrics
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
-from tpu_components.evaluate_model.metrics import GroundTruth, compute_metrics
 from tpu_components.evaluate_model.predicting import find_seen_examples
 from tpu_components.train_model import train_model
 

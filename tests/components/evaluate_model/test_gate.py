@@ -8,11 +8,12 @@ from scipy import stats
 from tests.components.judging import decide_on, said
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import Classification
-from tpu_components.core.results.estimates import find_probability
-from tpu_components.core.results.evaluation_info import Decision, Difference, Rule
+from tpu_components.core.metrics.comparisons import Difference
+from tpu_components.core.metrics.intervals import find_probability
+from tpu_components.core.metrics.model_metrics import GroundTruth, compute_metrics
+from tpu_components.core.results.evaluation_info import Decision, Rule
 from tpu_components.evaluate_model import EvaluateParams
 from tpu_components.evaluate_model.gate import decide
-from tpu_components.evaluate_model.metrics import GroundTruth, compute_metrics
 
 _GOOD, _BAD = {"accuracy": 0.98, "loss": 0.1}, {"accuracy": 0.95, "loss": 0.2}
 

@@ -12,9 +12,11 @@ from tests.html_page import Page
 from tpu_components.core.base.terminal import visible
 from tpu_components.core.examples.artifacts import Manifest, Split
 from tpu_components.core.examples.interface import TASKS, ImageInput, Regression
+from tpu_components.core.metrics.comparisons import Difference
+from tpu_components.core.metrics.model_metrics import GroundTruth, compute_metrics
 from tpu_components.core.pages import page
-from tpu_components.core.results.evaluation_info import Decision, Difference, EvaluatedModel, Evaluation, Rule
-from tpu_components.evaluate_model.metrics import GroundTruth, compute_metrics, find_baseline
+from tpu_components.core.results.evaluation_info import Decision, EvaluatedModel, Evaluation, Rule
+from tpu_components.evaluate_model.baseline import find_baseline
 from tpu_components.evaluate_model.report import chart_training, describe_run, render_report, show_examples
 
 _HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }} ]]>&amp;\x1b[2J\u202e"

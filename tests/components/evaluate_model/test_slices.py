@@ -15,10 +15,11 @@ from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.interface import Classification, MultiLabel, Regression
 from tpu_components.core.examples.records import read_batches
 from tpu_components.core.examples.slice_values import load_groups, load_slices
+from tpu_components.core.metrics.model_metrics import GroundTruth
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.evaluate_model import EvaluateParams
 from tpu_components.evaluate_model.evaluation import check_slices
-from tpu_components.evaluate_model.metrics import GroundTruth, find_slices
+from tpu_components.evaluate_model.slices import find_slices
 
 _FIGURES = {"accuracy": 0.9}
 

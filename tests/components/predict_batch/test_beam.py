@@ -183,9 +183,9 @@ def test_the_wrapper_writes_what_the_step_alone_writes(export_dir, params, tmp_p
     script = (
         "import json, sys, types\n"
         "from tpu_components.predict_batch.component import predict_with_beam\n"
-        "exported, predictions = (types.SimpleNamespace(path=path, metadata={}) for path in sys.argv[1:3])\n"
+        "export, predictions = (types.SimpleNamespace(path=path, metadata={}) for path in sys.argv[1:3])\n"
         "asked = {'part_examples': 4.0, 'beam_options': {'direct_num_workers': '1'}}\n"
-        "number = predict_with_beam.python_func(exported, predictions, sys.argv[3], asked)\n"
+        "number = predict_with_beam.python_func(export, predictions, sys.argv[3], asked)\n"
         "print(json.dumps([number, predictions.metadata]))\n"
     )
     done = beam.run([beam.PYTHON, "-c", script, export_dir, str(tmp_path / "out"), params.source])

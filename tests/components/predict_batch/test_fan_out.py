@@ -115,9 +115,9 @@ def test_the_commands_and_the_wrappers_write_what_the_step_alone_writes(
         name: types.SimpleNamespace(path=str(tmp_path / "run" / name / "out"), metadata={})
         for name in ("0", "1", "all")
     }
-    exported, asked = types.SimpleNamespace(path=str(export_dir)), {"part_examples": 4.0, "num_workers": 1.0}
-    counts = [answer_range.python_func(exported, places[str(i)], i, 2, params.source, asked) for i in range(2)]
+    export, asked = types.SimpleNamespace(path=str(export_dir)), {"part_examples": 4.0, "num_workers": 1.0}
+    counts = [answer_range.python_func(export, places[str(i)], i, 2, params.source, asked) for i in range(2)]
     assert counts == [1, 2]
     ranges = [places["0"], places["1"]]
-    assert merge_answers.python_func(exported, ranges, places["all"], params.source, asked) == 10
+    assert merge_answers.python_func(export, ranges, places["all"], params.source, asked) == 10
     assert contents(tmp_path / "run" / "all" / "out") == contents(tmp_path / "alone")

@@ -4,14 +4,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from tpu_components.core.results.evaluation_info import (
-    Decision,
-    Difference,
-    EvaluatedModel,
-    Evaluation,
-    Rule,
-    SliceMetric,
-)
+from tpu_components.core.metrics.comparisons import Difference
+from tpu_components.core.results.evaluation_info import Decision, EvaluatedModel, Evaluation, Rule, SliceMetric
 from tpu_pipelines.retraining.job_summary import RunFindings, render_junit, render_markdown, render_runs
 from tpu_pipelines.retraining.retrain import RunDecision
 from tpu_pipelines.runs.summary import Summary

@@ -107,12 +107,28 @@ def test_kfp_sees_absolute_paths_and_all_else_as_it_was(workspace):
 
 def test_what_interrupted_runs_left_is_deleted(workspace):
     cache = open_cache(workspace)
-    fill(cache.directory / "training-pipeline-2026-01-01" / "export-model" / "exported")
+    fill(cache.directory / "training-pipeline-2026-01-01" / "export-model" / "export")
     fill(cache.directory / "training-pipeline-2026-01-02" / "train-model" / "trained")
     (cache.entries_dir / "damaged.json").write_text("[")
     cache.drop_leftovers()
     assert os.listdir(cache.entries_dir) == ["key.json"]
     assert [str(path.relative_to(cache.directory)) for path in cache.directory.glob("training-*/*")] == [TASK]
+
+
+def test_an_entry_that_an_earlier_version_wrote_is_kept_by_the_name_of_its_output(workspace, tmp_path):
+    """The output of export_model was called `exported`. Its code is part of its key, so that it is exported again."""
+    cache = open_cache(workspace)
+    export = fill(cache.directory / "training-pipeline-2026-01-01" / "export-model" / "exported")
+    entry = {"exported": {"__kfp_artifact__": True, "uri": str(export), "metadata": {}}}
+    (cache.entries_dir / "older.json").write_text(json.dumps(entry))
+    run = tmp_path / "run" / "export"
+    run.mkdir(parents=True)
+    os.link(export / "model.json", run / "model.json")
+    cache.drop_leftovers()
+    cache.keep_only([run])
+    assert os.listdir(cache.entries_dir) == ["older.json"]
+    assert json.loads((cache.for_kfp() / "older.json").read_text()) == entry
+    assert cache.output("older", "exported") == export
 
 
 def test_a_step_of_another_run_is_shared_and_not_copied(workspace, tmp_path):

@@ -1,4 +1,4 @@
-"""Keras, JAX and TensorFlow, each imported at its first use, because an import takes seconds.
+"""Keras, JAX, TensorFlow and parts of SciPy, each imported at its first use, because some take seconds to import.
 
 `from tpu_components.core.base.frameworks import keras` at the top of a module imports nothing yet, so that command
 lines answer at once, and a step loads no framework that it does not need.
@@ -27,6 +27,7 @@ if not typing.TYPE_CHECKING:
 
     jax, jnp, lax = map(_Later, ("jax", "jax.numpy", "jax.lax"))
     keras, ops, tf = map(_Later, ("keras", "keras.ops", "tensorflow"))
+    sparse, special = map(_Later, ("scipy.sparse", "scipy.special"))  # The image that serves has no SciPy.
 else:  # `fingerprint` follows these imports, so that an upgrade of a framework invalidates cached steps.
     import jax
     import keras
@@ -34,6 +35,7 @@ else:  # `fingerprint` follows these imports, so that an upgrade of a framework 
     from jax import lax
     from jax import numpy as jnp
     from keras import ops
+    from scipy import sparse, special
 
 # Keras imports these if they are installed, to accept their data, draw models and wrap them: half of its import's time.
 _COMPANIONS = ("matplotlib", "pandas", "sklearn")
@@ -54,4 +56,4 @@ def import_keras_alone() -> None:
             del sys.modules[name]
 
 
-__all__ = ["import_keras_alone", "jax", "jnp", "keras", "lax", "ops", "tf"]
+__all__ = ["import_keras_alone", "jax", "jnp", "keras", "lax", "ops", "sparse", "special", "tf"]

@@ -3,7 +3,7 @@
 An input describes an example: shape, dtype, arguments of `build_model`, and how it is stored. A task describes what is
 predicted: the target, the loss, and the metric that the gate compares (the judged figure). Steps use these two classes
 instead of branching by kind. Other differences are in tables by kind or task of the modules that need them: parsing in
-`records`, metrics in `evaluate_model`, responses in `serving`. Importing this module imports no framework.
+`records`, metrics in `core.metrics`, responses in `serving`. Importing this module imports no framework.
 """
 
 import dataclasses

@@ -82,6 +82,12 @@ def brought_by(model: Any) -> Brought:
     return vars(model).get(_BROUGHT, Brought())
 
 
+def has_added_class(model: Any) -> bool:
+    """Return whether `build_model` added the first of two classes to a user's model with one output."""
+    last = model.outputs[0]._keras_history.operation  # A layer of the user may have this name, too.
+    return last.name == BOTH_CLASSES_LAYER and type(last).__name__ == "Concatenate"
+
+
 def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
     """Check, without importing Keras, that a model's name can be resolved.
 

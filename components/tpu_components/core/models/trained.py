@@ -16,10 +16,10 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import keras, tf
 from tpu_components.core.examples.artifacts import ARCHITECTURE_FILE, BEST_WEIGHTS_FILE, CODE_FILE
 from tpu_components.core.examples.interface import LANGUAGE_MODEL
+from tpu_components.core.metrics.keras_metrics import measured_by, set_measured
 from tpu_components.core.models.bundle import Bundle, custom_objects, objects_of_keras_only, open_bundle
 from tpu_components.core.models.language_model import StepModel
 from tpu_components.core.models.lookup import bundle_of, explain
-from tpu_components.core.models.measuring import measured_by, set_measured
 
 # Keys of architecture.json: the SHA-256 of `code.zip`, and the Keras configurations of the additional metrics.
 _CODE, _METRICS = "code_sha256", "metrics"

@@ -7,9 +7,10 @@ from typing import Self
 
 from tpu_components.core.base.formatting import percent, show, signed
 from tpu_components.core.examples.interface import TASKS, judged_figure
+from tpu_components.core.metrics.comparisons import Difference
+from tpu_components.core.metrics.definitions import BY_NAME, Metric, task_metrics
 from tpu_components.core.pages.blocks import Cell, Table
-from tpu_components.core.results.evaluation_info import Difference, Evaluation, SliceMetric
-from tpu_components.core.results.metric_table import BY_NAME, Metric, task_metrics
+from tpu_components.core.results.evaluation_info import Evaluation, SliceMetric
 
 
 @dataclasses.dataclass(frozen=True)

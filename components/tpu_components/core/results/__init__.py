@@ -1,1 +1,1 @@
-"""Types of the result files that one step writes and another reads; the table of metrics, and their estimators."""
+"""Types of the result files that one step writes and another reads."""

@@ -12,12 +12,12 @@ from tpu_components.core.base import typed_values
 from tpu_components.core.base.formatting import level, percent, show
 from tpu_components.core.examples.artifacts import EVALUATION_FILE
 from tpu_components.core.files.typed_json import JsonFile
-from tpu_components.core.results.metric_table import BY_NAME
+from tpu_components.core.metrics.comparisons import Difference
+from tpu_components.core.metrics.definitions import BY_NAME
 
-MAX_MATRIX_CLASSES = 100  # A matrix of more classes is mostly zeros, and grows with the square of their number.
 _LISTED = 100
 _ROUNDING = 1e-6  # A mean of shares may exceed 1 by rounding.
-# Types of values that are checked on reading, although they are not metrics of `metric_table`.
+# Types of values that are checked on reading, although they are not metrics of `METRICS`.
 _DETAILS: Mapping[str, Any] = {
     "num_examples": int,
     "num_absent_classes": int,
@@ -127,42 +127,6 @@ class Baseline:
         if not self.is_beaten and self.advantage > 0:
             text += f" by more than the {show(self.margin)} that chance explains"
         return Rule(self.is_beaten, self.metric, text + alike)
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """Difference of a model from the champion in one metric on the same examples, with its confidence bounds.
-
-    Attributes:
-        advantage: Difference by which the model is better; negative if it is worse.
-        least: Lower confidence bound of the true difference, at the gate's confidence; None if there are too few
-            examples.
-        most: Upper confidence bound of the true difference, at the same confidence; None if there are too few examples.
-        luck: One-sided p-value: the probability of such an advantage, or a larger one, if the model is no better.
-        detectable: True difference that a test with these examples would detect with a power of 80%; None if there are
-            too few examples.
-        num_better: Number of examples that only the model predicts correctly; None if the metric is not a share of
-            correct predictions.
-        num_worse: Number of examples that only the champion predicts correctly; None if `num_better` is None.
-    """
-
-    advantage: float
-    least: float | None
-    most: float | None
-    luck: typed_values.Share
-    detectable: float | None = None
-    num_better: int | None = None
-    num_worse: int | None = None
-
-    @property
-    def bounds(self) -> tuple[float, float] | None:
-        """`least` and `most`; None if there are too few examples."""
-        return None if self.least is None or self.most is None else (self.least, self.most)
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether the difference is significant."""
-        return self.bounds is not None and not self.bounds[0] <= 0 <= self.bounds[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,7 +281,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
         model: The model.
         class_names: Class names, in the order of the model's outputs; for a regression, the names of the targets.
         gate: Whether to promote the model, and why.
-        challenger: The model's metrics: those of `metric_table`, and those that only the report shows.
+        challenger: The model's metrics: those of `METRICS`, and those that only the report shows.
         champion: The champion's metrics on the same examples; None without a champion.
         registered_champion: The champion of the registry; None if no registry was queried.
         baseline: Comparison of the model with the best constant prediction; None in older files.
@@ -382,49 +346,6 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
                 elif name in _DETAILS:
                     typed_values.read(value, _DETAILS[name], f"{role}.{name}", any_version=True)
         return evaluation
-
-
-def count_confusions(labels: np.ndarray, predicted: np.ndarray, num_classes: int) -> dict[str, Any]:
-    """Count how often each class was predicted for each true class, in the form of `evaluation.json`.
-
-    Args:
-        labels: True classes, int[examples], from 0 to num_classes - 1.
-        predicted: Predicted classes, int[examples].
-        num_classes: Number of classes.
-
-    Returns:
-        For at most 100 classes, `confusion_matrix`: a list of rows, one for each true class. For more classes,
-        `confusions`, which leaves out the zeros: lists of class indices, `true` and `predicted`, and of the number of
-        examples, `count`, sorted by true and predicted class. They are never longer than the number of examples.
-
-    Example:
-        >>> labels, predicted = np.array([0, 0, 1]), np.array([0, 1, 1])
-        >>> count_confusions(labels, predicted, 2)
-        {'confusion_matrix': [[1, 1], [0, 1]]}
-        >>> count_confusions(labels, predicted, 101)
-        {'confusions': {'true': [0, 0, 1], 'predicted': [0, 1, 1], 'count': [1, 1, 1]}}
-    """
-    pairs, counts = np.unique(labels.astype(np.int64) * num_classes + predicted, return_counts=True)
-    true, predicted = np.divmod(pairs, num_classes)
-    if num_classes > MAX_MATRIX_CLASSES:
-        columns = {"true": true, "predicted": predicted, "count": counts}
-        return {"confusions": {name: column.tolist() for name, column in columns.items()}}
-    matrix = np.zeros((num_classes, num_classes), int)
-    matrix[true, predicted] = counts
-    return {"confusion_matrix": matrix.tolist()}
-
-
-def list_confusions(figures: Mapping[str, Any]) -> list[tuple[int, int, int]]:
-    """Return (true class, predicted class, count) of the pairs that occur, from the details of a classification.
-
-    Earlier versions wrote `confusion_matrix` for any number of classes.
-    """
-    if "confusions" in figures:
-        columns = (figures["confusions"][name] for name in ("true", "predicted", "count"))
-        return list(zip(*columns, strict=True))
-    matrix = np.array(figures["confusion_matrix"])
-    true, predicted = np.nonzero(matrix)
-    return list(zip(true.tolist(), predicted.tolist(), matrix[true, predicted].tolist(), strict=True))
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:

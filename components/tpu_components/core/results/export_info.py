@@ -10,7 +10,7 @@ from tpu_components.core.base.typed_values import Amount, Share
 from tpu_components.core.examples.artifacts import EXPORT_FILE
 from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, TASKS, AnyInput, as_fields
 from tpu_components.core.files.typed_json import JsonFile
-from tpu_components.core.results.metric_table import BY_NAME
+from tpu_components.core.metrics.definitions import BY_NAME
 
 _TRAINED = "trained_"  # Prefix of the metric's name in the file.
 
@@ -111,7 +111,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
         quantization: Parts of the int8 format that are int8, in words; None without this format.
         dataset_fingerprint: Fingerprint of the data set on which the formats were compared.
         compared_on: Examples on which the formats were compared.
-        judged: Metric by which the formats are compared; one of `metric_table`.
+        judged: Metric by which the formats are compared; one of `METRICS`.
         trained_score: Score of the trained model; None if it is undefined.
         formats: Formats of the export, by name.
         left_out: Reasons why other formats were left out, by name.

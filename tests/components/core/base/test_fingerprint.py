@@ -24,7 +24,7 @@ _REACHED = {
         "heartbeat.py",
         "registry/folder.py",
     },
-    "evaluate_model": {"page.css", "page.html.jinja", "blocks.html.jinja", "estimates.py"},
+    "evaluate_model": {"page.css", "page.html.jinja", "blocks.html.jinja", "metrics/estimates.py"},
     "export_model": {"verification.py", "serving/lite.py", "formats.py", "models/trained.py", "__init__.py"},
     "deploy_model": {"health_check.py", "serving/exported.py", "serving/params.py", "registry/vertex.py"},
 }

@@ -20,8 +20,8 @@ from tpu_components.core.base.errors import InputError, describe, did_you_mean
 from tpu_components.core.base.frameworks import jax, keras, ops, tf
 from tpu_components.core.examples.class_names import class_name
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, PADDING, Interface
-from tpu_components.core.models.lookup import PROBABILITIES_LAYER, Brought, brought_by, explain
-from tpu_components.core.models.measuring import adapt, convert_targets, has_one_output, measured_by, set_measured
+from tpu_components.core.metrics.keras_metrics import adapt, convert_targets, measured_by, set_measured
+from tpu_components.core.models.lookup import PROBABILITIES_LAYER, Brought, brought_by, explain, has_added_class
 from tpu_components.core.models.training_step.augmentation import check_augmentation
 from tpu_components.core.models.training_step.hyperparameters import OF_THE_MODEL, OF_THE_TASK, TrainParams
 from tpu_components.core.models.training_step.program import state_of
@@ -378,7 +378,7 @@ def _loss(params: TrainParams, interface: Interface, model: Any) -> Any:
         return bool(np.all(np.asarray(each(targets, right)) < np.asarray(each(targets, wrong))))
 
     return convert_targets(
-        each, try_on, f"loss={name}", interface, params.softens_labels, tells_apart if has_one_output(model) else None
+        each, try_on, f"loss={name}", interface, params.softens_labels, tells_apart if has_added_class(model) else None
     )
 
 
@@ -450,7 +450,7 @@ def _further_metrics(params: TrainParams, interface: Interface, model: Any) -> l
         if params.metrics:
             raise InputError("metrics are not for a language model, which has bits_per_character. Remove them.")
         return []
-    return [adapt(metric, interface, model) for metric in by_name.values()]
+    return [adapt(metric, interface, has_added_class(model)) for metric in by_name.values()]
 
 
 def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> list[Any]:

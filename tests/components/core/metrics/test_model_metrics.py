@@ -8,9 +8,9 @@ from sklearn import metrics as judge
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import TASKS, Regression
-from tpu_components.core.results.evaluation_info import MAX_MATRIX_CLASSES, list_confusions
-from tpu_components.core.results.metric_table import task_metrics
-from tpu_components.evaluate_model.metrics import GroundTruth, compute_metrics, macro_notes
+from tpu_components.core.metrics.definitions import task_metrics
+from tpu_components.core.metrics.details import MAX_MATRIX_CLASSES, list_confusions, macro_notes
+from tpu_components.core.metrics.model_metrics import GroundTruth, compute_metrics
 
 
 def _names(num):

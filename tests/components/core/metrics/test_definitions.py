@@ -2,6 +2,8 @@
 
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +11,15 @@ import pytest
 
 from tpu_components import evaluate_model
 from tpu_components.core.base.formatting import show
-from tpu_components.core.examples.interface import TASKS
-from tpu_components.core.results.estimates import estimators
-from tpu_components.core.results.metric_table import (
+from tpu_components.core.examples.interface import TASKS, Regression
+from tpu_components.core.metrics.definitions import (
     BY_NAME,
     HIGHER,
     LOWER,
     METRICS,
     NEITHER,
     direction,
+    estimators,
     task_metrics,
 )
 
@@ -25,12 +27,25 @@ from tpu_components.core.results.metric_table import (
 _SHAPES = {"classification": ((4,), (4, 2)), "language_model": ((4, 5), (4, 5, 2))}
 
 
-def test_every_task_has_a_table_of_what_is_estimated_and_the_judged_metric_comes_first():
+def test_every_task_has_metrics_the_judged_one_first_and_only_one_that_needs_something_may_be_undefined():
     assert {metric.task for metric in METRICS} == set(TASKS)
     for name, task in TASKS.items():
         targets, outputs = _SHAPES.get(name, ((4, 2), (4, 2)))
         assert next(iter(task_metrics(name))) == task.judged
-        assert set(estimators(task, np.zeros(targets, int), np.ones(outputs))) == set(task_metrics(name))
+        scaled = Regression((0.0, 0.0), (1.0, 1.0)) if name == "regression" else task
+        estimates = {
+            each: make() for each, make in estimators(scaled, np.zeros(targets, int), np.ones(outputs)).items()
+        }
+        assert set(estimates) == set(task_metrics(name))
+        undefined = {each for each, estimate in estimates.items() if estimate is None}
+        assert undefined == {each for each, metric in task_metrics(name).items() if metric.needs}
+
+
+def test_the_table_is_read_without_a_library_that_estimates():
+    """The image that serves reads the table, and has no SciPy."""
+    loaded = "import sys, tpu_components.core.metrics.definitions; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert not {"scipy", "keras", "tensorflow", "jax"} & set(run.stdout.split())
 
 
 def test_tasks_say_the_same_of_a_metric_of_one_name():

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tpu_components.core.examples.interface import Classification, MultiLabel, Regression
-from tpu_components.core.results.estimates import compare, compare_shares, estimators, find_interval
-from tpu_components.core.results.metric_table import METRICS, direction
-from tpu_components.evaluate_model.metrics import GroundTruth, compare_metrics, compute_metrics
+from tests.components.core.metrics.drawing import CASES, draw_models, draw_patients
+from tpu_components.core.examples.interface import Classification
+from tpu_components.core.metrics.comparisons import compare, compare_metrics, compare_shares
+from tpu_components.core.metrics.definitions import METRICS, direction, estimators
+from tpu_components.core.metrics.intervals import find_interval
 
 _NUM_COMPARISONS = 2000
-_NUMBERS = Regression(mean=(0.0, 0.0), std=(1.0, 5.0))
 _NUM_OF_ALL_FIGURES = 10_000
 # A share of so many whose expectation is 5% is above these once in a thousand.
 _MOST_FALSE, _MOST_FALSE_OF_ALL = (
@@ -21,75 +21,10 @@ _MOST_FALSE, _MOST_FALSE_OF_ALL = (
 )
 
 
-def _similar(generator, shape, skills):
-    """Return noise of two models that have four fifths of it in common, more of it for the first one's skill."""
-    common = generator.normal(size=shape)
-    return [0.8 * common + 0.6 * generator.normal(size=shape) for _ in skills]
-
-
-def _classes(generator, num_examples, skills, num_classes=4):
-    labels = generator.integers(0, num_classes, num_examples)
-    outputs = []
-    for skill, noise in zip(skills, _similar(generator, (num_examples, num_classes), skills), strict=True):
-        noise[np.arange(num_examples), labels] += skill
-        powers = np.exp(2 * noise)
-        outputs.append(powers / powers.sum(axis=1, keepdims=True))
-    return labels, outputs
-
-
-def _two_classes(generator, num_examples, skills):
-    return _classes(generator, num_examples, skills, num_classes=2)
-
-
-def _labels(generator, num_examples, skills):
-    labels = (generator.random((num_examples, 3)) < 0.3).astype(np.float32)
-    noises = _similar(generator, labels.shape, skills)
-    return labels, [
-        1 / (1 + np.exp(-2 * (noise + skill * (2 * labels - 1)))) for skill, noise in zip(skills, noises, strict=True)
-    ]
-
-
-def _numbers(generator, num_examples, skills):
-    targets = generator.normal(size=(num_examples, 2)) * _NUMBERS.std
-    noises = _similar(generator, targets.shape, skills)
-    return targets, [targets + noise / skill * _NUMBERS.std for skill, noise in zip(skills, noises, strict=True)]
-
-
-_CASES = {
-    "classification": (Classification(), _classes),
-    "two classes": (Classification(), _two_classes),
-    "multi_label": (MultiLabel(), _labels),
-    "regression": (_NUMBERS, _numbers),
-}
-_NOT_SMOOTH = {"median_absolute_error"}  # One example moves it by a whole distance between two errors, or not at all.
-
-
-def _models(case, generator, num_examples, skills):
-    task, draw = _CASES[case]
-    targets, outputs = draw(generator, num_examples, skills)
-    return [compute_metrics(GroundTruth(task, targets, "abcd"[: own.shape[1]]), own, 2) for own in outputs]
-
-
-@pytest.mark.parametrize("case", _CASES)
-def test_an_influence_is_what_leaving_an_example_out_takes_away(case):
-    """To the first order, n - 1 times."""
-    task, draw = _CASES[case]
-    targets, (outputs,) = draw(np.random.default_rng(0), 300, [1.5])
-    some, found = np.arange(0, 300, 25), estimators(task, targets, outputs, 1)
-    without = [estimators(task, np.delete(targets, i, 0), np.delete(outputs, i, 0), 1) for i in some]
-    for metric, make in found.items():
-        if (estimate := make()) is None or metric in _NOT_SMOOTH:
-            continue
-        assert abs(estimate.influence.mean()) < 1e-9 * max(1, np.abs(estimate.influence).max()), metric
-        left_out = (estimate.value - np.array([left[metric]().value for left in without])) * 299
-        assert np.corrcoef(estimate.influence[some], left_out)[0, 1] > 0.99, metric
-        assert left_out.std() == pytest.approx(estimate.influence[some].std(), rel=0.1), metric
-
-
 def test_every_metric_of_every_task_can_be_compared_and_has_an_interval():
     known = set()
-    for case in _CASES:
-        models = _models(case, np.random.default_rng(1), 400, [1.6, 1.5])
+    for case in CASES:
+        models = draw_models(case, np.random.default_rng(1), 400, [1.6, 1.5])
         differences, intervals = compare_metrics(*models, 0.95), models[0].intervals
         assert set(differences) == set(models[0].metrics) == set(intervals)
         for difference in differences.values():
@@ -98,19 +33,6 @@ def test_every_metric_of_every_task_can_be_compared_and_has_an_interval():
             assert low < models[0].metrics[metric] < high or metric == "calibration_error", metric
         known |= {(models[0].task, metric) for metric in differences}
     assert {(metric.task, metric.name) for metric in METRICS if metric.task != "language_model"} == known
-
-
-@pytest.mark.parametrize(("num_examples", "num_targets"), [(50, 1), (50, 2), (500, 1)])
-def test_the_interval_of_a_median_holds_it_as_often_as_promised(num_examples, num_targets):
-    generator, scale = np.random.default_rng(0), np.arange(1, num_targets + 1) * 3.0
-    task, median = Regression((0.0,) * num_targets, (1.0,) * num_targets), stats.norm.ppf(0.75) * scale.mean()
-    missed = 0
-    for _ in range(500):
-        errors = generator.normal(size=(num_examples, num_targets)) * scale
-        make = estimators(task, np.zeros_like(errors), errors)["median_absolute_error"]
-        low, high = find_interval(make(), 0.95)
-        missed += not low <= median <= high
-    assert missed / 500 <= 0.05 + 3.1 * math.sqrt(0.05 * 0.95 / 500)
 
 
 @pytest.mark.parametrize(("num_examples", "differ"), [(100, 0.05), (1000, 0.03), (10_000, 0.01)])
@@ -166,18 +88,11 @@ def test_the_bounds_of_shares_are_where_so_great_an_advantage_is_as_rare_as_aske
     assert probability == pytest.approx(0.05, rel=0.02)
 
 
-def test_answers_that_are_all_right_still_have_an_interval():
-    labels, outputs = np.zeros(50, int), np.tile([0.9, 0.1], (50, 1))
-    low, high = compute_metrics(GroundTruth(Classification(), labels, "ab"), outputs).intervals["accuracy"]
-    expected = stats.binomtest(50, 50).proportion_ci(method="exact")
-    assert (low, high) == pytest.approx((expected.low, 1.0))
-
-
 @pytest.mark.slow  # 10,000 data sets of every task, with all figures that have a formula, of both models.
-@pytest.mark.parametrize("case", _CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_of_equal_models_one_in_twenty_is_promoted_by_any_figure(case, capsys):
     generator = np.random.default_rng(4)
-    (task, draw), promoted, advantages, detectable = _CASES[case], Counter(), {}, {}
+    (task, draw), promoted, advantages, detectable = CASES[case], Counter(), {}, {}
     for _ in range(_NUM_OF_ALL_FIGURES):
         labels, outputs = draw(generator, 500, [1.5, 1.5])
         ours, theirs = (estimators(task, labels, of_one, of_one.shape[1] // 2) for of_one in outputs)
@@ -201,20 +116,21 @@ def test_of_equal_models_one_in_twenty_is_promoted_by_any_figure(case, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", _CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_a_detectably_better_model_is_seen_four_times_in_five_by_any_figure(case, capsys):
     """The judged figure of models whose true difference, measured on very many examples, is what is detectable."""
     generator = np.random.default_rng(5)
-    metric = _CASES[case][0].judged
-    equals = [compare_metrics(*_models(case, generator, 500, [1.5, 1.5]), 0.95)[metric] for _ in range(50)]
+    metric = CASES[case][0].judged
+    equals = [compare_metrics(*draw_models(case, generator, 500, [1.5, 1.5]), 0.95)[metric] for _ in range(50)]
     found = float(np.median([difference.detectable for difference in equals]))
     skills = np.linspace(1.5, 1.9, 9)
     truth = [
-        compare_metrics(*_models(case, generator, 200_000, [skill, 1.5]), 0.95)[metric].advantage for skill in skills
+        compare_metrics(*draw_models(case, generator, 200_000, [skill, 1.5]), 0.95)[metric].advantage
+        for skill in skills
     ]
     skill = float(np.interp(found, truth, skills))
     lucks = [
-        compare_metrics(*_models(case, generator, 500, [skill, 1.5]), 0.95)[metric].luck
+        compare_metrics(*draw_models(case, generator, 500, [skill, 1.5]), 0.95)[metric].luck
         for _ in range(_NUM_COMPARISONS)
     ]
     share = float(np.mean(np.array(lucks) <= 0.05))
@@ -225,26 +141,12 @@ def test_a_detectably_better_model_is_seen_four_times_in_five_by_any_figure(case
     assert 0.72 <= share <= 0.93
 
 
-def _patients(generator, correlation, num_patients=40, num_each=25, advantage=0.0):
-    """Return labels and two models' answers to pictures of patients, whose answers are correlated, and the patients."""
-    patients = np.repeat(np.arange(num_patients), num_each)
-    common = generator.normal(size=num_patients), generator.normal(size=len(patients))
-    labels, outputs = generator.integers(0, 4, len(patients)), []
-    for more in (advantage, 0.0):
-        own, rest = (0.77 * part + 0.64 * generator.normal(size=len(part)) for part in common)
-        ability = math.sqrt(correlation) * own[patients] + math.sqrt(1 - correlation) * rest + 1 + more
-        answers = np.where(ability > 0, labels, (labels + 1) % 4)
-        sure = 1 / (1 + np.exp(-np.abs(ability) - 1.2))[:, None]
-        outputs.append(np.where(np.arange(4) == answers[:, None], sure, (1 - sure) / 3))
-    return labels, outputs, patients
-
-
 @pytest.mark.parametrize("metric", ["accuracy", "macro_recall", "loss"])
 def test_of_equal_models_of_forty_patients_one_in_twenty_is_promoted(metric):
     """Without the groups 18 to 22% are promoted, at a correlation of 0.3 within a patient."""
     generator, promoted, missed, true = np.random.default_rng(0), 0, 0, stats.norm.cdf(1)
     for _ in range(repetitions := 200):
-        labels, outputs, patients = _patients(generator, 0.3)
+        labels, outputs, patients = draw_patients(generator, 0.3)
         ours, theirs = (estimators(Classification(), labels, each, 2, patients)[metric]() for each in outputs)
         promoted += compare(ours, theirs, direction(metric), 0.95).luck <= 0.05
         low, high = find_interval(ours, 0.95)
@@ -252,15 +154,3 @@ def test_of_equal_models_of_forty_patients_one_in_twenty_is_promoted(metric):
     assert promoted <= repetitions * (0.05 + 3.1 * math.sqrt(0.05 * 0.95 / repetitions))
     assert missed <= repetitions * (0.05 + 3.1 * math.sqrt(0.05 * 0.95 / repetitions))
     assert 150 < ours.num_independent < 350, "of 1,000"
-
-
-def test_groups_of_one_example_each_are_independent_examples():
-    labels, outputs, _ = _patients(np.random.default_rng(0), 0.0)
-    alone = np.arange(len(labels))
-    without, grouped = (
-        compute_metrics(GroundTruth(Classification(), labels, "abcd", rows), outputs[0], 2) for rows in (None, alone)
-    )
-    assert grouped.metrics == without.metrics
-    for name, (low, high) in grouped.intervals.items():
-        assert (low, high) == pytest.approx(without.intervals[name], abs=2e-3), name
-        assert grouped.estimates[name].num_independent == pytest.approx(1000)

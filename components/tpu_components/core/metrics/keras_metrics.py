@@ -12,8 +12,7 @@ import numpy as np
 from tpu_components.core.base.errors import InputError, describe
 from tpu_components.core.base.frameworks import ops
 from tpu_components.core.examples.interface import CLASSIFICATION, Interface
-from tpu_components.core.models.lookup import BOTH_CLASSES_LAYER
-from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER
+from tpu_components.core.metrics.definitions import HIGHER, LOWER, NEITHER
 
 _MEASURED = "measured"  # Attribute of a model that holds its additional metrics; Keras does not save it.
 _PART = 8192  # Examples per update of a metric.
@@ -34,14 +33,15 @@ def direction_of(metric: Any) -> int:
     return {"up": HIGHER, "down": LOWER}.get(getattr(metric, "_direction", ""), NEITHER)
 
 
-def has_one_output(model: Any) -> bool:
-    """Return whether a user's model for two classes has one output, to which `build_model` adds the other class."""
-    last = model.outputs[0]._keras_history.operation  # A layer of the user may have this name, too.
-    return last.name == BOTH_CLASSES_LAYER and type(last).__name__ == "Concatenate"
+def adapt(metric: Any, interface: Interface, has_one_output: bool) -> Any:
+    """Make a model's metric convert the targets of a data set (see `convert_targets`), and return the metric.
 
-
-def adapt(metric: Any, interface: Interface, model: Any) -> Any:
-    """Make a model's metric convert the targets of a data set (see `convert_targets`), and return the metric."""
+    Args:
+        metric: The Keras metric.
+        interface: Input and output of the model.
+        has_one_output: Whether a user's model has one output, for the second of two classes; see
+            `core.models.lookup.has_added_class`.
+    """
     plain = functools.partial(type(metric).update_state, metric)
 
     def result(targets: np.ndarray, outputs: np.ndarray) -> Any:
@@ -62,7 +62,7 @@ def adapt(metric: Any, interface: Interface, model: Any) -> Any:
 
     what = f"The metric {metric.name!r}"
     metric.update_state = convert_targets(
-        plain, try_on, what, interface, tells_apart=tells_apart if has_one_output(model) else None
+        plain, try_on, what, interface, tells_apart=tells_apart if has_one_output else None
     )
     return metric
 

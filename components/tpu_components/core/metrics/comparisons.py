@@ -1,0 +1,216 @@
+"""Compares the metrics of two models on the same examples: a challenger with the champion.
+
+Both models predict the same examples, so the influence of an example on the difference of their metrics is the
+difference of its influences on the metrics, see `estimates`.
+
+A model that is no better may score higher by chance. A difference is therefore reported with its one-sided lower
+confidence bound, and with the smallest true difference that as many examples detect with a power of 80%.
+"""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+from tpu_components.core.base import typed_values
+from tpu_components.core.base.frameworks import special
+from tpu_components.core.metrics.definitions import NO_CONFIDENCE
+from tpu_components.core.metrics.estimates import Estimate, standard_error
+from tpu_components.core.metrics.intervals import FEWEST_EXAMPLES, bisect, find_interval
+from tpu_components.core.metrics.model_metrics import ModelMetrics
+
+_POWER = 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Difference of a model from the champion in one metric on the same examples, with its confidence bounds.
+
+    Attributes:
+        advantage: Difference by which the model is better; negative if it is worse.
+        least: Lower confidence bound of the true difference, at the gate's confidence; None if there are too few
+            examples.
+        most: Upper confidence bound of the true difference, at the same confidence; None if there are too few examples.
+        luck: One-sided p-value: the probability of such an advantage, or a larger one, if the model is no better.
+        detectable: True difference that a test with these examples would detect with a power of 80%; None if there are
+            too few examples.
+        num_better: Number of examples that only the model predicts correctly; None if the metric is not a share of
+            correct predictions.
+        num_worse: Number of examples that only the champion predicts correctly; None if `num_better` is None.
+    """
+
+    advantage: float
+    least: float | None
+    most: float | None
+    luck: typed_values.Share
+    detectable: float | None = None
+    num_better: int | None = None
+    num_worse: int | None = None
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """`least` and `most`; None if there are too few examples."""
+        return None if self.least is None or self.most is None else (self.least, self.most)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the difference is significant."""
+        return self.bounds is not None and not self.bounds[0] <= 0 <= self.bounds[1]
+
+
+def compare_metrics(challenger: ModelMetrics, champion: ModelMetrics, confidence: float) -> dict[str, Difference]:
+    """Return the differences of a model from the champion on the same examples, by metric, with confidence bounds.
+
+    Metrics that are undefined, or have too few examples to compare, are left out.
+    """
+    differences = {
+        name: compare(estimate, champion.estimates[name], sign, confidence)
+        for name, estimate in challenger.estimates.items()
+        if name in champion.estimates and (sign := challenger.sign_of(name))
+    }
+    return {name: difference for name, difference in differences.items() if difference}
+
+
+def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: float) -> Difference | None:
+    """Compare a metric of two models on the same examples; None if there are too few examples.
+
+    Args:
+        challenger: Metric of the model.
+        champion: Metric of the champion.
+        sign: `HIGHER` or `LOWER`, whichever is better.
+        confidence: See `EvaluateParams`.
+    """
+    ours, theirs = challenger.hits, champion.hits
+    if ours is not None and theirs is not None:
+        return compare_shares(int((ours & ~theirs).sum()), int((theirs & ~ours).sum()), len(ours), confidence)
+    advantage = sign * (challenger.value - champion.value)
+    shift = challenger.correction * challenger.influence - champion.correction * champion.influence
+    if challenger.support is None or champion.support is None or confidence == NO_CONFIDENCE:
+        return _compare_means(advantage, sign * shift, confidence)
+    fewest = min(challenger.support, champion.support)
+    if fewest < FEWEST_EXAMPLES:
+        return None
+    # Upper confidence bound of a share, if none of so many examples has the property.
+    weight, number = min((challenger.smallest, champion.smallest), key=lambda pair: pair[1])
+    weight, number = (weight, number) if shift.any() else (1.0, fewest)
+    slack = weight * float(1 - (1 - confidence) ** (1 / number))
+    bias = sign * (champion.bias - challenger.bias)
+    difference = _compare_means(advantage, sign * shift, confidence, slack, bias)
+    # A metric near 0 or 1 is reliable although its standard error rests on one or two examples.
+    better, worse = (find_interval(estimate, confidence) for estimate in (challenger, champion)[::sign])
+    if better is None or worse is None or difference.bounds is None:
+        return difference
+    least, most = max(difference.bounds[0], better[0] - worse[1]), min(difference.bounds[1], better[1] - worse[0])
+    luck = min(difference.luck, 1 - confidence) if least > 0 else difference.luck
+    return dataclasses.replace(difference, least=least, most=most, luck=luck)
+
+
+def compare_shares(num_better: int, num_worse: int, num_examples: int, confidence: float) -> Difference:
+    """Return the difference of two models' shares of correct predictions.
+
+    The bounds are those of exact tests with the likeliest share of examples that both models predict correctly, or both
+    wrongly (Lloyd, Australian & New Zealand Journal of Statistics 50, 2008). `luck` is McNemar's exact p-value.
+
+    Args:
+        num_better: Number of examples that only the challenger predicts correctly.
+        num_worse: Number of examples that only the champion predicts correctly.
+        num_examples: Number of all examples.
+        confidence: See `EvaluateParams`.
+    """
+    return Difference(
+        advantage=(num_better - num_worse) / num_examples,
+        least=_least_share(num_better, num_worse, num_examples, confidence),
+        most=-_least_share(num_worse, num_better, num_examples, confidence),
+        luck=float(special.betainc(num_better, num_worse + 1, 0.5)) if num_better else 1.0,
+        detectable=_detectable_share(max(num_better + num_worse, 1), num_examples, float(special.ndtri(confidence))),
+        num_better=num_better,
+        num_worse=num_worse,
+    )
+
+
+def _compare_means(
+    advantage: float, influences: np.ndarray, confidence: float, slack: float = 0.0, bias: float = 0.0
+) -> Difference:
+    """Return the difference of two metrics, with bounds from the influence of every example on the difference.
+
+    Args:
+        advantage: Difference; positive if the challenger is better.
+        influences: float64[examples]: influences on the difference.
+        confidence: See `EvaluateParams`.
+        slack: Distance by which the true difference may be off even if all influences are equal.
+        bias: Amount by which the difference is expected to be above the difference on many examples.
+    """
+    error, freedom = standard_error(influences)
+    if error:
+        half = math.hypot(float(special.stdtrit(freedom, confidence)) * error, slack)
+        luck = float(special.stdtr(freedom, -advantage / error))
+        detectable = half + float(special.stdtrit(freedom, _POWER)) * error
+        least = advantage - half - max(bias, 0)
+        most = advantage + half + max(-bias, 0)
+        return Difference(advantage, least, most, luck, detectable)
+    if not slack:  # Every example has the same influence on both metrics.
+        known = 0.0 if advantage == 0 else None
+        return Difference(advantage, known, known, luck=1.0)
+    luck = 1.0 if advantage <= slack else 1 - confidence
+    return Difference(advantage, advantage - slack, advantage + slack, luck)
+
+
+@functools.lru_cache(maxsize=4096)
+def _least_share(better: int, worse: int, num_examples: int, confidence: float) -> float:
+    """Return the lower confidence bound of (`better` - `worse`) / `num_examples`, found by bisection.
+
+    Args:
+        better: Number of examples that the challenger alone has right.
+        worse: Number of examples that the champion alone has right.
+        num_examples: Number of all examples.
+        confidence: One-sided confidence.
+    """
+    advantage = (better - worse) / num_examples
+    if confidence == NO_CONFIDENCE:
+        return advantage
+
+    def is_possible(difference: float) -> bool:
+        return find_chance(better, worse, num_examples, difference) > 1 - confidence
+
+    return bisect(is_possible, -1.0, advantage)[0]
+
+
+def find_chance(better: int, worse: int, n: int, difference: float) -> float:
+    """Return the p-value of the advantage (`better` - `worse`) / `n` if the true difference is `difference`."""
+    # The share of examples that the champion alone has right: the root of a·x² + b·x + c.
+    a = 2 * n
+    b = -better - worse + (2 * n - better + worse) * difference
+    c = -worse * difference * (1 - difference)
+    share_worse = (math.sqrt(max(b * b - 4 * a * c, 0)) - b) / (2 * a)
+    share_worse = min(max(share_worse, 0.0, -difference), 1.0)
+    share_better = min(max(share_worse + difference, 0.0), 1.0 - share_worse)
+    middle = n * share_worse
+    reach = 8 * math.sqrt(n * share_worse) + 8
+    numbers = np.arange(max(0, int(middle - reach)), min(n, int(middle + reach)) + 1)
+    log_shares = special.gammaln(n + 1) - special.gammaln(numbers + 1) - special.gammaln(n - numbers + 1)
+    shares = np.exp(log_shares + special.xlogy(numbers, share_worse) + special.xlog1py(n - numbers, -share_worse))
+    share = min(share_better / (1 - share_worse), 1.0) if share_worse < 1 else 0.0
+    rest = n - numbers
+    needed = better - worse + numbers  # Fewest examples that only the challenger has right.
+    return float(shares @ special.bdtrc(np.minimum(needed - 1, rest), rest, share))
+
+
+def _detectable_share(differ: int, num_examples: int, quantile: float) -> float:
+    """Return the smallest difference of two shares that McNemar's test detects with the probability `_POWER`.
+
+    Uses the normal approximation (Connor, Biometrics 43, 1987) with a continuity correction.
+
+    Args:
+        differ: Number of examples that only one of the two models answers right.
+        num_examples: Number of all examples.
+        quantile: Quantile of the normal distribution for the test's confidence.
+    """
+    power = float(special.ndtri(_POWER))
+
+    def is_enough(difference: float) -> bool:
+        share = max(differ / num_examples, difference)
+        spread = quantile * math.sqrt(share) + power * math.sqrt(max(share - difference**2, 0))
+        return difference >= spread / math.sqrt(num_examples) + 1 / num_examples
+
+    return bisect(is_enough, 0.0, 1.0)[1]
