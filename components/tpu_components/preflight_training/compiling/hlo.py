@@ -55,6 +55,15 @@ class Kind(enum.StrEnum):
 _INDEXING = {"gather", "scatter", "sort"}
 # Operations that a fusion performs only for the values of the result that are used.
 _SAME_VALUES = {"bitcast", "copy", "reshape", "transpose"}
+# Memories by their number in a layout, as in `S(1)`: main memory, and the memory of the vector unit.
+HBM = 0
+VMEM = 1
+
+
+def _space(layout: str) -> int:
+    """Return the number of the memory that a layout such as `1,0:T(8,128)S(1)` names; without one, it is HBM."""
+    named = re.search(r"S\((\d+)\)", layout)
+    return int(named[1]) if named else HBM
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +73,17 @@ class Array:
     Attributes:
         kind: Type of its elements, such as `bf16`.
         dims: Dimensions.
-        is_in_hbm: Whether it lies in the device's main memory and not in memory on the chip.
+        space: Number of its memory: `HBM`, `VMEM`, or another one on the chip, such as 3 for the common memory of v4.
     """
 
     kind: str
     dims: tuple[int, ...]
-    is_in_hbm: bool = True
+    space: int = 0
+
+    @property
+    def is_in_hbm(self) -> bool:
+        """Whether it lies in the device's main memory and not in memory on the chip."""
+        return self.space == HBM
 
     @property
     def num_bytes(self) -> int:
@@ -97,7 +111,7 @@ class Instruction:
         """Arrays of the shape; a tuple has several."""
         arrays = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^}]*)\})?", self.shape)
         return tuple(
-            Array(kind, tuple(int(d) for d in dims.split(",") if d), not re.search(r"S\([1-9]", layout))
+            Array(kind, tuple(int(d) for d in dims.split(",") if d), _space(layout))
             for kind, dims, layout in arrays
             if kind in _BYTES
         )
@@ -417,9 +431,9 @@ class _Program:
         return OperationCost(kind, known, flops, self._traffic(instruction, scope), filled=filled, rows=rows), named
 
     def _added_rows(self, instruction: Instruction, scope: Scope) -> int:
-        """Return how many rows the scatters of an operation add to arrays in main memory."""
+        """Return how many rows the scatters of an operation add to arrays outside the vector unit's own memory."""
         if instruction.opcode == "scatter":
-            if not any(array.is_in_hbm for array in instruction.arrays):
+            if all(array.space == VMEM for array in instruction.arrays):
                 return 0
             indices = scope.get(instruction.operands[len(instruction.operands) // 2])
             dims = indices.arrays[0].dims if indices is not None else ()

@@ -9,6 +9,7 @@ from tpu_components.core.base import typed_values
 from tpu_components.preflight_training.compiling.hlo import (
     OPTIMIZER,
     OTHER,
+    VMEM,
     Array,
     Collective,
     Kind,
@@ -157,6 +158,12 @@ def test_a_scatter_with_an_estimate_or_on_the_chip_has_no_rows_of_its_own():
     assert [operation.rows for operation in _cost(*lines).operations] == [0]
     on_the_chip = f"  %s = {scatter}1".replace("{1,0}", "{1,0:T(8,128)S(1)}")
     assert [operation.rows for operation in _cost(lines[0], on_the_chip).operations] == [0]
+
+
+def test_a_scatter_into_the_common_memory_of_v4_adds_row_after_row():
+    scatter = _SCATTER.replace("%a", "%p").replace("%u", "%p").replace("{1,0}", "{1,0:T(8,128)S(3)}")
+    (operation,) = _cost("  %i = s32[40] parameter(2)", f"  %s = {scatter}1").operations
+    assert operation.rows == 40
 
 
 def test_a_custom_call_of_several_lines_is_one_operation():
@@ -350,7 +357,7 @@ def test_shape_of_a_tuple_has_every_array():
     computations, entry = parse_hlo(_module(_FUSED, _computation("main", line, entry=True)))
     assert entry == "main"
     one = computations["main"]["t"]
-    assert one.arrays == (Array("f32", (3, 4), False), Array("bf16", (10,)), Array("pred", ()), Array("s32", (2, 2)))
+    assert one.arrays == (Array("f32", (3, 4), VMEM), Array("bf16", (10,)), Array("pred", ()), Array("s32", (2, 2)))
     assert one.num_bytes == 48 + 20 + 1 + 16
     assert one.opcode == "fusion"
     assert one.operands == ["p"]
