@@ -73,7 +73,7 @@ class Array:
     Attributes:
         kind: Type of its elements, such as `bf16`.
         dims: Dimensions.
-        space: Number of its memory: `HBM`, `VMEM`, or another one on the chip, such as 3 for the common memory of v4.
+        space: Number of its memory: `HBM`, `VMEM`, or another one on the chip, such as 3 for CMEM on v4.
     """
 
     kind: str
