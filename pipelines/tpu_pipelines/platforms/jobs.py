@@ -212,9 +212,9 @@ class Retrying:
     """
 
     def __init__(self, client: PlatformClient, backoff: Backoff | None = None) -> None:
-        self._client = client
-        self._backoff = backoff or Backoff()
+        self.client = client
+        self.backoff = backoff or Backoff()
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._client, name)
-        return lambda *arguments: self._backoff(functools.partial(method, *arguments))
+        method = getattr(self.client, name)
+        return lambda *arguments: self.backoff(functools.partial(method, *arguments))

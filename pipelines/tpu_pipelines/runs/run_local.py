@@ -28,6 +28,7 @@ from tpu_components.core.examples.artifacts import (
     ModelInfo,
 )
 from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
 from tpu_components.core.machines.device import describe_host
 from tpu_components.core.registry.opening import open_registry, parse_reference
 from tpu_components.core.registry.reference import MODEL_DIR, reference
@@ -212,7 +213,7 @@ class _LocalSession:
         if not named:
             return ""
         if (referred := parse_reference(named)) is None:
-            is_here = not storage.is_remote(named)
+            is_here = not Location(named).is_remote
             initial = model_digest(Path(named)) if is_here else digest_of([storage.list_files(named)])
         elif (version := referred[0].find(referred[1])) is None:
             return ""

@@ -62,11 +62,6 @@ NO_TRICKS = _UNBLOCKED | getattr(os, "O_NOFOLLOW", 0)  # Also refuses a link, wh
 _LOCK_POLL_SECONDS = 0.1
 
 
-def is_remote(uri: str) -> bool:
-    """Return `Location.is_remote` of a text."""
-    return Location(uri).is_remote
-
-
 def common_folder(uris: Sequence[str]) -> str | None:
     """Return the common folder of absolute paths; None if they are in several buckets, or both in a bucket and local.
 
@@ -244,7 +239,7 @@ def open_file(uri: str) -> io.BufferedReader:
     """
     if (size := _size(uri)) is None:
         raise InputError(f"Cannot read {uri!r}: there is no such file, or it is a folder. Check the path.")
-    if is_remote(uri):
+    if Location(uri).is_remote:
         return io.BufferedReader(_RemoteFile(uri, size), _REMOTE_PART_BYTES)
     try:
         return open(uri, "rb")
@@ -309,7 +304,7 @@ def existing_form(root: str, name: str) -> str | None:
     if name.isascii():
         return None
     start = f"{root.rstrip('/')}/" if root else ""
-    if is_remote(root or name):
+    if Location(root or name).is_remote:
         forms = (form for form in (name, *other_forms(name)) if exists(f"{start}{form}"))
         first = next(forms, name)
         return None if first == name else first
@@ -327,7 +322,7 @@ def existing_form(root: str, name: str) -> str | None:
 
 def names_in(root: str) -> set[str]:
     """Return the names of the files in a folder, local or in a bucket; an empty set if the folder is missing."""
-    if not is_remote(root) and os.path.isdir(root):
+    if not Location(root).is_remote and os.path.isdir(root):
         with os.scandir(root) as entries:
             return {entry.name for entry in entries if entry.is_file() and not is_hidden(entry.name)}
     return {file.name for file in list_known(root) if "/" not in file.name}
@@ -546,7 +541,7 @@ def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
 
     If a name exists only in another Unicode form, the result has the existing name; see `existing_form`.
     """
-    listed = {file.name: file for file in list_files(root)} if is_remote(root) else None
+    listed = {file.name: file for file in list_files(root)} if Location(root).is_remote else None
     is_mounted = _is_mounted(root)
 
     def find(name: str) -> StoredFile | None:
