@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import enum
 import functools
 import importlib.metadata
 import json
@@ -62,6 +63,14 @@ prometheus_client.disable_created_metrics()  # No creation time beside every cou
 Answer = Callable[[Request, bytearray, Hold], Awaitable[Response]]
 
 
+class _State(enum.StrEnum):
+    """What the server is doing; the health route tells it."""
+
+    LOADING = "loading"
+    READY = "ready"
+    STOPPING = "stopping"
+
+
 class Application:
     """Serves one model, as an ASGI application. Responds 503 before the model is loaded and after `stop`.
 
@@ -73,14 +82,14 @@ class Application:
     def __init__(self, params: ServeParams, log: PredictionLog | None = None) -> None:
         self._params = params
         self._log = log
-        self._state = "loading"
+        self._state = _State.LOADING
         self._num_requests = 0
         self._held = HeldBytes(params.max_held_bytes)
         self._metrics = Metrics(
             {
                 "requests_in_flight": lambda: self._num_requests,
                 "held_bytes": lambda: self._held.total,
-                "is_ready": lambda: self._state == "ready",
+                "is_ready": lambda: self._state is _State.READY,
             }
         )
         answer, infer = functools.partial(self._predict, self._answer), functools.partial(self._predict, self._infer)
@@ -151,16 +160,16 @@ class Application:
             FairThreads(max(num_threads - 1, 1), "images", _NICENESS) as self._image_threads,
         ):
             async with self._batcher.running():
-                if self._state == "loading":
-                    self._state = "ready"
+                if self._state is _State.LOADING:
+                    self._state = _State.READY
                 yield
 
     def stop(self) -> None:
         """Finish running requests and reject new ones."""
-        self._state = "stopping"
+        self._state = _State.STOPPING
 
     async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": self._state}, 200 if self._state == "ready" else 503)
+        return JSONResponse({"status": self._state}, 200 if self._state is _State.READY else 503)
 
     async def _show_metrics(self, request: Request) -> Response:
         content, content_type = self._metrics.render(request.headers.get("accept", ""))
@@ -171,12 +180,12 @@ class Application:
 
     async def _is_ready(self, request: Request) -> Response:
         """Respond whether the server, or the named model, is ready. While the model loads, the name is not checked."""
-        is_ready = self._state == "ready"
+        is_ready = self._state is _State.READY
         name = self._name_asked(request) if is_ready else request.path_params.get("name", "")
         return JSONResponse({"name": name, "ready": is_ready, "live": True}, 200 if is_ready else 503)
 
     async def _list_models(self, request: Request) -> Response:
-        return JSONResponse({"models": [self._name] if self._state == "ready" else []})
+        return JSONResponse({"models": [self._name] if self._state is _State.READY else []})
 
     async def _describe_server(self, request: Request) -> Response:
         version = "unknown"  # In images the package is not installed.
@@ -193,7 +202,7 @@ class Application:
 
     def _name_asked(self, request: Request) -> str:
         """Return the model's name; responds 503 if no model is ready, and 404 if the path has another name."""
-        if self._state != "ready":
+        if self._state is not _State.READY:
             raise HTTPException(503, f"The server is {self._state}. Try again later.")
         asked = request.path_params.get("name", self._name)
         if asked != self._name:

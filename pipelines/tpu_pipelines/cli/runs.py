@@ -17,6 +17,7 @@ from tpu_components.core.base.states import COLOURS, State
 from tpu_components.core.base.terminal import in_one_line
 from tpu_pipelines.cli.output import show, show_text, tell_error, tell_hint
 from tpu_pipelines.config.configuration import load_config
+from tpu_pipelines.platforms.local.runner import Runner
 from tpu_pipelines.retraining.job_summary import RunFindings, render_runs
 from tpu_pipelines.runs import comparison, history
 from tpu_pipelines.runs.exports import export_run
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     outcome = run_local(
         config,
         arguments.workspace,
-        arguments.runner,
+        Runner(arguments.runner),
         arguments.force,
         tell=lambda outcome: tell_outcome(outcome, arguments.json),
     )

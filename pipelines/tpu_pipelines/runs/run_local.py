@@ -42,7 +42,7 @@ from tpu_components.preflight_training.findings import PreflightReport
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS
 from tpu_pipelines.pipeline.cache_keys import lineage, step_keys
-from tpu_pipelines.platforms.local.runner import session
+from tpu_pipelines.platforms.local.runner import Runner, session
 from tpu_pipelines.runs import history, tracking
 from tpu_pipelines.runs.prerequisites import check_accelerator, check_model_works, needs_check
 from tpu_pipelines.runs.resolution import LocalRun, resolve
@@ -68,7 +68,7 @@ class RunOutcome:
 def run_local(
     config: Config,
     workspace: Path,
-    runner: str = "subprocess",
+    runner: Runner = Runner.SUBPROCESS,
     force: bool = False,
     tell: Callable[[RunOutcome], Any] = lambda _: None,
     listing: Listing | None = None,
@@ -89,7 +89,7 @@ def run_local(
         InputError: If the data or the configuration cannot be used, or TensorFlow or Keras is not installed; checked
             before any work.
     """
-    for package in ("keras", "tensorflow") if runner == "subprocess" else ():
+    for package in ("keras", "tensorflow") if runner is Runner.SUBPROCESS else ():
         if importlib.util.find_spec(package) is None:
             raise InputError(extras.advice_for(package))
     tracker = tracking.chosen_tool()
@@ -98,7 +98,7 @@ def run_local(
     run_dir = run.run_dir
     with _only_run(run_dir, run.cache_dir):
         session = _LocalSession(run, force)
-        if runner == "subprocess" and not session.is_trained:
+        if runner is Runner.SUBPROCESS and not session.is_trained:
             check_accelerator(run.config.training)
         if needs_check(run.config) and not session.is_trained:
             say("train_model", "trying the model before it is trained")
@@ -278,7 +278,7 @@ class _LocalSession:
             print(paragraph(f"hint: cached records are not used: {error}"), file=sys.stderr)
             self._cache.remove(records)
 
-    def run(self, runner: str) -> None:
+    def run(self, runner: Runner) -> None:
         """Run the pipeline. The outcome is read from the files that the steps write."""
         known = self._expected(self._evaluation())
         for step in known:

@@ -24,6 +24,7 @@ from tpu_components.core.examples.artifacts import Manifest
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.steps import STEPS
 from tpu_pipelines.platforms.local import runner
+from tpu_pipelines.platforms.local.runner import Runner
 from tpu_pipelines.runs import run_local
 
 
@@ -81,7 +82,7 @@ def test_the_docker_runner_uses_an_image_that_the_environment_names_after_the_im
         monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_port}")
         monkeypatch.setenv("TPU_PIPELINES_STEPS_IMAGE", "docker.io/me/steps:1")
         with pytest.raises(ImageNotFound):
-            run_local.run_local(config, tmp_path, runner="docker")
+            run_local.run_local(config, tmp_path, runner=Runner.DOCKER)
         server.shutdown()
     assert server.pulled == ["docker.io/me/steps:1"]
 

@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import enum
 import os
 import warnings
 from collections.abc import Iterator
@@ -14,12 +15,19 @@ from tpu_components.core.sources.kinds import find_source
 from tpu_pipelines.config.configuration import Config
 
 
+class Runner(enum.StrEnum):
+    """What runs the steps of a local run: processes, or containers of the steps' image."""
+
+    SUBPROCESS = "subprocess"
+    DOCKER = "docker"
+
+
 @contextlib.contextmanager
-def session(runner: str, config: Config, root: Path, cache: Path) -> Iterator[None]:
+def session(runner: Runner, config: Config, root: Path, cache: Path) -> Iterator[None]:
     """Prepare kfp.local: a pipeline that is called in this context runs on this machine.
 
     Args:
-        runner: `subprocess`, or `docker` with the steps' image.
+        runner: What runs the steps.
         config: Configuration of the run; containers may read the files that it names.
         root: Folder for the outputs of steps.
         cache: Folder with the entries of kfp.local's cache.
@@ -55,10 +63,10 @@ def print_as_before() -> Iterator[None]:
         builtins.print = before
 
 
-def _make_runner(runner: str, config: Config) -> Any:
+def _make_runner(runner: Runner, config: Config) -> Any:
     from kfp import local
 
-    if runner == "subprocess":
+    if runner is Runner.SUBPROCESS:
         return local.SubprocessRunner(use_venv=False)
     import docker.errors
     import docker.types
