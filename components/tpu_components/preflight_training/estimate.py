@@ -79,8 +79,8 @@ class Accuracy:
 
 
 _UNKNOWN = Accuracy(1.0, 1.0, 1.0, 0, 0)  # For GPUs, whose time is not estimated.
-_WELL = Accuracy(1.0, 0.87, 1.54, 28, 20, 19, 21, 28, 0.09, 0.2)
-_LITTLE = Accuracy(1.0, 0.36, 2.88, 36, 18, 20, 24, 36, 0.29, 1.19)
+_WELL = Accuracy(1.0, 0.87, 1.54, 37, 27, 26, 28, 37, 0.09, 0.22)
+_LITTLE = Accuracy(1.0, 0.32, 2.88, 50, 31, 35, 38, 50, 0.21, 1.19)
 _GROUPS = (_WELL, _LITTLE)
 INTERVALS = (
     "The range in brackets should contain nine of ten step times. It contained "
