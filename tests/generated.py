@@ -1,12 +1,13 @@
 """What is made from the code and kept in the repository: `python -m tests.generated` writes it anew.
 
-With `--preflight`, also the preflight report of the README's example, which the README shows. This compiles for two
-machines, which takes half a minute.
+Also the golden pipelines, by the tests that compare them. With `--preflight`, also the preflight report of the README's
+example, which the README shows. This compiles for two machines, which takes half a minute.
 """
 
 import argparse
 import dataclasses
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ SCHEMA = PIPELINES / "configs" / "schema.json"
 README = SCHEMA.with_name("README.md")
 FRONT = REPOSITORY / "README.md"
 KEPT_PREFLIGHT = REPOSITORY / "tests" / "golden" / "preflight"
+GOLDEN_TESTS = [f"tests/pipelines/pipeline/test_{name}.py" for name in ("compile", "training_pipeline")]
 COMMAND = "tpu-pipelines preflight digits --compare v5e-1,v6e-1 --target vertex,kubeflow"
 _TABLE = re.compile(r"(?<=<!-- settings -->\n).*?(?=\n<!-- /settings -->)", re.DOTALL)
 _HEADING = "| parameter | default | meaning |\n|---|---|---|\n"
@@ -80,6 +82,13 @@ def _make_preflight() -> None:
         shutil.copyfile(f"{workspace}/digits-preflight/{PREFLIGHT_FILE}", KEPT_PREFLIGHT / PREFLIGHT_FILE)
 
 
+def _make_golden_pipelines() -> None:
+    """Run the tests that compile them, in another process, which imports the components as they are now."""
+    options = ("-q", "-p", "no:cacheprovider", "--durations", "0", "--numprocesses", "0", "-k", "golden")
+    command = [sys.executable, "-m", "pytest", *options, *GOLDEN_TESTS]
+    subprocess.run(command, check=True, cwd=REPOSITORY, env=os.environ | {"UPDATE_GOLDEN": "1"})
+
+
 def main() -> None:
     """Write these files."""
     parser = argparse.ArgumentParser(prog="python -m tests.generated", description=__doc__)
@@ -88,6 +97,7 @@ def main() -> None:
         _make_preflight()
     for path, content in generated().items():
         path.write_text(content)
+    _make_golden_pipelines()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from tests.cli import READMES, REPOSITORY
+from tests.cli import COMPONENTS, PIPELINES, READMES, REPOSITORY
+from tpu_components.core.sources.kinds import SOURCES
+from tpu_pipelines.cli.commands import COMMANDS
 
 PAGES = [*READMES, REPOSITORY / "CHANGELOG.md"]
 LONGEST = 80  # Words of a paragraph.
@@ -47,6 +49,14 @@ def test_a_readme_begins_with_a_command(path):
 @pytest.mark.parametrize("path", READMES, ids=ids)
 def test_no_paragraph_is_long(path):
     assert [text for text in paragraphs(path.read_text()) if len(text.split()) > LONGEST] == []
+
+
+def test_every_command_and_every_kind_of_source_is_described():
+    text = (PIPELINES / "cli" / "README.md").read_text()
+    told = set(re.findall(r"\btpu-pipelines ([a-z]+)|`([a-z]+) [A-Z]", text))
+    assert {one.name for one in COMMANDS} <= {name for pair in told for name in pair}
+    rows = (COMPONENTS / "create_tfrecords" / "README.md").read_text()
+    assert [kind for kind in SOURCES if f"\n| `{kind}:" not in rows] == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=ids)

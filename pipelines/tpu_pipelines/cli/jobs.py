@@ -86,8 +86,9 @@ def _latest(arguments: argparse.Namespace) -> tuple[Retrying, Submission]:
     submitter = connect(platform, settings)
     if (submission := submitter.latest(arguments.name)) is None:
         where = ", ".join(f"{name} {getattr(settings, name)}" for name in platform.required_settings)
+        place = f"with {hide_credentials(where)}" if where else f"on {platform.title}"
         raise InputError(
-            f"There is no run {arguments.name!r} with {hide_credentials(where)}: expected the name of a configuration "
+            f"There is no run {arguments.name!r} {place}: expected the name of a configuration "
             "that was submitted, or the id of a job. Check the name and the settings."
         )
     return submitter, submission

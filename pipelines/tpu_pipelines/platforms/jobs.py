@@ -75,7 +75,8 @@ class Submission:
         machine: Short name of the training's machine, for example `v5e-4`.
         url: URL of the run's page.
         logs_url: URL of the training's logs.
-        steps: States of the steps that have started, by name.
+        steps: States of the steps that have started, by name. A run that has succeeded passed the gate only if
+            `export_model` or `mark_promoted` is among its finished steps.
         error: Error message of the platform; empty if the run has not failed.
         lacks_machine: Whether the run failed because its machine is not available.
         waited_seconds: Seconds that the run has been waiting for its machine.

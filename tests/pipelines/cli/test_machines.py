@@ -14,7 +14,7 @@ def names(*arguments):
 
 
 def test_machines_are_chosen_by_generation_and_region():
-    assert len(names()) == 77
+    assert names() == [one.name for one in load_catalogue().slices]
     assert names("v3") == ["v3-8", "v3-32", "v3-64", "v3-128", "v3-256", "v3-512", "v3-1024", "v3-2048"]
     assert names("v3", "us-central1") == ["v3-8"]
     assert {name.partition("-")[0] for name in names("", "us-west1")} == {"v5e", "t4", "l4", "a100", "h100"}
@@ -39,7 +39,7 @@ def test_unknown_generations_and_regions_are_refused(generation, region, message
 
 def test_the_table_has_a_line_per_slice_and_fits_a_terminal():
     lines = as_table(select_slices()).splitlines()
-    assert [line.split()[0] for line in lines[1:78]] == names()
+    assert [line.split()[0] for line in lines[1 : len(names()) + 1]] == names()
     assert max(map(len, lines)) <= 120
     header, row = (" ".join(line.split()) for line in (lines[0], lines[7]))
     assert header == "name machine type Vertex takes chips devices hosts GiB TFLOP/s Vertex $ GKE $ in"

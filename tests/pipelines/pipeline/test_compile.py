@@ -87,7 +87,7 @@ def compiled(tmp_path_factory):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_compiled_pipeline_matches_the_golden_file(compiled, target):
-    """After a change that is meant: UPDATE_GOLDEN=1 pytest tests/pipelines/pipeline/test_compile.py."""
+    """After a change that is meant: python -m tests.generated."""
     documents = copy.deepcopy(compiled[target])
     del documents[0]["sdkVersion"]
     golden = GOLDEN / f"digits-{target}.yaml"
@@ -585,7 +585,7 @@ def test_several_hosts_are_a_jobset_that_a_step_without_a_tpu_starts(name):
 
 
 def test_the_jobset_of_several_hosts_matches_the_golden_file():
-    """After a change that is meant: UPDATE_GOLDEN=1 pytest tests/pipelines/pipeline/test_compile.py."""
+    """After a change that is meant: python -m tests.generated."""
     container, _ = pod("v5e-16", Settings(volumes={"shared": "/mnt/shared"}, labels={"team": "vision"}))
     (ask,) = (one["value"] for one in container["env"] if one["name"] == "TPU_PIPELINES_JOBSET")
     golden = GOLDEN / "jobset-v5e-16.yaml"

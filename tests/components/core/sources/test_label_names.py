@@ -16,7 +16,8 @@ from tests.cli import tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.records import encode_example, frame_record
-from tpu_components.core.sources.kinds import list_examples
+from tpu_components.core.sources.kinds import SOURCES, list_examples
+from tpu_components.core.sources.source_ref import SourceRef
 from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
 
 pa = pytest.importorskip("pyarrow")
@@ -139,6 +140,18 @@ _SOURCES = {
     "cvat": _cvat,
 }
 _TABLES = ["csv", "parquet", "tfrecords", "webdataset", "npz"]
+
+
+def _folder(path):
+    path.mkdir()
+    return path
+
+
+def test_every_kind_of_source_whose_files_hold_names_is_tried(tmp_path):
+    made = {kind: make(_folder(tmp_path / kind), ["pos", "neg"] * 10) for kind, make in _SOURCES.items()}
+    tried = {SourceRef.parse(source).kind for source in made.values()}
+    # Numbers, or a text without classes; what a library holds; folders, which are tried with texts.
+    assert set(SOURCES) - tried == {"idx", "corpus", "keras", "sklearn", "huggingface", "images"}
 
 
 @pytest.mark.parametrize("kind", _SOURCES)
