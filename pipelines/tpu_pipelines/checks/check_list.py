@@ -403,13 +403,13 @@ def model_findings(model: str, carried: Mapping[str, bytes]) -> Iterator[Finding
         carried: Content of the files to upload, by URI.
     """
     for place, content in carried.items():
-        yield Finding("model", Status.OK, f"{model} travels as {place}, {len(content):,} bytes")
+        yield Finding("model", Status.OK, f"{model} is uploaded as {place}, {len(content):,} bytes")
         for name, size in data_files(Bundle(Path(place).name, content)).items():
-            yield Finding("model", Status.HINT, f"{name}, {size:,} bytes, travels with the model's code")
+            yield Finding("model", Status.HINT, f"{name}, {size:,} bytes, is uploaded with the model's code")
     if carried:
         return
     if is_reference(model) or not bundle_of(model):
         yield Finding("model", Status.OK, f"{model} is in the image")
     else:
-        said = f"the code of the model {model!r} does not travel, as no bucket is set: the image must hold it"
+        said = f"the code of the model {model!r} is not uploaded, since no bucket is set: the image must contain it"
         yield Finding("model", Status.HINT, said, "or set TPU_PIPELINES_BUCKET=gs://BUCKET")

@@ -53,7 +53,7 @@ def write_pipeline(arguments: argparse.Namespace) -> int:
         # The name contains the digest, so no other file is overwritten.
         path = output.parent / f"{Path(place.name).stem}-{place.parent.name[:12]}{Path(place.name).suffix}"
         storage.write_bytes(path, content)
-        tell_hint(f"the model travels beside the pipeline: {shlex.join(copy_words(str(path), place))}")
+        tell_hint(f"copy the model, which is beside the pipeline: {shlex.join(copy_words(str(path), place))}")
     show_text(f"{output}: {config.name} for {arguments.target}, to train on {compiled.run.machine.slice}")
     show_text(compiled.run.timeout.reason)
     return DONE

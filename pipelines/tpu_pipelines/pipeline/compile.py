@@ -47,7 +47,7 @@ class ResolvedRun:
         platform: The platform.
         settings: Settings of the platform, and the images; some settings may be missing.
         machine: Machine of the training step; with its region, if the platform chooses machines by region.
-        judge: Machine of the evaluation, in the same way; None if it runs beside the other steps.
+        judge: Machine of the evaluation, with its region likewise; None if it needs no machine of its own.
         timeout: Time limit of the training, and its reason.
         paid: Machine of the training with its price, time limit and number of attempts.
         fingerprints: What each step's result depends on besides its inputs, by step.
@@ -87,7 +87,7 @@ def compile_pipeline(config: Config, platform: Platform, settings: Settings) -> 
 
 
 def resolve(config: Config, platform: Platform, settings: Settings) -> ResolvedRun:
-    """Decide everything about a run on a platform, without a request to it.
+    """Decide everything about a run on a platform, without contacting it.
 
     Args:
         config: Parameters of every step, and the machine.
@@ -255,18 +255,19 @@ def check_readable(config: Config, platform: Platform) -> None:
         )
     if config.deploy and config.deploy.registry and not config.deploy.is_on_vertex:
         mistakes.add(
-            f"{refused} a folder on this machine is a registry that no container sees. Received: deploy.registry="
+            f"{refused} containers cannot see a registry in a folder on this machine. Received: deploy.registry="
             f"{config.deploy.registry!r}. Leave it out, or use deploy.registry=vertex."
         )
     if local := [file for file in config.model_files if not Location(file).is_remote]:
         mistakes.add(
-            f"{refused} model.files names {local[0]!r}, which no container sees. Put it on gs://BUCKET/… and read it "
-            "from there; what the model's code names beside its file travels with it."
+            f"{refused} model.files names {local[0]!r}, which containers cannot see. Put it on gs://BUCKET/… and read "
+            "it from there; files beside the model's file that its code names are uploaded too."
         )
     if named := named_files(config.training.model_parameters):
         mistakes.add(
-            f"{refused} a parameter of the model names the file {next(iter(named))!r}, which no container sees. Put it "
-            "beside the model's file and open it there as Path(__file__).parent / NAME: it travels with the model."
+            f"{refused} a parameter of the model names the file {next(iter(named))!r}, which containers cannot see. "
+            "Put it beside the model's file and open it there as Path(__file__).parent / NAME: it is uploaded with the "
+            "model."
         )
     mistakes.raise_all()
 
@@ -280,15 +281,15 @@ def with_carried_model(config: Config, platform: Platform, settings: Settings) -
     bundle = bundle_of(model)
     if bundle is None and model.endswith((".py", ".keras")):
         raise InputError(
-            f"Cannot compile {config.name!r} for {platform.name}: the model {model!r} lies among the code of this "
-            "project or of libraries, which does not travel. Put it into a folder of its own."
+            f"Cannot compile {config.name!r} for {platform.name}: the model {model!r} is in the code of this "
+            "project or of a library, which is not uploaded. Move it to a folder of its own."
         )
     has_bucket = settings.bucket_location.is_remote
     if bundle is None or Location(model).is_remote or (":" in model and not has_bucket):
         return config, {}  # The image or the bucket already holds it.
     if not has_bucket:
         raise InputError(
-            f"Cannot compile {config.name!r} for {platform.name}: the model {model!r} travels through a bucket. "
+            f"Cannot compile {config.name!r} for {platform.name}: the model {model!r} is uploaded through a bucket. "
             f"Received: bucket={settings.bucket!r}. Set TPU_PIPELINES_BUCKET=gs://BUCKET, which the steps can read; or "
             "install the model in the image, and --set model=MODULE:build_model."
         )
@@ -304,13 +305,13 @@ def with_registry(config: Config, platform: Platform, settings: Settings) -> Con
     if deploy.endpoint_access == PRIVATE and not platform.is_in_network(settings):
         raise InputError(
             f"Cannot compile {config.name!r} for {platform.name}: the steps run outside of {deploy.endpoint_network}, "
-            f"and could not ask the private endpoint {deploy.endpoint!r} there before it serves. Set "
+            f"and cannot query the private endpoint {deploy.endpoint!r} there before it serves. Set "
             "TPU_PIPELINES_NETWORK_ATTACHMENT to an attachment of that network, or TPU_PIPELINES_NETWORK where it is "
             "peered."
         )
     if deploy.signing_key and not Location(deploy.signing_key).is_remote:
         raise InputError(
-            f"Cannot compile {config.name!r} for {platform.name}: a key on this machine signs nothing in a container. "
+            f"Cannot compile {config.name!r} for {platform.name}: containers cannot read a key on this machine. "
             f"Received: deploy.signing_key={deploy.signing_key!r}. Put it on gs://BUCKET/…, where the steps' account "
             "alone may read it."
         )

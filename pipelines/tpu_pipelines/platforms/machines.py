@@ -40,7 +40,7 @@ def check_resources(config: Config, platform: Platform) -> None:
     """
     if timeout := config.resources.get("train_model", StepResources()).timeout:
         raise InputError(
-            f"The training's time is the machine's. Received: resources.train_model.timeout={timeout}. Set "
+            f"The machine sets the training's time limit. Received: resources.train_model.timeout={timeout}. Set "
             "machine.timeout_seconds."
         )
     platform.check_config(config)
@@ -64,7 +64,7 @@ class TrainingTimeout:
 def training_timeout(config: Config, platform: Platform) -> TrainingTimeout:
     """Return the time limit of the training on the configuration's machine, which it must have.
 
-    The first that exists: 1. `machine.timeout_seconds`. 2. Preflight's estimate for a TPU, from
+    It is the first of these that exists: 1. `machine.timeout_seconds`. 2. Preflight's estimate for a TPU, from
     `preflight_training.params.timeout_seconds`, on a platform that accepts a time limit while the pipeline runs. 3. The
     time that `preflight.max_price_usd` pays for, with a margin for TPUs. 4. A day.
     """

@@ -25,7 +25,7 @@ from tpu_pipelines.runs.workspace import with_registry
 
 @dataclasses.dataclass(frozen=True)
 class LocalRun:
-    """A run on this machine before its first step; only what the workspace's cache holds is not decided yet.
+    """A run on this machine, with everything decided before its first step except what comes from the cache.
 
     Attributes:
         config: Parameters of every step, with the registry's path and the price of preflight's machine.
@@ -35,7 +35,7 @@ class LocalRun:
         images: Images of the steps, for containers.
         fingerprints: Digests of what the run depends on, by part, as the summary keeps them.
         run_dir: Folder of the results.
-        cache_dir: Folder of the results of steps.
+        cache_dir: Folder of cached results of steps.
     """
 
     config: Config
@@ -87,7 +87,7 @@ def fingerprints_here(
         config: The run's configuration.
         workspace: Folder of the runs.
         listing: Examples of the data set.
-        known: Fingerprints of the last run; an equal run is not checked again.
+        known: Fingerprints of the last run; if nothing has changed, nothing is checked.
 
     Raises:
         InputError: If the data or the configuration cannot be used.

@@ -44,7 +44,7 @@ def test_every_command_names_all_that_is_missing_in_the_order_of_doing(command, 
     assert all(told.count(word) == 1 for word in words)
     assert "gcloud storage cp texts.csv gs://your-bucket/data/texts.csv" in told
     if target == "kubeflow":
-        assert "the model 'texts_model.py' travels through a bucket" in told
+        assert "the model 'texts_model.py' is uploaded through a bucket" in told
 
 
 @pytest.mark.parametrize("registry", ["vertex", "projects/p/locations/us-west1/models"])
@@ -79,7 +79,7 @@ def test_what_is_there_is_said(tmp_path):
     assert found["variables"] == "project my-project, region us-west1, bucket gs://my-bucket"
     assert found["image"] == _PINNED
     assert "v5e-4" in found["pipeline"]
-    assert "mine.py travels as gs://my-bucket/models/" in found["model"]
+    assert "mine.py is uploaded as gs://my-bucket/models/" in found["model"]
     assert _found(load_config("digits", ["machine=v5e-4"]))[-1][2] == "digits_cnn is in the image"
 
 

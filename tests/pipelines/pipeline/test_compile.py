@@ -652,7 +652,7 @@ def test_several_hosts_need_a_volume_of_all():
         ("data.source=images:/data/photos", r"data\.source must be on Cloud Storage.* Received: '/data/photos'"),
         (
             "deploy.registry=/registry",
-            r"a folder on this machine is a registry that no container sees.* deploy\.registry='/registry'",
+            r"containers cannot see a registry in a folder on this machine.* deploy\.registry='/registry'",
         ),
         ("gate.champion=/runs/model", r"gate\.champion must be on Cloud Storage.* Received: '/runs/model'"),
         ("training.num_replicas=2", r"expected training\.num_replicas=4 or 0 with v5e-4\. Received: 2\."),
@@ -700,7 +700,7 @@ def test_a_model_of_the_users_travels_through_the_bucket_by_its_digest(tmp_path)
     file = tmp_path / "my_model.py"
     file.write_text("def build_model(image_shape, num_classes): ...\n")
     with pytest.raises(
-        InputError, match=rf"model '{file}' travels through a bucket.* Set TPU_PIPELINES_BUCKET=gs://BU"
+        InputError, match=rf"model '{file}' is uploaded through a bucket.* Set TPU_PIPELINES_BUCKET=gs://BU"
     ):
         compile_digits("vertex", f"model={file}")
     compiled = compile_digits("vertex", f"model={file}", settings=SETTINGS)
@@ -731,7 +731,7 @@ def test_a_module_that_does_not_travel_is_told(tmp_path, monkeypatch):
     Path("my_nets.py").touch()
     models = ("digits_cnn", "json:loads", "my_nets:build_model")
     (told,) = (finding for model in models for finding in model_findings(model, {}) if finding.state == "hint")
-    assert told.said.startswith("the code of the model 'my_nets:build_model' does not travel, as no bucket is set")
+    assert told.said.startswith("the code of the model 'my_nets:build_model' is not uploaded, since no bucket is set")
 
 
 @pytest.mark.parametrize("name", ["my_model.py", "my_model.keras"])
@@ -740,7 +740,7 @@ def test_a_models_file_among_this_projects_code_is_refused(tmp_path, monkeypatch
     file = tmp_path / "tpu_components" / name
     file.parent.mkdir()
     file.touch()
-    with pytest.raises(InputError, match=rf"model '{file}' lies among the code of this project .* folder of its own"):
+    with pytest.raises(InputError, match=rf"model '{file}' is in the code of this project .* folder of its own"):
         compile_digits("vertex", f"model={file}", settings=SETTINGS)
 
 
@@ -749,7 +749,7 @@ def test_the_files_that_travel_with_a_models_code_are_told(tmp_path):
     (tmp_path / "names.txt").write_text("cat\ndog\n")
     bundle = bundle_of(str(tmp_path / "my_model.py"))
     _, told = model_findings("my_model.py", {bundle.reference("gs://bucket"): bundle.content})
-    assert (told.state, told.said) == ("hint", "names.txt, 8 bytes, travels with the model's code")
+    assert (told.state, told.said) == ("hint", "names.txt, 8 bytes, is uploaded with the model's code")
 
 
 def test_a_model_beside_its_pipeline_replaces_no_file_of_the_users(tmp_path, capsys, monkeypatch):
@@ -786,7 +786,7 @@ def test_a_file_that_only_a_parameter_names_is_refused(tmp_path):
     (tmp_path / "my_model.py").write_text("def build_model(image_shape, num_classes, weights): ...\n")
     (tmp_path / "weights.h5").write_bytes(b"")
     model = f"model={{name: {tmp_path}/my_model.py, parameters: {{weights: {tmp_path}/weights.h5}}}}"
-    with pytest.raises(InputError, match=r"names the file '.*weights\.h5', which no container sees\. Put it beside"):
+    with pytest.raises(InputError, match=r"names the file '.*weights\.h5', which containers cannot see\. Put it"):
         compile_digits("vertex", model, settings=SETTINGS)
 
 
@@ -906,7 +906,7 @@ def test_of_the_keys_a_compiled_pipeline_holds_the_public_one_and_where_the_priv
     assert "gs://keys/signing.pem" in text
     assert "BEGIN PUBLIC KEY" in text
     assert "PRIVATE KEY" not in text
-    with pytest.raises(InputError, match=r"a key on this machine signs nothing in a container.*signing\.pem"):
+    with pytest.raises(InputError, match=r"containers cannot read a key on this machine.*signing\.pem"):
         compile_digits("vertex", *registered, f"deploy.signing_key={private}", settings=SETTINGS)
 
 
@@ -915,7 +915,7 @@ def test_a_private_endpoint_wants_steps_that_run_in_its_network():
     private = private.replace("NETWORK", "projects/my-project/global/networks/inside")
     outside = dataclasses.replace(SETTINGS, network="")
     with pytest.raises(
-        InputError, match=r"outside of projects/my-project/global/networks/inside, and could not ask the"
+        InputError, match=r"outside of projects/my-project/global/networks/inside, and cannot query the"
     ):
         compile_digits("vertex", private, SERVING_IMAGE, settings=outside)
     compile_digits("kubeflow", private, SERVING_IMAGE, settings=outside)

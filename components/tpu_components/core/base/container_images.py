@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-# Built by `make image` and `make image-beam`; platforms cannot pull them. Components have them until `with_image`.
+# Built by `make image` and `make image-beam`; platforms cannot pull them. Components use them without `with_image`.
 LOCAL_IMAGE = "tpu-pipelines/python:latest"
 LOCAL_BEAM_IMAGE = "tpu-pipelines/beam:latest"
 IMAGE_VARIABLES = {  # Environment variable of each field of `Images`.
@@ -66,7 +66,7 @@ def with_image(component: Any, image: str) -> Any:
 
     Args:
         component: The component; it is not changed.
-        image: Name of the image, best by its digest, as `docker.io/me/python@sha256:…`.
+        image: Name of the image, preferably with its digest, such as `docker.io/me/python@sha256:…`.
     """
     copied = copy.deepcopy(component)
     copied.component_spec.implementation.container.image = image

@@ -43,9 +43,9 @@ class Location(str):
 
     @property
     def scheme(self) -> Scheme | None:
-        """The object store; None for a path, and for a URI that no object store has.
+        """The object store; None for a path or any other URI.
 
-        Capitals count as small letters: https://www.rfc-editor.org/rfc/rfc3986#section-3.1.
+        Case is ignored: https://www.rfc-editor.org/rfc/rfc3986#section-3.1.
         """
         scheme = self._parts[0].lower()
         return Scheme(scheme) if scheme in _BUCKET_FORMS else None
@@ -65,7 +65,7 @@ class Location(str):
         """Name of the bucket.
 
         Raises:
-            InputError: If there is none, or the object store has no buckets with such a name.
+            InputError: If there is none, or the object store does not allow its name.
         """
         scheme, bucket, _ = self._parts
         if not bucket:
@@ -84,7 +84,7 @@ class Location(str):
 
     @property
     def folder(self) -> "Location":
-        """The same folder without slashes at its end: in an object store, `a//b` is not `a/b`."""
+        """This folder without trailing slashes, since object stores distinguish `a//b` from `a/b`."""
         return Location(self.rstrip("/") or self[:1])
 
     @property
@@ -124,7 +124,7 @@ class Location(str):
         """Return the location as a local path.
 
         Raises:
-            InputError: If it is a URI, of which a path would make a folder named after the scheme.
+            InputError: If it is a URI; as a path, it would name a folder such as `gs:`.
         """
         if not self.is_path:
             raise InputError(

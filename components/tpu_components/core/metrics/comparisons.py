@@ -109,8 +109,8 @@ def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: flo
 def compare_shares(num_better: int, num_worse: int, num_examples: int, confidence: float) -> Difference:
     """Return the difference of two models' shares of correct predictions.
 
-    The bounds are those of exact tests with the likeliest share of examples that both models predict correctly, or both
-    wrongly (Lloyd, Australian & New Zealand Journal of Statistics 50, 2008). `luck` is McNemar's exact p-value.
+    The bounds come from exact tests, given the likeliest share of examples on which both models are right or both wrong
+    (Lloyd, Australian & New Zealand Journal of Statistics 50, 2008). `luck` is McNemar's exact p-value.
 
     Args:
         num_better: Number of examples that only the challenger predicts correctly.
@@ -138,8 +138,8 @@ def _compare_means(
         advantage: Difference; positive if the challenger is better.
         influences: float64[examples]: influences on the difference.
         confidence: See `EvaluateParams`.
-        slack: Distance by which the true difference may be off even if all influences are equal.
-        bias: Amount by which the difference is expected to be above the difference on many examples.
+        slack: How far the true difference may be from `advantage` if all influences are equal.
+        bias: Expected excess of the difference over its value on many examples.
     """
     error, freedom = standard_error(influences)
     if error:

@@ -1,6 +1,6 @@
 """The table of all metrics: what each is called, which values are better, and the function that estimates it.
 
-Gate, report, command line and comparisons use this table. Of the libraries, importing it loads only NumPy.
+Gate, report, command line and comparisons use this table. Importing it loads no library but NumPy.
 """
 
 import dataclasses
@@ -335,7 +335,7 @@ Estimators = Mapping[str, Callable[[], Estimate | None]]
 def estimators(
     task: Task, targets: np.ndarray, outputs: np.ndarray, top_k: int = 1, groups: np.ndarray | None = None
 ) -> Estimators:
-    """Return a function for every metric of a task, by name. It estimates the metric, or returns None if undefined.
+    """Return a task's metrics by name, each as a function that returns its estimate, or None if it is undefined.
 
     Args:
         task: The task.

@@ -39,7 +39,7 @@ def adapt(metric: Any, interface: Interface, has_one_output: bool) -> Any:
     Args:
         metric: The Keras metric.
         interface: Input and output of the model.
-        has_one_output: Whether a user's model has one output, for the second of two classes; see
+        has_one_output: Whether a user's model has one output, the second class's probability; see
             `core.models.lookup.has_added_class`.
     """
     plain = functools.partial(type(metric).update_state, metric)
@@ -112,7 +112,9 @@ def convert_targets(
     problem = try_on((labels[:, None] == np.arange(num_classes)).astype(np.float32), outputs)
     takes_numbers = bool(problem) and not try_on(labels.astype(np.int32), outputs)
     if takes_numbers:
-        others = f"label_smoothing, mixup_alpha and data.task={interface.task_name} give a number for each class"
+        others = f"data.task={interface.task_name} gives a number for each class"
+        if has_numbers:
+            others = "label_smoothing and mixup_alpha give a number for each class"
         problem = "" if has_numbers and not is_softened else f"it takes the number of a class; {others}"
     if problem:
         raise InputError(

@@ -9,10 +9,10 @@ from tpu_components.core.files.location import Location
 
 @dataclasses.dataclass(frozen=True)
 class SourceRef:
-    """Kind and place of a source, for example of `csv:gs://bucket/list.csv`; its text is the one that it was read from.
+    """Kind and place of a source such as `csv:gs://bucket/list.csv`; `str()` returns the text it was parsed from.
 
     Attributes:
-        kind: Name of the kind, whether or not there is such a kind; empty if the text has none before a colon.
+        kind: Name of the kind, which may not exist; empty if the text has no kind before a colon.
         place: Path, URI or pattern of the data, or the name of a library's data set; may be empty.
     """
 
@@ -21,7 +21,7 @@ class SourceRef:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a source. The colon of a URI, or one in a path, names no kind.
+        """Parse a source. The colon in the URI of an object store, or after a slash, does not end a kind.
 
         Example:
             >>> SourceRef.parse("csv:gs://bucket/list.csv")

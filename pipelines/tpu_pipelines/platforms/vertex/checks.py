@@ -272,7 +272,7 @@ class VertexChecks:
         denied = self._permissions.denied(_WRITER, resource)
         if denied and bundle_of(self._config.training.model):  # The user uploads the model's code to the bucket.
             raise LackError(
-                f"you lack {', '.join(denied)} in {name}, and the model's code travels through it",
+                f"you lack {', '.join(denied)} in {name}, through which the model's code is uploaded",
                 resource.bind(self._who, _WRITER).text,
             )
         if is_of_runs:
