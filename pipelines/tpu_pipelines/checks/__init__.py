@@ -1,1 +1,1 @@
-"""Commands before a run: the list of all checks, from the content of files to requests to the platform."""
+"""Checks before a run, from the content of files to requests to the platform."""

@@ -60,7 +60,7 @@ def training_pipeline(
         estimated_timeout: Whether the time limit of the training is preflight's estimate, if there is preflight.
         fingerprints: Additional input of each step for the platform's cache; see `platform_fingerprints`.
         exit_task: Adds the task that runs when all others have ended, even if they have failed.
-        images: Images of the steps that are not in `on_machines`; None for images of this machine.
+        images: Images of the steps that are not in `on_machines`; None for those that `make image` builds.
 
     Returns:
         A KFP pipeline, to compile or to call inside a kfp.local session.

@@ -49,7 +49,7 @@ class LocalRun:
 
 
 def resolve(config: Config, workspace: Path, listing: Listing | None = None) -> LocalRun:
-    """Decide everything about a run on this machine, and check what it needs.
+    """Check what a run on this machine needs, and decide everything before its first step.
 
     Args:
         config: Configuration to run.

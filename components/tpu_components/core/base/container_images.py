@@ -40,7 +40,7 @@ class Images:
 
 
 def load_images(environment: Mapping[str, str]) -> Images:
-    """Return the images that environment variables name; an empty variable is not set.
+    """Return the images that environment variables name; an empty variable counts as not set.
 
     Example:
         >>> load_images({"TPU_PIPELINES_IMAGE": "docker.io/me/python:1"}).steps

@@ -138,7 +138,7 @@ def _host_of(url: str, address: str) -> str:
         address: Where the URL was read; a file's name is not secret.
 
     Raises:
-        InputError: If it is not a URL that a message can be sent to. The error does not contain the URL.
+        InputError: If the URL cannot be that of a webhook. The message does not contain the URL, which may be a secret.
     """
     fault = ""
     try:

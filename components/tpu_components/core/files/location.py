@@ -84,7 +84,7 @@ class Location(str):
 
     @property
     def folder(self) -> "Location":
-        """This folder without trailing slashes, since object stores distinguish `a//b` from `a/b`."""
+        """The location without trailing slashes: in an object store, `a//b` and `a/b` are two objects."""
         return Location(self.rstrip("/") or self[:1])
 
     @property

@@ -119,7 +119,7 @@ def count_scores(positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, 
 
 
 def mean_area(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> Estimate | None:
-    """Estimate the mean over labels of the area under the ROC curve (DeLong et al., 1988).
+    """Estimate the mean area under the ROC curve over all labels (DeLong et al., 1988).
 
     Args:
         positive: bool[examples, labels]: which examples have a label.
@@ -158,7 +158,7 @@ def _rights(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 
 def mean_average_precision(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> Estimate | None:
-    """Estimate the mean average precision of bool[examples, labels]; None if no example has a label.
+    """Estimate the average precision, averaged over labels; None if no example has a label.
 
     The influence of an example on a label's average precision is the precision at its score, if the example is
     positive, and its effect on the precision at lower scores.

@@ -175,7 +175,7 @@ def score_passages(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
 def jackknife(
     measure: Callable[..., float], targets: np.ndarray, outputs: np.ndarray, groups: np.ndarray | None = None
 ) -> Estimate | None:
-    """Estimate a metric that has no formula, by leaving out one part of the examples at a time; None if not finite.
+    """Estimate any metric by the jackknife, which leaves out one part of the examples at a time; None if not finite.
 
     The standard error is that of the delete-a-group jackknife (Kott, Journal of Official Statistics 17, 2001). The
     examples of a group, which depend on each other, are in one part.

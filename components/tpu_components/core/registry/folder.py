@@ -122,7 +122,7 @@ class ModelRegistry:
         return {alias: moves[-1].version for alias, moves in self._read_aliases().items()}
 
     def find(self, version: str) -> Version | None:
-        """Return a version by number or alias; None for an alias that was never set. An unknown number is an error."""
+        """Return a version by number or alias; None for an unset alias. An unknown number raises InputError."""
         if version.isdecimal():
             return self.version(version)
         moves = self.moves(version)

@@ -32,12 +32,12 @@ class ModelReference(NamedTuple):
     version: str
 
     def find(self) -> RegisteredVersion | None:
-        """Return the version; None for an alias that was never set. An unknown number is an error."""
+        """Return the version; None for an unset alias. An unknown number raises InputError."""
         return self.registry.find(self.version)
 
 
 def parse_reference(text: str) -> ModelReference | None:
-    """Return the version that `REGISTRY/MODEL@VERSION_OR_ALIAS` names; None for any other text and an existing path.
+    """Parse `REGISTRY/MODEL@VERSION_OR_ALIAS`; returns None if the text has another form or is an existing path.
 
     Example:
         >>> referred = parse_reference("runs/registry/digits@champion")

@@ -248,7 +248,7 @@ class Registry(Protocol):
         """Name of the model."""
 
     def find(self, version: str) -> RegisteredVersion | None:
-        """Return a version by number or alias; None for an alias that was never set. An unknown number is an error."""
+        """Return a version by number or alias; None for an unset alias. An unknown number raises InputError."""
 
     def version(self, number: str) -> RegisteredVersion:
         """Return a version by number."""

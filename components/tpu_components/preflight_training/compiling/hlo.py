@@ -82,7 +82,7 @@ class Array:
 
     @property
     def is_in_hbm(self) -> bool:
-        """Whether it lies in the device's main memory and not in memory on the chip."""
+        """Whether the array is in the device's main memory, not in memory on the chip."""
         return self.space == HBM
 
     @property
