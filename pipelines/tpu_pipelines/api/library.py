@@ -311,13 +311,14 @@ def run(
         InputError: If the configuration or the data cannot be used.
         RunFailedError: If a step failed.
     """
-    outcome = run_local(load_config(config, overrides), Location(workspace).as_path(), force=force)
+    folder = Location(workspace).as_path()
+    outcome = run_local(load_config(config, overrides), folder, force=force)
     summary = outcome.summary
     if outcome.is_input_error:
         raise InputError(summary.error)
     if summary.status == State.FAILED:
         raise RunFailedError(summary.as_dict())
-    return Run(Location(workspace).as_path() / summary.config["name"], summary)
+    return Run(folder / summary.config["name"], summary)
 
 
 def load_run(path: Place) -> Run:

@@ -12,7 +12,7 @@ from tpu_components.core.base.typed_values import Field, Pattern, Range, fields_
 from tpu_components.core.machines.machine_spec import MachineSpec, load_catalogue
 from tpu_components.core.models.ready import REGISTRY
 from tpu_pipelines.config.configuration import SETTINGS, Config
-from tpu_pipelines.config.settings import Settings, variable
+from tpu_pipelines.config.settings import Settings, fields_of_one_variable, variable
 from tpu_pipelines.config.steps import STEPS
 
 SCHEMA_FILE = "tpu-pipelines.schema.json"
@@ -109,7 +109,8 @@ def as_text() -> str:
 def as_markdown() -> str:
     """Return two Markdown tables: all settings of a configuration, and the environment variables of `Settings`."""
     rows = [(setting.name, _shown(setting), setting.meaning) for setting in settings()]
-    variables = [(variable(name), "", field.meaning) for name, field in fields_of(Settings).items() if name != "images"]
+    meanings = {name: field.meaning for name, field in fields_of(Settings).items()}
+    variables = [(variable(field.name), "", meanings[field.name]) for field in fields_of_one_variable()]
     variables += [(IMAGE_VARIABLES[name], _shown(field), field.meaning) for name, field in fields_of(Images).items()]
     return "\n\n".join((_table("setting", rows), _table("variable", variables))) + "\n"
 

@@ -147,7 +147,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         mistakes = Mistakes()
-        for field in _fields_of_one_variable():
+        for field in fields_of_one_variable():
             value = getattr(self, field.name)
             texts = [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else [value]
             for text in texts:
@@ -213,7 +213,7 @@ class Settings:
             )
 
 
-def _fields_of_one_variable() -> list[dataclasses.Field[Any]]:
+def fields_of_one_variable() -> list[dataclasses.Field[Any]]:
     """Return the fields of Settings that one environment variable sets: all but the images."""
     return [field for field in dataclasses.fields(Settings) if field.name != "images"]
 
@@ -260,7 +260,7 @@ def load_settings(environment: Mapping[str, str], file: Path | None = None) -> S
         values = read_mapping(file, "the settings", "names and values")
     if "image" in values:
         raise InputError(f"Cannot use {file}: the image is set by TPU_PIPELINES_IMAGE alone. Remove image.")
-    for field in _fields_of_one_variable():
+    for field in fields_of_one_variable():
         if text := environment.get(variable(field.name), ""):
             values[field.name] = _split(field.name, text) if field.default_factory is dict else text
     return read_by_hand(values, Settings, "settings" if file else "", fixed={"images": load_images(environment)})

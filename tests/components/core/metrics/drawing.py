@@ -62,7 +62,8 @@ def draw_patients(generator, correlation, num_patients=40, num_each=25, advantag
     """Return labels and two models' answers to pictures of patients, whose answers are correlated, and the patients."""
     patients = np.repeat(np.arange(num_patients), num_each)
     common = generator.normal(size=num_patients), generator.normal(size=len(patients))
-    labels, outputs = generator.integers(0, 4, len(patients)), []
+    labels = generator.integers(0, 4, len(patients))
+    outputs = []
     for more in (advantage, 0.0):
         own, rest = (0.77 * part + 0.64 * generator.normal(size=len(part)) for part in common)
         ability = math.sqrt(correlation) * own[patients] + math.sqrt(1 - correlation) * rest + 1 + more

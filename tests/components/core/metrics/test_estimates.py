@@ -16,7 +16,8 @@ def test_an_influence_is_what_leaving_an_example_out_takes_away(case):
     """To the first order, n - 1 times."""
     task, draw = CASES[case]
     targets, (outputs,) = draw(np.random.default_rng(0), 300, [1.5])
-    some, found = np.arange(0, 300, 25), estimators(task, targets, outputs, 1)
+    some = np.arange(0, 300, 25)
+    found = estimators(task, targets, outputs, 1)
     without = [estimators(task, np.delete(targets, i, 0), np.delete(outputs, i, 0), 1) for i in some]
     for metric, make in found.items():
         if (estimate := make()) is None or metric in _NOT_SMOOTH:

@@ -14,8 +14,10 @@ from tpu_components.core.metrics.model_metrics import GroundTruth, compute_metri
 
 @pytest.mark.parametrize(("num_examples", "num_targets"), [(50, 1), (50, 2), (500, 1)])
 def test_the_interval_of_a_median_holds_it_as_often_as_promised(num_examples, num_targets):
-    generator, scale = np.random.default_rng(0), np.arange(1, num_targets + 1) * 3.0
-    task, median = Regression((0.0,) * num_targets, (1.0,) * num_targets), stats.norm.ppf(0.75) * scale.mean()
+    generator = np.random.default_rng(0)
+    scale = np.arange(1, num_targets + 1) * 3.0
+    task = Regression((0.0,) * num_targets, (1.0,) * num_targets)
+    median = stats.norm.ppf(0.75) * scale.mean()
     missed = 0
     for _ in range(500):
         errors = generator.normal(size=(num_examples, num_targets)) * scale
@@ -26,7 +28,8 @@ def test_the_interval_of_a_median_holds_it_as_often_as_promised(num_examples, nu
 
 
 def test_answers_that_are_all_right_still_have_an_interval():
-    labels, outputs = np.zeros(50, int), np.tile([0.9, 0.1], (50, 1))
+    labels = np.zeros(50, int)
+    outputs = np.tile([0.9, 0.1], (50, 1))
     low, high = compute_metrics(GroundTruth(Classification(), labels, "ab"), outputs).intervals["accuracy"]
     expected = stats.binomtest(50, 50).proportion_ci(method="exact")
     assert (low, high) == pytest.approx((expected.low, 1.0))
@@ -34,7 +37,8 @@ def test_answers_that_are_all_right_still_have_an_interval():
 
 def test_examples_of_a_single_group_have_metrics_and_no_interval():
     """Nothing tells how much another group would differ."""
-    labels, outputs = np.arange(60) % 3, np.tile([0.5, 0.3, 0.2], (60, 1))
+    labels = np.arange(60) % 3
+    outputs = np.tile([0.5, 0.3, 0.2], (60, 1))
     truth = GroundTruth(Classification(), labels, "abc", np.zeros(60, int))
     metrics = compute_metrics(truth, outputs, 2)
     assert metrics.metrics["calibration_error"] == pytest.approx(0.5 - 1 / 3)

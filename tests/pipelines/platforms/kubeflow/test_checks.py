@@ -39,7 +39,8 @@ class World:
 
     def __init__(self, server, cluster, google):
         self.server, self.cluster, self.google = server, cluster, google
-        self.settings, self.context = dataclasses.replace(SETTINGS, kfp_host=server.url), CONTEXT
+        self.settings = dataclasses.replace(SETTINGS, kfp_host=server.url)
+        self.context = CONTEXT
         google.cloud.__init__()
         google.cloud.node_pools.append({"name": "tpus", "config": {"machineType": "ct6e-standard-4t"}})
         server.multi_user = False
