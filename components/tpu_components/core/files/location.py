@@ -128,7 +128,7 @@ class Location(str):
         """
         if not self.is_path:
             raise InputError(
-                f"Cannot use {self!r}: expected a path on this machine, received a URI. Use a local path, and copy the "
-                "files from or to the other place."
+                f"Cannot use {self!r}: expected a path on this machine, received a URI. Use a local path, and copy "
+                "the files to or from the bucket yourself."
             )
         return Path(self)
