@@ -78,44 +78,44 @@ check: install
 	$(VENV)/bin/mypy
 
 bench: install  ## Speed, each figure beside its baseline in the same run.
-	$(VENV)/bin/python -m tests.benchmarks
+	$(VENV)/bin/python -m tests.evidence.benchmarks
 
 soak: install  ## The server under honest and hostile load, on this machine alone; MINUTES=5 for less than 15.
-	$(VENV)/bin/python -m tests.benchmarks.soak --minutes $(MINUTES)
+	$(VENV)/bin/python -m tests.evidence.benchmarks.soak --minutes $(MINUTES)
 
 fuzz: install  ## Ten minutes of mutated input for every reader of outside bytes; MINUTES=60 for more, SEED=2 for other input.
-	$(VENV)/bin/python -m tests.fuzz --minutes $(if $(filter command line,$(origin MINUTES)),$(MINUTES),10) --seed $(SEED)
+	$(VENV)/bin/python -m tests.evidence.fuzz --minutes $(if $(filter command line,$(origin MINUTES)),$(MINUTES),10) --seed $(SEED)
 
 kills: install  ## Every step killed at any moment and run again, one night; SLICE=3/10 for a part, KILLS=300 for fewer.
-	$(VENV)/bin/python -m tests.kills --kills $(KILLS) --slice $(SLICE)
+	$(VENV)/bin/python -m tests.evidence.kills --kills $(KILLS) --slice $(SLICE)
 
 faults: install  ## Steps and whole runs on a full disk, a damaged one, and by a clock that steps; TIMES=5 for fewer; needs cc.
-	$(VENV)/bin/python -m tests.kills.faults full damaged clock --times $(TIMES)
+	$(VENV)/bin/python -m tests.evidence.kills.faults full damaged clock --times $(TIMES)
 
 kills-hosts: install  ## Hosts that train together, killed at any moment and started again; KILLS=50 and HOSTS=2 for fewer.
-	$(VENV)/bin/python -m tests.kills.hosts --hosts $(HOSTS) --kills $(KILLS)
+	$(VENV)/bin/python -m tests.evidence.kills.hosts --hosts $(HOSTS) --kills $(KILLS)
 
 kills-fan-out: install  ## Commands that write records together, killed at any moment and run again; KILLS=20 for fewer.
-	$(VENV)/bin/python -m tests.kills.fan_out --kills $(KILLS)
+	$(VENV)/bin/python -m tests.evidence.kills.fan_out --kills $(KILLS)
 
 kills-beam: beam-env install  ## What Beam's workers write, records and answers, killed at any moment and written again; KILLS=20 for fewer.
-	$(BEAM)/bin/python -m tests.kills.beam --kills $(KILLS)
-	$(VENV)/bin/python -m tests.kills.answers --only-export build/kills-export
-	$(BEAM)/bin/python -m tests.kills.beam --kills $(KILLS) --export build/kills-export
+	$(BEAM)/bin/python -m tests.evidence.kills.beam --kills $(KILLS)
+	$(VENV)/bin/python -m tests.evidence.kills.answers --only-export build/kills-export
+	$(BEAM)/bin/python -m tests.evidence.kills.beam --kills $(KILLS) --export build/kills-export
 
 kills-answers: install  ## predict_batch over 100,000 pictures, and by several commands over 5,000, killed at any moment and run again; KILLS=10 for fewer.
-	$(VENV)/bin/python -m tests.kills.answers --kills $(KILLS)
-	$(VENV)/bin/python -m tests.kills.answers --kills $(KILLS) --by fan_out --images 5000
+	$(VENV)/bin/python -m tests.evidence.kills.answers --kills $(KILLS)
+	$(VENV)/bin/python -m tests.evidence.kills.answers --kills $(KILLS) --by fan_out --images 5000
 
 # PYSEC-2026-3447 (setuptools < 83: what a source distribution made on macOS leaves out) is about nothing done here, and
 # TensorFlow's TensorBoard needs a setuptools before 82.
 audit:  ## Known vulnerabilities of everything locked: asks PyPI, or a checkout of pypa/advisory-database, ADVISORIES=FOLDER; needs uv.
-	$(if $(ADVISORIES),$(VENV)/bin/python -m tests.advisories $(ADVISORIES)) \
+	$(if $(ADVISORIES),$(VENV)/bin/python -m tests.evidence.advisories $(ADVISORIES)) \
 	uv tool run pip-audit@2.10.1 --strict --disable-pip --require-hashes --ignore-vuln PYSEC-2026-3447 \
 	  -r requirements.lock -r docker/serving.lock -r docker/train.lock -r docker/train-gpu.lock -r docker/beam.lock -r docker/sbom.lock
 
 licences: install  ## The licence of everything locked.
-	$(VENV)/bin/python -m tests.licences
+	$(VENV)/bin/python -m tests.evidence.licences
 
 lock:  ## Needs uv; the lock holds hashes and names no index.
 	mkdir -p build
@@ -152,7 +152,7 @@ wheel: install  ## build/wheel/: what `pip install 'tpu_pipelines-….whl[local]
 
 # An environment of its own, resolved by pip and not by the lock: what a stranger gets today.
 wheel-test: wheel  ## The wheel in an empty environment: its thin base, then a whole run; needs a package index.
-	rm -rf build/wheel-test && mkdir -p build/wheel-test && cp tests/digit.png build/wheel-test
+	rm -rf build/wheel-test && mkdir -p build/wheel-test && cp tests/support/digit.png build/wheel-test
 	$(PYTHON) -m venv --without-pip build/wheel-test/env
 	$(PYTHON) -m pip --python build/wheel-test/env/bin/python install --quiet build/wheel/*.whl
 	cd build/wheel-test && env/bin/tpu-pipelines machines >/dev/null && env/bin/tpu-pipelines schema >/dev/null
@@ -160,4 +160,4 @@ wheel-test: wheel  ## The wheel in an empty environment: its thin base, then a w
 	cd build/wheel-test && env/bin/tpu-pipelines run digits && env/bin/tpu-pipelines predict digits@champion digit.png
 
 images-test: install  ## Builds every image, runs digits in containers and compares, serves, kills; BASE=IMAGE to build on another.
-	$(VENV)/bin/python -m tests.images --base "$(BASE)"
+	$(VENV)/bin/python -m tests.evidence.images --base "$(BASE)"

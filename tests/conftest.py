@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.fakes.storage import bucket, s3_server, storage_server  # noqa: F401 (fixtures)
+from tests.support.fakes.storage import bucket, s3_server, storage_server  # noqa: F401 (fixtures)
 
 if TYPE_CHECKING:
     from tests.components.preflight_training.warm import WarmCompiler

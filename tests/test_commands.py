@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import READMES, REPOSITORY, tpu_pipelines_here
+from tests.support.cli import READMES, REPOSITORY, tpu_pipelines_here
 from tpu_pipelines.cli.main import main
 
 BIN = Path(sys.executable).parent

@@ -6,7 +6,7 @@ import json
 import google_crc32c
 import pytest
 
-from tests.fuzz.mutations import VALUES, changed, places
+from tests.evidence.fuzz.mutations import VALUES, changed, places
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.component.step_record import StepRecord
 from tpu_components.core.examples.artifacts import (
@@ -223,7 +223,7 @@ def use(folder, artifact):
         artifact.metrics.keys()
 
 
-@pytest.mark.heavy  # Thousands of files; `make test` reads what mutation has found (tests/fuzz).
+@pytest.mark.heavy  # Thousands of files; `make test` reads what mutation has found (tests/evidence/fuzz).
 @pytest.mark.parametrize("file", FILES)
 def test_a_value_of_another_type_or_range_anywhere_is_read_or_refused_and_never_a_crash(folder, file):
     whole, refused, num_read = read(folder, file), [], 0

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.cli import COMPONENTS, PIPELINES, READMES, REPOSITORY
+from tests.support.cli import COMPONENTS, PIPELINES, READMES, REPOSITORY
 from tpu_components.core.sources.kinds import SOURCES
 from tpu_pipelines.cli.commands import COMMANDS
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import COMPONENTS, PIPELINES
+from tests.support.cli import COMPONENTS, PIPELINES
 from tpu_components.core.base.extras import EXTRAS
 from tpu_components.create_tfrecords import WriteParams
 from tpu_components.deploy_model import DeployParams

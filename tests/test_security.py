@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.cli import REPOSITORY
+from tests.support.cli import REPOSITORY
 
 EXPLAINS = ""  # Says who is trusted, or what is not promised.
 
@@ -33,16 +33,16 @@ HELD_BY = {
         tests/components/evaluate_model/test_report.py::test_a_report_shows_hostile_names_as_text_and_loads_nothing
         tests/components/preflight_training/test_report.py::test_page_shows_hostile_names_as_text_and_never_as_markup""",
     "The unpacked content": """
-        tests/fuzz/test_corpus.py::test_every_formats_worst_file_is_refused_within_its_memory""",
+        tests/evidence/fuzz/test_corpus.py::test_every_formats_worst_file_is_refused_within_its_memory""",
     "An image may have": """
-        tests/fuzz/test_corpus.py::test_every_formats_worst_file_is_refused_within_its_memory
+        tests/evidence/fuzz/test_corpus.py::test_every_formats_worst_file_is_refused_within_its_memory
         tests/components/core/examples/test_images.py::test_read_image_refuses_a_png_bomb_before_unpacking_it""",
     "JSON and YAML may nest": """
-        tests/fuzz/test_corpus.py::test_every_formats_worst_file_is_refused_within_its_memory
-        tests/fuzz/test_corpus.py::test_what_was_ever_found_is_no_fault""",
+        tests/evidence/fuzz/test_corpus.py::test_every_formats_worst_file_is_refused_within_its_memory
+        tests/evidence/fuzz/test_corpus.py::test_what_was_ever_found_is_no_fault""",
     "`make fuzz` tests": """
-        tests/fuzz/test_corpus.py::test_every_reader_reads_good_files
-        tests/fuzz/test_corpus.py::test_what_was_ever_found_is_no_fault""",
+        tests/evidence/fuzz/test_corpus.py::test_every_reader_reads_good_files
+        tests/evidence/fuzz/test_corpus.py::test_what_was_ever_found_is_no_fault""",
     "Anyone with write access to the source": EXPLAINS,
     "The records keep": """
         tests/components/create_tfrecords/test_writer.py::test_the_fingerprint_changes_with_one_pixel_one_label_or_the_order
@@ -176,7 +176,7 @@ HELD_BY = {
         tests/test_supply.py::test_vulnerabilities_are_asked_of_everything_that_is_locked
         tests/test_supply.py::test_every_locked_package_may_be_in_an_image_that_others_get""",
     "A step or run can be killed": """
-        tests/kills/test_kills.py::test_killed_at_any_moment_every_step_and_the_run_give_the_same_again
+        tests/evidence/kills/test_kills.py::test_killed_at_any_moment_every_step_and_the_run_give_the_same_again
         tests/components/core/registry/test_folder.py::test_killed_at_any_moment_it_leaves_the_old_state_or_the_new_and_can_go_on
         tests/components/train_model/test_resume.py::test_killed_training_continues_to_the_same_weights""",
     "On SIGTERM": """

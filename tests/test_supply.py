@@ -7,9 +7,9 @@ import tomllib
 
 import pytest
 
-from tests import licences
-from tests.cli import REPOSITORY
-from tests.fakes.dataflow import can_boot
+from tests.evidence import licences
+from tests.support.cli import REPOSITORY
+from tests.support.fakes.dataflow import can_boot
 
 
 def test_every_locked_package_may_be_in_an_image_that_others_get():
@@ -32,7 +32,9 @@ def test_what_asks_more_or_says_nothing_is_not_welcome(licence):
 
 
 def test_licences_are_listed_one_for_each_package():
-    done = subprocess.run([sys.executable, "-m", "tests.licences"], capture_output=True, text=True, cwd=REPOSITORY)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.evidence.licences"], capture_output=True, text=True, cwd=REPOSITORY
+    )
     assert done.returncode == 0, done.stdout
     assert [line.split()[0] for line in done.stdout.splitlines()] == [name for name, _ in licences.locked()]
 

@@ -8,10 +8,10 @@ import pytest
 import yaml
 from PIL import Image
 
-from tests.cli import REPOSITORY, set_environment, tpu_pipelines_here
-from tests.fakes.execution import Simulate
-from tests.fakes.google_cloud import COMPUTE, Account, bind
-from tests.fakes.vertex import FakeVertex
+from tests.support.cli import REPOSITORY, set_environment, tpu_pipelines_here
+from tests.support.fakes.execution import Simulate
+from tests.support.fakes.google_cloud import COMPUTE, Account, bind
+from tests.support.fakes.vertex import FakeVertex
 from tpu_pipelines.starting.first_configuration import WORKFLOW_FILE
 
 BUCKET = "my-bucket"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cli import REPOSITORY, tpu_pipelines_here
-from tests.fakes.execution import Simulate
-from tests.fakes.vertex import FakeVertex
+from tests.support.cli import REPOSITORY, tpu_pipelines_here
+from tests.support.fakes.execution import Simulate
+from tests.support.fakes.vertex import FakeVertex
 from tpu_pipelines.starting.first_configuration import retraining_workflow
 
 WORKFLOWS = {path.stem: path.read_text() for path in (REPOSITORY / ".github" / "workflows").glob("*.yml")}

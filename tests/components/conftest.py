@@ -18,16 +18,12 @@ import pytest
 from PIL import Image
 
 from tests.components.preflight_training.warm import WarmCompiler
-from tests.pictures import encode, image_folder  # noqa: F401 (fixtures)
-from tests.sharing import made_once
+from tests.support.pictures import encode, image_folder  # noqa: F401 (fixtures)
+from tests.support.sharing import made_once
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.export_model import exporting, verification
 from tpu_components.export_model.comparison import Judge
 from tpu_components.train_model import TrainParams, train_model
-
-_UNAVOIDABLE_WARNINGS = (
-    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",  # TensorFlow 2.20 and NumPy 2.
-)
 
 RunStep = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -57,12 +53,6 @@ EVERYTHING: Mapping[str, Any] = {
     "optimizer": "adamw",
     "weight_decay": 0.01,
 }
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Let pass what other people's packages warn of and we cannot change."""
-    for line in _UNAVOIDABLE_WARNINGS:
-        config.addinivalue_line("filterwarnings", line)
 
 
 class _JudgeHere(Judge):

@@ -22,10 +22,10 @@ from kfp.dsl.base_component import BaseComponent
 from packaging.utils import canonicalize_name
 from sklearn.datasets import load_digits
 
-from tests.cli import REPOSITORY
-from tests.component_interfaces import key_names
-from tests.fakes.vertex_rules import check_outputs
-from tests.html_page import Page
+from tests.evidence.component_interfaces import key_names
+from tests.support.cli import REPOSITORY
+from tests.support.fakes.vertex_rules import check_outputs
+from tests.support.html_page import Page
 from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IMAGE
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import fields_of, whole_numbers

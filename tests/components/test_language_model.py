@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import sklearn.metrics
 
-from tests.browser import assert_opens, needs_browser
-from tests.cli import tpu_pipelines_here
 from tests.components.conftest import judged_here
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, TEXT, corpus_params
 from tests.components.judging import said
+from tests.support.browser import assert_opens, needs_browser
+from tests.support.cli import tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples import records

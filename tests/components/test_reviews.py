@@ -10,9 +10,9 @@ import socket
 import numpy as np
 import pytest
 
-from tests.browser import assert_opens, needs_browser
-from tests.cli import assert_user_error, tpu_pipelines_here
 from tests.components.conftest import QUICK
+from tests.support.browser import assert_opens, needs_browser
+from tests.support.cli import assert_user_error, tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples import records

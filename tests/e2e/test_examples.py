@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from tests.cli import DATA, tpu_pipelines
+from tests.support.cli import DATA, tpu_pipelines
 
 
 @dataclasses.dataclass(frozen=True)

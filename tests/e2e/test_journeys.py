@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli import PIPELINES
+from tests.support.cli import PIPELINES
 
 pytestmark = pytest.mark.slow  # Each is a whole run, of a minute or two.
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from tests.cli import set_environment
-from tests.fakes.execution import RunOnCpu
-from tests.fakes.vertex import FakeVertex, canonical
+from tests.support.cli import set_environment
+from tests.support.fakes.execution import RunOnCpu
+from tests.support.fakes.vertex import FakeVertex, canonical
 from tpu_components.core.base.retries import Backoff
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.pipeline import cache_keys

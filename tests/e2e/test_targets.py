@@ -10,7 +10,7 @@ import yaml
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from tests.cli import assert_user_error, readme_model, tpu_pipelines
+from tests.support.cli import assert_user_error, readme_model, tpu_pipelines
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.serving.exported import load_model
 from tpu_components.serving.instances import render_predictions

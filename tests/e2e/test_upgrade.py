@@ -18,11 +18,11 @@ from kfp import local
 from kfp.components import load_component_from_file, load_component_from_text
 from sklearn.datasets import load_digits
 
-from tests.cli import REPOSITORY, steps_here, tpu_pipelines_here
 from tests.components.conftest import judged_here
-from tests.fakes.execution import Simulate
-from tests.fakes.vertex import FakeVertex
 from tests.golden.earlier.splits import splits_of
+from tests.support.cli import REPOSITORY, steps_here, tpu_pipelines_here
+from tests.support.fakes.execution import Simulate
+from tests.support.fakes.vertex import FakeVertex
 from tpu_components.core.component.step_record import RUNNER_VARIABLE
 from tpu_components.core.examples.artifacts import SPLITS, Manifest
 from tpu_components.core.examples.example_ids import are_among, load_identities, load_trained_on

@@ -9,10 +9,10 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
 from sklearn.datasets import load_digits
 
-from tests.fakes.execution import RunOnCpu
-from tests.fakes.serving import Containers
-from tests.fakes.vertex import FakeVertex, canonical
-from tests.losing_hosts import HostLoss, arrays
+from tests.support.fakes.execution import RunOnCpu
+from tests.support.fakes.serving import Containers
+from tests.support.fakes.vertex import FakeVertex, canonical
+from tests.support.losing_hosts import HostLoss, arrays
 from tpu_pipelines.cli.main import main
 
 ROOT = "projects/my-project/locations/us-central1/models"

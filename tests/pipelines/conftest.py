@@ -9,11 +9,11 @@ import dateutil.parser
 import kfp_server_api
 import pytest
 
-from tests.cli import QUICK, set_environment, steps_here, tpu_pipelines_here
 from tests.components.conftest import judged_here
-from tests.fakes.clock import Clock
-from tests.pictures import encode, image_folder  # noqa: F401 (fixtures)
-from tests.sharing import made_once
+from tests.support.cli import QUICK, set_environment, steps_here, tpu_pipelines_here
+from tests.support.fakes.clock import Clock
+from tests.support.pictures import encode, image_folder  # noqa: F401 (fixtures)
+from tests.support.sharing import made_once
 from tpu_components.core.examples.artifacts import Manifest, Split
 from tpu_components.core.examples.interface import ImageInput
 from tpu_components.core.results.evaluation_info import Decision, EvaluatedModel, Evaluation
@@ -43,8 +43,8 @@ def clock():
 @pytest.fixture
 def fake(clock):
     """Vertex AI, which does not run what it is sent, at the clock's time."""
-    from tests.fakes.execution import Simulate
-    from tests.fakes.vertex import FakeVertex
+    from tests.support.fakes.execution import Simulate
+    from tests.support.fakes.vertex import FakeVertex
 
     with FakeVertex(Simulate(), clock=clock.now) as fake:
         yield fake

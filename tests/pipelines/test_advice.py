@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.advice import (
+from tests.support.advice import (
     advice_in,
     commands_in,
     is_known,
@@ -21,7 +21,7 @@ from tests.advice import (
     texts,
     variables_in,
 )
-from tests.cli import PIPELINES, tpu_pipelines_here
+from tests.support.cli import PIPELINES, tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli import assert_user_error, tpu_pipelines_here
+from tests.support.cli import assert_user_error, tpu_pipelines_here
 
 HEAVY = ("tensorflow", "keras", "jax", "kfp", "numpy", "yaml", "sklearn", "PIL")
 HEAVY += ("google.protobuf", "google.auth", "google.api_core")

@@ -8,7 +8,7 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from tests.cli import assert_user_error, tpu_pipelines_here
+from tests.support.cli import assert_user_error, tpu_pipelines_here
 from tpu_components.core.base import progress
 from tpu_components.core.base.states import COLOURS
 from tpu_pipelines.cli import arguments

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.registered import write_model
+from tests.support.registered import write_model
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.registry.folder import ModelRegistry

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from tests.cli import QUICK
-from tests.registered import write_model
+from tests.support.cli import QUICK
+from tests.support.registered import write_model
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at

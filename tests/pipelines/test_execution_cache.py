@@ -1,4 +1,4 @@
-"""Claims about what a platform's execution cache answers, against its rules; see `tests.fakes.execution_cache`."""
+"""Claims about what a platform's execution cache answers, by the rules of `tests.support.fakes.execution_cache`."""
 
 import contextlib
 import dataclasses
@@ -8,10 +8,10 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
 
-from tests.fakes import execution, kubeflow
-from tests.fakes.execution_cache import ABSENT, AS_WRITTEN, FILLED_IN, ExecutionCache
-from tests.fakes.kubeflow import FakeKubeflow
-from tests.fakes.vertex import FakeVertex
+from tests.support.fakes import execution, kubeflow
+from tests.support.fakes.execution_cache import ABSENT, AS_WRITTEN, FILLED_IN, ExecutionCache
+from tests.support.fakes.kubeflow import FakeKubeflow
+from tests.support.fakes.vertex import FakeVertex
 from tpu_components.core.base.container_images import Images
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_components.create_tfrecords.component import list_source

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.cli import tpu_pipelines
 from tests.components.corpora import corpus_params
+from tests.support.cli import tpu_pipelines
 
 SMALL = (
     "preflight=true",

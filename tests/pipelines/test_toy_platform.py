@@ -5,8 +5,8 @@ import json
 import pytest
 import yaml
 
-from tests.cli import assert_user_error, tpu_pipelines_here
 from tests.pipelines.toy_platform.platform import Toy
+from tests.support.cli import assert_user_error, tpu_pipelines_here
 from tpu_pipelines.platforms.platform import PLATFORMS
 
 QUICK = ("digits", "--target", "toy", "--set", "machine=v5e-4", "--set", "preflight=false", "--set", "export=false")

@@ -1,6 +1,7 @@
 """KFP wrappers of create_tfrecords as one step, as parallel steps or with Beam; and of the step that lists a source.
 
-The inputs after `*`, and their part of `Args:`, are the fields of WriteParams: `python -m tests.generated` writes them.
+The inputs after `*`, and their part of `Args:`, are the fields of WriteParams: `python -m tests.evidence.generated`
+writes them.
 """
 
 from typing import Any, Dict, List

@@ -1,7 +1,7 @@
 """The step deploy_model as a KFP component.
 
-The inputs after `*`, and their part of `Args:`, are the fields of DeployParams: `python -m tests.generated` writes
-them.
+The inputs after `*`, and their part of `Args:`, are the fields of DeployParams: `python -m tests.evidence.generated`
+writes them.
 """
 
 from typing import Any, Dict, List

@@ -1,6 +1,7 @@
 """The step find_drift as a KFP component.
 
-The inputs after `*`, and their part of `Args:`, are the fields of DriftParams: `python -m tests.generated` writes them.
+The inputs after `*`, and their part of `Args:`, are the fields of DriftParams: `python -m tests.evidence.generated`
+writes them.
 """
 
 from typing import Any, Dict

@@ -1,7 +1,7 @@
 """KFP wrappers of predict_batch: as one step, by Beam, or fanned out over several.
 
-The inputs after `*`, and their part of `Args:`, are the fields of PredictParams: `python -m tests.generated` writes
-them.
+The inputs after `*`, and their part of `Args:`, are the fields of PredictParams: `python -m tests.evidence.generated`
+writes them.
 """
 
 from typing import Any, Dict, List

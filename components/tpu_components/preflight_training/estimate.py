@@ -1,8 +1,8 @@
 """Estimates the time of a step and of an epoch from the cost of a compiled program.
 
 An operation takes as long as the compiler's estimate of its cycles says, but never less than the chip needs for its
-arithmetic and its memory traffic. Nothing is fitted: `python -m tests.benchmarks.whole_steps` compares the estimates
-with published step times, each with its source, and a test compares the intervals below with what it derives.
+arithmetic and its memory traffic. Nothing is fitted: `python -m tests.evidence.benchmarks.whole_steps` compares the
+estimates with published step times, each with its source, and a test compares the intervals below with what it derives.
 Communication is a ring over links of the slice. It is an upper bound, because it is not overlapped with computation.
 """
 

@@ -579,7 +579,7 @@ COMMANDS = (
                 "--report",
                 type=output_file,
                 metavar="FILE",
-                help="write the platform's responses as rules for the test server in tests/fakes",
+                help="write the platform's responses as rules for the test server in tests/support/fakes",
             ),
         ),
     ),

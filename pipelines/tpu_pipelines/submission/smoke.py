@@ -120,7 +120,7 @@ class SmokeReport:
     source: str = ""
 
     def as_rules(self) -> str:
-        """Return the answers as comment lines for tests/fakes: `# Rule: …`, with the source."""
+        """Return the answers as comment lines for tests/support/fakes: `# Rule: …`, with the source."""
         rules = (f"Rule: {question}: {answer} ({self.source})" for question, answer in self.answers)
         lines = (textwrap.wrap(rule, 118, break_long_words=False, break_on_hyphens=False) for rule in rules)
         return "".join(f"# {line}\n" for rule in lines for line in rule)

@@ -3,8 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.browser import assert_opens, needs_browser
-from tests.html_page import Page
+from tests.support.browser import assert_opens, needs_browser
+from tests.support.html_page import Page
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
 from tpu_components.create_tfrecords.data_page import choose_samples, render_page

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from tests.cli import REPOSITORY
+from tests.support.cli import REPOSITORY
 from tpu_components.core.examples.artifacts import Manifest
 
 

@@ -15,8 +15,8 @@ import pytest
 from google.cloud.storage import Blob
 from PIL import Image
 
-from tests.cli import REPOSITORY
 from tests.components.create_tfrecords.engines.cases import same_files
+from tests.support.cli import REPOSITORY
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples.artifacts import Manifest

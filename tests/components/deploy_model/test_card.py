@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
-from tests.registered import write_model
+from tests.support.registered import write_model
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.terminal import visible
 from tpu_components.core.drift.shifts import Shift

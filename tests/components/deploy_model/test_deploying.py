@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 
-from tests.signing_keys import write_keys
+from tests.support.signing_keys import write_keys
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.examples.artifacts import Manifest

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from tests.fakes.clock import Clock
-from tests.fakes.execution import Simulate
-from tests.fakes.vertex import FakeVertex, canonical
-from tests.registered import write_model
-from tests.signing_keys import write_keys
+from tests.support.fakes.clock import Clock
+from tests.support.fakes.execution import Simulate
+from tests.support.fakes.vertex import FakeVertex, canonical
+from tests.support.registered import write_model
+from tests.support.signing_keys import write_keys
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, PlatformError
 from tpu_components.core.files import storage

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.components.judging import said
-from tests.html_page import Page
-from tests.registered import copy_with_weights, renew_digest, write_model
+from tests.support.html_page import Page
+from tests.support.registered import copy_with_weights, renew_digest, write_model
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.example_ids import load_identities
 from tpu_components.core.files.location import Location

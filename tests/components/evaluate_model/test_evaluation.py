@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.components.judging import said
-from tests.registered import copy_with_weights
+from tests.support.registered import copy_with_weights
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo

@@ -7,8 +7,8 @@ import types
 import numpy as np
 import pytest
 
-from tests.browser import assert_opens, find, needs_browser, photograph
-from tests.html_page import Page
+from tests.support.browser import assert_opens, find, needs_browser, photograph
+from tests.support.html_page import Page
 from tpu_components.core.base.terminal import visible
 from tpu_components.core.examples.artifacts import Manifest, Split
 from tpu_components.core.examples.interface import TASKS, ImageInput, Regression

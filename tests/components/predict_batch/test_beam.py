@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests import beam
-from tests.cli import REPOSITORY
 from tests.components.create_tfrecords.engines.cases import same_files
+from tests.support import beam
+from tests.support.cli import REPOSITORY
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.component import command_line
 from tpu_components.core.files import storage

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import beam
 from tests.components.create_tfrecords.engines.cases import same_files
-from tests.dataflow import is_asked_for, options_for, start, wait_for, work, work_on_all
-from tests.fakes.dataflow import FakeDataflow
+from tests.support import beam
+from tests.support.dataflow import is_asked_for, options_for, start, wait_for, work, work_on_all
+from tests.support.fakes.dataflow import FakeDataflow
 from tpu_components.core.component import command_line
 from tpu_components.core.files import storage
 from tpu_components.predict_batch import PredictParams, predict_batch

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli import assert_user_error, tpu_pipelines_here
 from tests.components.create_tfrecords.engines.cases import same_files
+from tests.support.cli import assert_user_error, tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import KEY_FEATURE, Manifest, file_crc32c
 from tpu_components.core.examples.images import encode_png

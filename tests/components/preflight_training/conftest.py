@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.components.preflight_training.warm import WarmCompiler
-from tests.sharing import made_once
+from tests.support.sharing import made_once
 from tpu_components.core.base.cpus import CpuTimes
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import load_catalogue

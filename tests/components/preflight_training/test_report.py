@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.html_page import Page
+from tests.support.html_page import Page
 from tpu_components.core.base.terminal import visible
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
 from tpu_components.core.examples.interface import ImageInput, Interface

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.signing_keys import write_keys
+from tests.support.signing_keys import write_keys
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.registry.signing import sign_version

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli import COMPONENTS, REPOSITORY, assert_user_error, tpu_pipelines_here
+from tests.support.cli import COMPONENTS, REPOSITORY, assert_user_error, tpu_pipelines_here
 from tpu_components import serving
 from tpu_components.serving.exported import load_model
 from tpu_components.serving.server import SHUTDOWN_SECONDS, listen

@@ -13,7 +13,7 @@ import pytest
 
 from tests.components.conftest import EVERYTHING, command_of
 from tests.components.train_model.weights import history_of, weights_of
-from tests.hosts import HostProcesses
+from tests.support.hosts import HostProcesses
 
 pytestmark = pytest.mark.slow  # A host takes 10 s to start.
 

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from tests.fakes.kubernetes import FakeKubernetes
+from tests.support.fakes.kubernetes import FakeKubernetes
 from tpu_components.core.base import termination
 from tpu_components.core.base.errors import BAD_INPUT, InputError
 from tpu_components.core.base.retries import PlatformError

@@ -13,7 +13,7 @@ from tests.components.conftest import EVERYTHING, QUICK
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, corpus_params
 from tests.components.train_model.interrupting import continue_training, train_until_sigterm
 from tests.components.train_model.weights import assert_equal_models, history_of
-from tests.sharing import made_once
+from tests.support.sharing import made_once
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.models.training_step.hyperparameters import Stage
 from tpu_components.create_tfrecords import write_records

@@ -22,8 +22,8 @@ from google.protobuf import json_format
 from kfp import compiler
 from kfp.dsl.base_component import BaseComponent
 
-from tests.fakes.execution import Simulate
-from tests.fakes.vertex import FakeVertex
+from tests.support.fakes.execution import Simulate
+from tests.support.fakes.vertex import FakeVertex
 
 CONFIG = """\
 name: small
@@ -69,7 +69,7 @@ def make(project: Path) -> None:
     """Fill a folder as a user of the checkout does."""
     (project / "small.yaml").write_text(CONFIG)
     (project / "small_model.py").write_text(MODEL)
-    (project / "digit.png").write_bytes(Path("tests/digit.png").read_bytes())
+    (project / "digit.png").write_bytes(Path("tests/support/digit.png").read_bytes())
     # All steps in one pipeline. A test of the checkout keeps this file equal to what the checkout compiles.
     (project / "digits.yaml").write_bytes(Path("tests/golden/digits.yaml").read_bytes())
     compile_components(project / "components")

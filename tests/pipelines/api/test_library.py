@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 import tpu_pipelines as tp
-from tests.cli import PIPELINES, REPOSITORY
 from tests.components.train_model.weights import weights_of
+from tests.support.cli import PIPELINES, REPOSITORY
 from tpu_components.core.component.step_record import StepRecord
 from tpu_components.core.examples.artifacts import HISTORY_FILE
 from tpu_components.core.files import storage
@@ -52,7 +52,6 @@ def test_help_lists_every_setting_with_its_meaning():
 
 
 @pytest.mark.heavy
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 def test_a_compiled_model_is_trained_with_what_it_is_compiled_with(tmp_path, capfd):
     import keras
 
@@ -194,7 +193,6 @@ def test_few_arrays_have_small_batches_by_default(tmp_path, given, batch):
 
 
 # TensorFlow 2.20 and NumPy 2.
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 def test_a_model_is_kept_by_its_content(tmp_path):
     import keras
 

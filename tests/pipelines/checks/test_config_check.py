@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from tests.cli import tpu_pipelines_here
-from tests.signing_keys import write_keys
+from tests.support.cli import tpu_pipelines_here
+from tests.support.signing_keys import write_keys
 from tpu_components.export_model.exporting import Trial
 from tpu_pipelines.checks.check_list import UNASKED, ConfigChecks, contradicted_by, contradictions, examine
 from tpu_pipelines.config.configuration import load_config

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from tests.fakes.google_cloud import COMPUTE, Account, bind
 from tests.pipelines.checks.test_doctor_script import AGENT
+from tests.support.fakes.google_cloud import COMPUTE, Account, bind
 from tpu_pipelines.cli.main import main
 
 MACHINE = ("--set", "machine=v5e-4")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import gcloud
-from tests.fakes.google_cloud import ME, PROJECT_NUMBER, TRAINER
 from tests.pipelines.platforms.kubeflow.test_checks import findings_of, servers, world  # noqa: F401
 from tests.pipelines.platforms.vertex.test_checks import examine, fake, service  # noqa: F401
+from tests.support.fakes import gcloud
+from tests.support.fakes.google_cloud import ME, PROJECT_NUMBER, TRAINER
 from tpu_components.core.base.states import Status
 from tpu_components.train_model.jobset import RIGHTS
 from tpu_pipelines.platforms.findings import CommandOutput, Finding, ShellCommand, as_script, errors_in

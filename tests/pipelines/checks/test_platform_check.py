@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.cli import tpu_pipelines_here
+from tests.support.cli import tpu_pipelines_here
 from tpu_components.core.base.container_images import Images
 from tpu_pipelines.checks.check_list import UNASKED, examine, first_checks, platform_checks
 from tpu_pipelines.config.configuration import load_config

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from tests.cli import assert_user_error, tpu_pipelines_here
+from tests.support.cli import assert_user_error, tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.machines.machine_spec import load_catalogue
 from tpu_pipelines.cli.machines import as_table, select_slices

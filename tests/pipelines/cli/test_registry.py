@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.signing_keys import write_keys
+from tests.support.signing_keys import write_keys
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.signing import sign_version
 from tpu_pipelines import cli

@@ -4,8 +4,8 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.cli import tpu_pipelines_here
-from tests.generated import generated
+from tests.evidence.generated import generated
+from tests.support.cli import tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import allowed_by
 from tpu_pipelines.config import schema
@@ -17,7 +17,7 @@ BASE = {"name": "x", "data": {"source": "sklearn:digits"}, "model": "digits_cnn"
 
 @pytest.mark.parametrize(("path", "content"), [*generated().items()], ids=lambda value: getattr(value, "name", ""))
 def test_what_is_made_from_the_code_is_as_the_code_says(path, content):
-    assert path.read_text() == content, "Write it anew: python -m tests.generated"
+    assert path.read_text() == content, "Write it anew: python -m tests.evidence.generated"
 
 
 def test_it_is_a_schema():

@@ -13,10 +13,10 @@ from google.protobuf import json_format
 from kfp import compiler, dsl
 from kfp import components as kfp_components
 
-from tests.cli import MODELS, assert_user_error, readme_model, set_environment, tpu_pipelines_here
-from tests.fakes import jobsets, vertex_rules
-from tests.fakes.vertex_rules import hosts_of
-from tests.signing_keys import write_keys
+from tests.support.cli import MODELS, assert_user_error, readme_model, set_environment, tpu_pipelines_here
+from tests.support.fakes import jobsets, vertex_rules
+from tests.support.fakes.vertex_rules import hosts_of
+from tests.support.signing_keys import write_keys
 from tpu_components.core.base.container_images import LOCAL_IMAGE, Images
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import whole_numbers
@@ -87,7 +87,7 @@ def compiled(tmp_path_factory):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_compiled_pipeline_matches_the_golden_file(compiled, target):
-    """After a change that is meant: python -m tests.generated."""
+    """After a change that is meant: python -m tests.evidence.generated."""
     documents = copy.deepcopy(compiled[target])
     del documents[0]["sdkVersion"]
     golden = GOLDEN / f"digits-{target}.yaml"
@@ -585,7 +585,7 @@ def test_several_hosts_are_a_jobset_that_a_step_without_a_tpu_starts(name):
 
 
 def test_the_jobset_of_several_hosts_matches_the_golden_file():
-    """After a change that is meant: python -m tests.generated."""
+    """After a change that is meant: python -m tests.evidence.generated."""
     container, _ = pod("v5e-16", Settings(volumes={"shared": "/mnt/shared"}, labels={"team": "vision"}))
     (ask,) = (one["value"] for one in container["env"] if one["name"] == "TPU_PIPELINES_JOBSET")
     golden = GOLDEN / "jobset-v5e-16.yaml"

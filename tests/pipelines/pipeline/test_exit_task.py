@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from tests.components.core.component.test_notification import chat  # noqa: F401
-from tests.fakes.clock import Clock
-from tests.fakes.execution import Simulate
-from tests.fakes.vertex import FakeVertex
 from tests.pipelines.platforms.vertex.test_client import SETTINGS, connect, run
+from tests.support.fakes.clock import Clock
+from tests.support.fakes.execution import Simulate
+from tests.support.fakes.vertex import FakeVertex
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import State
 from tpu_components.core.component import notification

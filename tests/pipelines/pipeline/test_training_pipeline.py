@@ -24,7 +24,7 @@ def compiled(tmp_path_factory):
 
 
 def test_compiled_pipeline_matches_the_golden_file(compiled):
-    """After a change that is meant: python -m tests.generated."""
+    """After a change that is meant: python -m tests.evidence.generated."""
     del compiled["sdkVersion"]
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(yaml.safe_dump(compiled, sort_keys=True, width=120))

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.fakes.vertex_rules import free_gib
+from tests.support.fakes.vertex_rules import free_gib
 from tpu_components.core.examples.interface import TEXT
 from tpu_components.core.files import storage
 from tpu_components.core.sources.columns import Files

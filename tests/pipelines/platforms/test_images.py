@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from tests.fakes.local_server import LocalServer
+from tests.support.fakes.local_server import LocalServer
 from tpu_components.core.base.retries import MissingError
 from tpu_pipelines.platforms.findings import CannotAskError
 from tpu_pipelines.platforms.google_apis import GoogleApis

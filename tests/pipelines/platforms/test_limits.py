@@ -6,10 +6,10 @@ import random
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from tests.benchmarks.submissions import Idle
-from tests.databases.__main__ import earlier_description, random_jobs, send
-from tests.fakes.kubeflow import FakeKubeflow
-from tests.fakes.vertex import FakeVertex
+from tests.evidence.benchmarks.submissions import Idle
+from tests.evidence.databases.__main__ import earlier_description, random_jobs, send
+from tests.support.fakes.kubeflow import FakeKubeflow
+from tests.support.fakes.vertex import FakeVertex
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files.vertex_clients import VertexService
@@ -116,7 +116,7 @@ def test_a_length_is_counted_as_the_platform_counts_it():
 
 
 def test_every_description_fits_whatever_the_names_and_labels(kubeflow):
-    """In a real database: `python -m tests.databases`."""
+    """In a real database: `python -m tests.evidence.databases`."""
     fake, platform = kubeflow
     lengths = []
     chance = random.Random(1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.benchmarks.submissions import PLATFORMS, submit_in_a_storm
+from tests.evidence.benchmarks.submissions import PLATFORMS, submit_in_a_storm
 
 
 @pytest.mark.slow  # A thousand runs at a platform that is hard to reach: minutes.

@@ -10,10 +10,10 @@ from unittest.mock import ANY
 import pytest
 from google.cloud import aiplatform_v1 as v1
 
-from tests.cli import QUICK, steps_here, tpu_pipelines_here
-from tests.fakes import execution
-from tests.fakes.execution import Simulate
-from tests.html_page import Page
+from tests.support.cli import QUICK, steps_here, tpu_pipelines_here
+from tests.support.fakes import execution
+from tests.support.fakes.execution import Simulate
+from tests.support.html_page import Page
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location

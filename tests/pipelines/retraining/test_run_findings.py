@@ -8,9 +8,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from tests.fakes.execution import Simulate
-from tests.fakes.kubeflow import FakeKubeflow
-from tests.fakes.kubeflow import Simulate as SimulateKubeflow
+from tests.support.fakes.execution import Simulate
+from tests.support.fakes.kubeflow import FakeKubeflow
+from tests.support.fakes.kubeflow import Simulate as SimulateKubeflow
 from tpu_components.core.base.states import State
 from tpu_components.core.files import storage
 from tpu_components.core.results.evaluation_info import Evaluation, RegisteredChampion

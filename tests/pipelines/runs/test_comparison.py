@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from tests.browser import assert_opens, needs_browser
-from tests.html_page import Page
+from tests.support.browser import assert_opens, needs_browser
+from tests.support.html_page import Page
 from tpu_components.core.machines.device import describe_host
 from tpu_pipelines import cli
 from tpu_pipelines.runs.comparison import HIGHER, LOWER, Row, as_markdown, as_text, compare, write_page

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import assert_user_error, tpu_pipelines_here
+from tests.support.cli import assert_user_error, tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_pipelines import cli

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tests.cli import tpu_pipelines_here
+from tests.support.cli import tpu_pipelines_here
 from tpu_components.core.machines import machine_spec
 from tpu_components.core.sources import kinds
 from tpu_pipelines.platforms import machines

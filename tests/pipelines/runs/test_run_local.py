@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from docker.errors import ImageNotFound
 
-from tests.browser import assert_opens, needs_browser
-from tests.cli import QUICK, assert_user_error, steps_here, tpu_pipelines, tpu_pipelines_here
 from tests.components.conftest import judged_here
+from tests.support.browser import assert_opens, needs_browser
+from tests.support.cli import QUICK, assert_user_error, steps_here, tpu_pipelines, tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_pipelines.config.configuration import load_config

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from tests.fakes.local_server import LocalServer
+from tests.support.fakes.local_server import LocalServer
 from tpu_components.core.base.errors import InputError
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.runs import tracking

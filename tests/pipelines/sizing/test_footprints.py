@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.cli import QUICK, assert_user_error, tpu_pipelines_here
+from tests.support.cli import QUICK, assert_user_error, tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.machines.footprint import Footprint
 from tpu_pipelines.sizing.footprints import FootprintComparison, NamedFootprint, load_baseline

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cli import tpu_pipelines_here
+from tests.support.cli import tpu_pipelines_here
 from tpu_components.core.base.cpus import CpuTimes
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.machines.machine_spec import load_catalogue, parse_machine

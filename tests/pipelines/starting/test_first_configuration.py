@@ -14,7 +14,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from tests.cli import DATA, assert_user_error, tpu_pipelines_here
+from tests.support.cli import DATA, assert_user_error, tpu_pipelines_here
 from tpu_components.core.examples.artifacts import load_history
 from tpu_components.core.examples.interface import TASKS, CorpusInput, ImageInput, Interface, TextInput
 from tpu_components.core.sources.params import WriteParams
@@ -227,7 +227,6 @@ def _saved(path, *layers):
     keras.Sequential([*layers, keras.layers.Dense(3, activation="softmax")]).save(path)
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 @pytest.mark.parametrize("shape", [(24, 32, 1), (24, 32, 3), (70, 70, 1)])
 def test_the_check_after_init_passes_with_a_saved_model_of_images(photos, monkeypatch, shape):
     """The height and width came from the file, but not the channels: colour for a model of grey images."""
@@ -242,7 +241,6 @@ def test_the_check_after_init_passes_with_a_saved_model_of_images(photos, monkey
     assert other.endswith(f"Set data.image_size={shape[0]},{shape[1]} and data.channels={shape[2]}.")
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 def test_the_check_after_init_passes_with_a_saved_model_of_texts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [f"a text of number {i},{'abc'[i % 3]}" for i in range(90)]

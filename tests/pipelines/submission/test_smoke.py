@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import set_environment
-from tests.fakes.execution import RunOnCpu, Simulate
-from tests.fakes.execution_cache import ExecutionCache
-from tests.fakes.google_cloud import Bucket
-from tests.fakes.kubeflow import FakeKubeflow
-from tests.fakes.kubeflow import RunOnCpu as RunKubeflowOnCpu
-from tests.fakes.rule_list import rules_in
-from tests.fakes.vertex import FakeVertex
+from tests.support.cli import set_environment
+from tests.support.fakes.execution import RunOnCpu, Simulate
+from tests.support.fakes.execution_cache import ExecutionCache
+from tests.support.fakes.google_cloud import Bucket
+from tests.support.fakes.kubeflow import FakeKubeflow
+from tests.support.fakes.kubeflow import RunOnCpu as RunKubeflowOnCpu
+from tests.support.fakes.rule_list import rules_in
+from tests.support.fakes.vertex import FakeVertex
 from tpu_components.core.files import storage
 from tpu_components.train_model import environment_report
 from tpu_components.train_model.environment_report import REPORT_VARIABLE, probe_folder

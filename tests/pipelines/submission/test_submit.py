@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from tests.fakes.clock import Clock
+from tests.support.fakes.clock import Clock
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, OutageError, PlatformError
 from tpu_components.core.base.states import State

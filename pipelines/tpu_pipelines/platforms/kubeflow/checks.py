@@ -330,7 +330,7 @@ class KubeflowChecks:
         """Check that Argo's `retryPolicy` restarts a training whose pod was preempted; KFP cannot set this policy.
 
         To Argo, a pod that its node shuts down is a failure, and a deleted pod is an error; `preempt` in
-        tests/fakes/kubeflow.py names the sources.
+        tests/support/fakes/kubeflow.py names the sources.
         """
         # kubeflow/pipelines manifests/kustomize/third-party/argo/base/workflow-controller-configmap-patch.yaml
         name = "workflow-controller-configmap"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import QUICK
+from tests.support.cli import QUICK
 from tpu_components.core.base import import_path
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.models import lookup

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tests
-from tests.cli import REPOSITORY
+from tests.support.cli import REPOSITORY
 from tpu_components.core.base import progress
 from tpu_components.core.base.terminal import printable
 from tpu_components.core.pages.blocks import Table

@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from tests.fakes.local_server import LocalServer
+from tests.support.fakes.local_server import LocalServer
 from tpu_components.core.base.errors import InputError, chain_of
 from tpu_components.core.base.retries import Backoff, PlatformError
 from tpu_components.core.component.notification import message, post

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont
 from scipy.stats import norm
 
-from tests.html_page import Page
+from tests.support.html_page import Page
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.measuring import count_independent, count_labels, distributions, measure_pictures
 from tpu_components.core.drift.shifts import MEASURES, find_shifts, say_power

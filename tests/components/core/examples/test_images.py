@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from tests.benchmarks.attacks import TIFF_TYPES, tiled_tiff
+from tests.evidence.benchmarks.attacks import TIFF_TYPES, tiled_tiff
 from tpu_components.core.examples import images
 from tpu_components.core.examples.images import (
     UnreadableImageError,

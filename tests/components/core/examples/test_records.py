@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.pictures import encode_picture
+from tests.support.pictures import encode_picture
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples.artifacts import Manifest, Shard, Split, file_crc32c

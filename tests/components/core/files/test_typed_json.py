@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.registered import write_model
+from tests.support.registered import write_model
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.files import typed_json

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from tests.fakes.local_server import LocalServer
+from tests.support.fakes.local_server import LocalServer
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.partition import Share
 from tpu_components.core.machines import hosts

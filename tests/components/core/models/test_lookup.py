@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from tests.cli import COMPONENTS, REPOSITORY, readme_model
+from tests.support.cli import COMPONENTS, REPOSITORY, readme_model
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, CorpusInput, ImageInput, Interface, TextInput
 from tpu_components.core.machines import device

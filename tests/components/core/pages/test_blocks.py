@@ -3,8 +3,8 @@ import html
 import pytest
 from markdown_it import MarkdownIt
 
-from tests.browser import find, needs_browser, photograph
-from tests.html_page import Page
+from tests.support.browser import find, needs_browser, photograph
+from tests.support.html_page import Page
 from tpu_components.core.base.terminal import visible
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Cell, Fields, Figure, Section, Sentences, Table, as_markdown, as_text

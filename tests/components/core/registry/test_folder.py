@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.registered import write_model
+from tests.support.registered import write_model
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import file_crc32c
 from tpu_components.core.files import storage

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.registered import write_model
-from tests.signing_keys import write_keys
+from tests.support.registered import write_model
+from tests.support.signing_keys import write_keys
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.registry.folder import ModelRegistry

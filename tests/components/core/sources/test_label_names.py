@@ -12,7 +12,7 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 import pytest
 
-from tests.cli import tpu_pipelines_here
+from tests.support.cli import tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.records import encode_example, frame_record

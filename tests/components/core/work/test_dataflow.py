@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from tests import beam
-from tests.dataflow import options_for, wait_for
-from tests.fakes.dataflow import PROJECT, REGION, FakeDataflow
+from tests.support import beam
+from tests.support.dataflow import options_for, wait_for
+from tests.support.fakes.dataflow import PROJECT, REGION, FakeDataflow
 
 pytestmark = pytest.mark.slow  # 5 s each, with Apache Beam.
 

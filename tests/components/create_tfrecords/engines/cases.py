@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli import DATA
+from tests.support.cli import DATA
 from tpu_components.create_tfrecords import WriteParams
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import beam
-from tests.cli import REPOSITORY
 from tests.components.create_tfrecords.engines.cases import (
     CIFAR,
     IMDB,
@@ -25,6 +23,8 @@ from tests.components.create_tfrecords.engines.cases import (
     same_files,
     texts,
 )
+from tests.support import beam
+from tests.support.cli import REPOSITORY
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.component import command_line

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from tests import beam
 from tests.components.create_tfrecords.engines.cases import images, same_files
-from tests.dataflow import IMAGE, is_asked_for, options_for, start, wait_for, work, work_on_all
-from tests.fakes.dataflow import REGION, FakeDataflow
+from tests.support import beam
+from tests.support.dataflow import IMAGE, is_asked_for, options_for, start, wait_for, work, work_on_all
+from tests.support.fakes.dataflow import REGION, FakeDataflow
 from tpu_components.core.component import command_line
 from tpu_components.core.files import storage
 from tpu_components.create_tfrecords import WriteParams, write_records

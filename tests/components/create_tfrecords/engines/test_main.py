@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.components.create_tfrecords.engines.cases import same_files
-from tests.fakes import gcsfuse
+from tests.support.fakes import gcsfuse
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.create_tfrecords.engines.__main__ import main
 

@@ -6,10 +6,10 @@ import pytest
 import yaml
 from google.auth.credentials import AnonymousCredentials
 
-from tests.fakes import execution
-from tests.fakes.kubeflow import FakeKubeflow, Simulate
-from tests.fakes.kubernetes import FakeKubernetes
-from tests.fakes.vertex import FakeVertex
+from tests.support.fakes import execution
+from tests.support.fakes.kubeflow import FakeKubeflow, Simulate
+from tests.support.fakes.kubernetes import FakeKubernetes
+from tests.support.fakes.vertex import FakeVertex
 from tpu_components.core.base.container_images import Images
 from tpu_components.core.base.states import Status
 from tpu_pipelines.config.configuration import load_config

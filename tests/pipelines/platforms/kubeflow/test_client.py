@@ -21,13 +21,13 @@ import pytest
 import yaml
 from sklearn.datasets import load_digits
 
-from tests.benchmarks.submissions import Idle
-from tests.cli import set_environment
-from tests.fakes.clock import Clock
-from tests.fakes.google_api import every_one, first_of_each_kind
-from tests.fakes.kubeflow import FakeKubeflow, RunOnCpu, Simulate, executor_config, node_selectors, outputs
-from tests.fakes.kubernetes import FakeKubernetes
-from tests.losing_hosts import HostLoss, arrays
+from tests.evidence.benchmarks.submissions import Idle
+from tests.support.cli import set_environment
+from tests.support.fakes.clock import Clock
+from tests.support.fakes.google_api import every_one, first_of_each_kind
+from tests.support.fakes.kubeflow import FakeKubeflow, RunOnCpu, Simulate, executor_config, node_selectors, outputs
+from tests.support.fakes.kubernetes import FakeKubernetes
+from tests.support.losing_hosts import HostLoss, arrays
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, OutageError, PlatformError
 from tpu_components.core.files import storage

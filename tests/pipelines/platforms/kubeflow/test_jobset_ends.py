@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.fakes import argo
-from tests.fakes.clock import Clock
-from tests.fakes.jobsets import JobSet
-from tests.fakes.kubeflow import FakeKubeflow, Simulate, split_spec
-from tests.fakes.kubernetes import FakeKubernetes
+from tests.support.fakes import argo
+from tests.support.fakes.clock import Clock
+from tests.support.fakes.jobsets import JobSet
+from tests.support.fakes.kubeflow import FakeKubeflow, Simulate, split_spec
+from tests.support.fakes.kubernetes import FakeKubernetes
 from tpu_components.core.base.retries import Backoff
 from tpu_components.core.base.states import State
 from tpu_components.create_tfrecords import WriteParams, write_records

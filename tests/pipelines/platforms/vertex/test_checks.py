@@ -7,9 +7,9 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
 
-from tests.fakes.execution import Simulate
-from tests.fakes.google_cloud import AGENT, ATTACHMENT, KEY, ME, NETWORK, TRAINER, Bucket, bind
-from tests.fakes.vertex import FakeVertex, canonical
+from tests.support.fakes.execution import Simulate
+from tests.support.fakes.google_cloud import AGENT, ATTACHMENT, KEY, ME, NETWORK, TRAINER, Bucket, bind
+from tests.support.fakes.vertex import FakeVertex, canonical
 from tpu_components.core.base.container_images import Images
 from tpu_components.core.base.states import Status
 from tpu_pipelines.config.configuration import load_config

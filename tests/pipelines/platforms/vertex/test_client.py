@@ -19,11 +19,11 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
 
-from tests.cli import QUICK
-from tests.fakes.clock import Clock
-from tests.fakes.execution import RunOnCpu, Simulate
-from tests.fakes.google_api import every_one, first_of_each_kind
-from tests.fakes.vertex import FakeVertex
+from tests.support.cli import QUICK
+from tests.support.fakes.clock import Clock
+from tests.support.fakes.execution import RunOnCpu, Simulate
+from tests.support.fakes.google_api import every_one, first_of_each_kind
+from tests.support.fakes.vertex import FakeVertex
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, PlatformError
 from tpu_components.core.base.states import State

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.oracles import keras_names
+from tests.evidence.oracles import keras_names
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import MULTI_LABEL, ImageInput, Interface
 from tpu_components.core.machines import device

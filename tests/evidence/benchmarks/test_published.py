@@ -1,0 +1,143 @@
+"""Published step times: each row names a program that exists, or the rule that leaves it out."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.evidence.benchmarks import published_compile, published_networks, published_programs
+
+_PUBLISHED = json.loads(published_compile.PUBLISHED.read_text(encoding="utf-8"))
+_ROWS, _PROGRAMS = _PUBLISHED["rows"], _PUBLISHED["programs"]
+
+
+def _build(name, batch=2):
+    return published_compile.build_step(_PROGRAMS[name], batch)
+
+
+def _count(tree):
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def test_every_row_has_a_source_and_a_program_or_a_rule_that_leaves_it_out():
+    for row in _ROWS:
+        assert row["source"].startswith("https://"), row
+        if row["excluded"]:
+            assert row["excluded"] in _PUBLISHED["exclusion"], row
+        else:
+            assert row["program"] in _PROGRAMS, row
+            assert row["step_ms"] > 0, row
+            assert row["generation"] in published_compile.TOPOLOGIES, row
+    assert {row["excluded"] for row in _ROWS} - {""} == set(_PUBLISHED["exclusion"])
+    assert {row["program"] for row in _ROWS} - {""} == set(_PROGRAMS)
+
+
+def test_a_publication_is_one_row():
+    numbers = [row["number"] for row in _ROWS if row["number"] is not None]
+    assert sorted(numbers) == sorted(set(numbers))
+
+
+def test_the_rows_cover_every_generation_and_more_than_one_kind_of_program():
+    compared = [row for row in _ROWS if not row["excluded"]]
+    assert {row["generation"] for row in compared} == set(published_compile.TOPOLOGIES)
+    assert len({row["program"] for row in compared}) >= 60
+    assert sum(row["whole"] for row in compared) >= 40
+
+
+@pytest.mark.parametrize("name", [name for name, program in _PROGRAMS.items() if program["build"].endswith("decoder")])
+def test_decoders_are_built_from_their_dimensions(name):
+    step = _build(name)
+    assert 1 <= step.depth <= step.real_depth
+
+
+# Of the source, or of the paper that describes the network; where a head is tied or a bias is left out, within 1%.
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("marin-llama-130m", 154_147_328),
+        ("marin-llama-1.2b", 1_431_373_824),
+        ("marin-moe-32x4", 905_104_128),
+        ("vit-s16", 22.05e6),
+        ("vit-l16", 304.3e6),
+        ("vit-h14", 632e6),
+        ("mixer-b16", 59.9e6),
+        ("bert-large-512", 336e6),
+        ("transformer-big", 210e6),
+        ("resnet50", 25_557_032),
+        ("resnet-rs-50-160", 35.7e6),
+    ],
+)
+def test_networks_have_as_many_weights_as_published(name, expected):
+    weights = _build(name).arguments[0]
+    weights = weights[0] if isinstance(weights, list) else weights
+    assert _count(weights) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "name", ["marin-llama-75m-1024", "vit-s16", "mixer-b16", "gnmt", "ssd-resnet34", "product-128"]
+)
+def test_steps_trace_on_abstract_shapes_and_return_what_they_replace(name):
+    step = _build(name, batch=1)
+    found = jax.eval_shape(step.function, *step.arguments)
+    if step.donated:
+        shapes = [leaf.shape for leaf in jax.tree.leaves(found)]
+        kept = [leaf.shape for leaf in jax.tree.leaves(step.arguments[0])]
+        assert all(shape in shapes for shape in kept)
+
+
+_SMALL = {"batch": 2, "tokens": 8, "layers": 2, "vocabulary": 50, "width": 16, "heads": 2, "head_dim": 8, "ffn": 32}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gated": False, "rms": False, "bias": True, "rotary": False, "learned_positions": True},
+        {"one_hot": True, "loss_chunks": 2, "tied": True, "saved": ["query", "key"]},
+        {"kv_heads": 1, "qk_norm": True, "post_norm": True, "dropout": 0.1, "saved": None, "gate": True},
+        {"attention": "flash", "tokens": 128, "head_dim": 128},
+    ],
+)
+def test_decoders_of_every_kind_trace(change):
+    step = published_programs.decoder(**{"attention": "naive"} | _SMALL | change)
+    state, loss = jax.eval_shape(step.function, *step.arguments)
+    assert loss.shape == ()
+    assert jax.tree.map(lambda leaf: leaf.shape, state) == jax.tree.map(lambda leaf: leaf.shape, step.arguments[0])
+
+
+def test_a_decoder_of_zeros_finds_all_words_equally_likely():
+    step = published_programs.decoder(**_SMALL, experts=4, active=2, capacity=1.25, attention="naive")
+    state, ids = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), step.arguments)
+    _, loss = jax.jit(step.function)(state, ids)
+    assert loss == pytest.approx(math.log(50), rel=1e-2)
+
+
+def test_chips_that_divide_products_see_a_part_of_each():
+    whole = published_programs.decoder(**_SMALL, shards=4).arguments[0]
+    part = published_programs.decoder(**_SMALL, shards=4, tensor=2).arguments[0]
+    assert part["layers"][0]["ffn/up"].shape == (2, 16, 16)
+    assert _count(part) < 0.6 * _count(whole)
+
+
+def test_the_gradient_of_an_lstm_is_that_of_its_steps():
+    """Judged by JAX's own differentiation of the steps written one after the other."""
+    draw = np.random.default_rng(0).normal
+    inside, recurrent = draw(size=(5, 2, 16)).astype("float32"), draw(size=(4, 16)).astype("float32")
+
+    def steps(inside, recurrent):
+        hidden, cell, given = jnp.zeros((2, 4)), jnp.zeros((2, 4)), []
+        for step in inside:
+            i, f, g, o = jnp.split(step + hidden @ recurrent, 4, -1)
+            cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+            hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+            given.append(hidden)
+        return jnp.stack(given)
+
+    found, expected = (
+        jax.grad(lambda *both, network=network: jnp.sum(jnp.sin(network(*both))), (0, 1))(inside, recurrent)
+        for network in (published_networks.lstm, steps)
+    )
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)

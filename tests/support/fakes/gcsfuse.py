@@ -1,0 +1,287 @@
+"""The rules of a folder that Cloud Storage FUSE has mounted, kept in this process for Python's own file functions.
+
+A process that is started with `environment(folder)` keeps them from its first line on, and takes the folder for `/gcs`.
+Not seen: what libraries such as TensorFlow read and write by themselves. Stricter than the service: whoever writes a
+file sees it, too, only once it is closed.
+"""
+
+import builtins
+import errno
+import fcntl
+import functools
+import io
+import itertools
+import os
+import shutil
+import stat as modes
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+_MOUNT, _OWNER = "FAKE_GCSFUSE_MOUNT", "FAKE_GCSFUSE_OWNER"
+_REPOSITORY = Path(__file__).parents[3]
+_HUGE = 1 << 33  # Blocks.
+_NUMBERS = itertools.count()
+_STAT, _REPLACE, _UNLINK = os.stat, os.replace, os.unlink  # As they are before anything is mounted.
+
+
+def environment(folder: Path, owner: int | None = None) -> dict[str, str]:
+    """Variables that make a process keep the rules below a folder; `owner` is who has mounted it, else whoever asks."""
+    paths = [str(Path(__file__).parent / "mounted"), str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    owned = {_OWNER: str(owner)} if owner is not None else {}
+    return {_MOUNT: str(folder), "PYTHONPATH": os.pathsep.join(paths), **owned}
+
+
+def mount_as_told() -> None:
+    """Keep the rules as `environment` says; nothing happens where it says nothing."""
+    if folder := os.environ.get(_MOUNT):
+        mount(Path(folder), int(os.environ.get(_OWNER, os.getuid())))
+
+
+def mount(folder: Path, owner: int) -> None:
+    """Keep the rules below a folder, from now to the end of the process."""
+    from tpu_components.core.files import storage
+
+    storage.BUCKETS_MOUNT = folder
+    root = f"{os.path.abspath(folder)}/"
+
+    def inside(path: Any, dir_fd: Any = None) -> bool:
+        if isinstance(path, int):
+            path = os.readlink(f"/proc/self/fd/{path}")
+        elif dir_fd is not None and not os.path.isabs(path):
+            path = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), os.fsdecode(path))
+        return f"{os.path.abspath(os.fsdecode(os.fspath(path)))}/".startswith(root)
+
+    _replace(os, ("rename", "replace"), functools.partial(_renaming, inside))
+    _replace(os, ("link",), functools.partial(_refusing, inside))
+    # Rule: changes of a file's mode and owner are silently ignored (gcsfuse internal/fs/fs.go: SetInodeAttributes)
+    _replace(os, ("chmod", "fchmod", "lchmod", "chown", "fchown", "lchown"), functools.partial(_ignoring, inside))
+    # Rule: a lock holds on one machine only, so that two pods both have it (gcsfuse internal/fs/fs.go has none)
+    _replace(fcntl, ("flock", "lockf"), functools.partial(_ignoring, inside))
+    _replace(os, ("stat", "lstat", "fstat"), functools.partial(_telling, inside))
+    _replace(os, ("statvfs", "fstatvfs"), functools.partial(_boundless, inside))
+    _replace(builtins, ("open",), functools.partial(_opening, inside, Path(folder).parent))
+    io.open = builtins.open
+    _watch_descriptors(inside)
+    if os.getuid() != owner:
+        _deny(inside)
+
+
+def _replace(module: Any, names: Iterable[str], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    for name in names:
+        if original := getattr(module, name, None):
+            setattr(module, name, functools.wraps(original)(wrap(original)))
+
+
+def _error(code: int, path: Any) -> OSError:
+    return OSError(code, os.strerror(code), path)
+
+
+def _renaming(inside: Callable[..., bool], rename: Callable[..., None]) -> Callable[..., None]:
+    def keep(source: Any, target: Any, **options: Any) -> None:
+        # Rule: a mounted bucket is a file system of its own, into which nothing is renamed (rename(2): EXDEV)
+        if inside(source, options.get("src_dir_fd")) != inside(target, options.get("dst_dir_fd")):
+            raise _error(errno.EXDEV, target)
+        # Rule: a folder with anything in it is not renamed unless the mount says how many files may be, and then one by
+        # one (gcsfuse internal/fs/fs.go: renameNonHierarchicalDir; cfg/params.yaml: rename-dir-limit)
+        if inside(source, options.get("src_dir_fd")) and os.path.isdir(source) and os.listdir(source):
+            raise _error(errno.EMFILE, source)
+        rename(source, target, **options)
+
+    return keep
+
+
+def _refusing(inside: Callable[..., bool], link: Callable[..., None]) -> Callable[..., None]:
+    def keep(source: Any, target: Any, **options: Any) -> None:
+        # Rule: there are no hard links (gcsfuse internal/fs/fs.go has no CreateLink, which makes it ENOSYS)
+        if inside(source) or inside(target):
+            raise _error(errno.ENOSYS, target)
+        link(source, target, **options)
+
+    return keep
+
+
+def _ignoring(inside: Callable[..., bool], change: Callable[..., Any]) -> Callable[..., Any]:
+    def keep(path: Any, *arguments: Any, **options: Any) -> Any:
+        descriptor = path.fileno() if hasattr(path, "fileno") else path
+        return None if inside(descriptor, options.get("dir_fd")) else change(path, *arguments, **options)
+
+    return keep
+
+
+def _telling(inside: Callable[..., bool], stat: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+    def keep(path: Any, **options: Any) -> os.stat_result:
+        found = stat(path, **options)
+        if not inside(path, options.get("dir_fd")):
+            return found
+        # Rule: every file is 0644 and every folder 0755 (gcsfuse docs/semantics.md: Permissions and ownership)
+        mode = (found.st_mode & ~0o7777) | (0o755 if modes.S_ISDIR(found.st_mode) else 0o644)
+        # Rule: an inode's number means nothing to another process (gcsfuse docs/semantics.md: Identity)
+        number = hash((os.getpid(), found.st_ino)) & (2**63 - 1)
+        # Rule: no time but the last change is kept, and of folders not even that (gcsfuse docs/semantics.md: Missing
+        # features)
+        changed = found.st_mtime_ns if modes.S_ISREG(found.st_mode) else 0
+        seconds = changed / 1e9
+        fields = (mode, number, found.st_dev, 1, found.st_uid, found.st_gid, found.st_size, *[int(seconds)] * 3)
+        times = {f"st_{kind}time{unit}": value for kind in "amc" for unit, value in (("", seconds), ("_ns", changed))}
+        return os.stat_result(fields, times)
+
+    return keep
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """What tells one content of a file from another; empty where there is no file."""
+    try:
+        found = _STAT(path)
+    except OSError:
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+class _Watched(io.FileIO):
+    """A file that is read, and was there when it was opened."""
+
+    def __init__(self, path: str, mode: str) -> None:
+        super().__init__(path, mode)
+        self._path, self._seen = path, _version(path)
+
+    def readinto(self, buffer: Any) -> int:
+        _require_same(self._path, self._seen)
+        return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        _require_same(self._path, self._seen)
+        return super().readall()
+
+    def read(self, size: int | None = -1) -> bytes:
+        _require_same(self._path, self._seen)
+        return super().read(size)
+
+
+def _require_same(path: str, seen: tuple[int, ...]) -> None:
+    # Rule: who has a file open that is changed, replaced or deleted meanwhile reads no more of it, but ESTALE (gcsfuse
+    # docs/semantics.md: Stale File Handle Errors)
+    if _version(path) != seen:
+        raise _error(errno.ESTALE, path)
+
+
+class _Unfinished(io.FileIO):
+    """A file that is written: beside the bucket until it is closed."""
+
+    def __init__(self, path: str, mode: str, beside: Path) -> None:
+        self._path, self._seen = path, _version(path)
+        if "x" in mode and self._seen:
+            raise _error(errno.EEXIST, path)
+        if not os.path.isdir(os.path.dirname(path)):
+            raise _error(errno.ENOENT, path)
+        self._made = str(beside / f".unfinished-{os.getpid()}-{next(_NUMBERS)}")
+        if self._seen and "w" not in mode:
+            shutil.copyfile(path, self._made)
+        super().__init__(self._made, mode.replace("x", "w"))
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        super().close()
+        # Rule: a file is there for others once it is closed (gcsfuse docs/semantics.md: Write/Read consistency; Writes)
+        # Rule: of those who write a file at once the first to close it wins, and the others get ESTALE (gcsfuse
+        # docs/semantics.md: Concurrency)
+        if _version(self._path) != self._seen:
+            _UNLINK(self._made)
+            raise _error(errno.ESTALE, self._path)
+        _REPLACE(self._made, self._path)
+
+
+def _opening(inside: Callable[..., bool], beside: Path, original: Callable[..., Any]) -> Callable[..., Any]:
+    def keep(
+        file: Any,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        closefd: bool = True,
+        opener: Any = None,
+    ) -> Any:
+        if isinstance(file, int) or opener or not inside(file) or os.path.isdir(file):
+            return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
+        path, kind = os.path.abspath(os.fsdecode(os.fspath(file))), mode.replace("b", "").replace("t", "")
+        raw: Any = _Watched(path, kind) if kind == "r" else _Unfinished(path, kind, beside)
+        if buffering == 0:
+            return raw
+        wrap = io.BufferedReader if kind == "r" else io.BufferedRandom if "+" in kind else io.BufferedWriter
+        buffered = wrap(raw)
+        if "b" in mode:
+            return buffered
+        return io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
+
+    return keep
+
+
+def _watch_descriptors(inside: Callable[..., bool]) -> None:
+    """Keep the same of what is opened and read without a file object."""
+    opened: dict[int, tuple[str, tuple[int, ...]]] = {}
+
+    def opening(call: Callable[..., int]) -> Callable[..., int]:
+        def keep(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+            descriptor = call(path, flags, *arguments, **options)
+            if (
+                flags & os.O_ACCMODE == os.O_RDONLY
+                and not isinstance(path, int)
+                and inside(path, options.get("dir_fd"))
+            ):
+                place = os.readlink(f"/proc/self/fd/{descriptor}")
+                opened[descriptor] = place, _version(place)
+            return descriptor
+
+        return keep
+
+    def reading(call: Callable[..., bytes]) -> Callable[..., bytes]:
+        def keep(descriptor: int, *arguments: Any) -> bytes:
+            if descriptor in opened and not os.path.isdir(opened[descriptor][0]):
+                _require_same(*opened[descriptor])
+            return call(descriptor, *arguments)
+
+        return keep
+
+    def closing(call: Callable[[int], None]) -> Callable[[int], None]:
+        def keep(descriptor: int) -> None:
+            opened.pop(descriptor, None)
+            call(descriptor)
+
+        return keep
+
+    _replace(os, ("open",), opening)
+    _replace(os, ("read",), reading)
+    _replace(os, ("close",), closing)
+
+
+def _boundless(inside: Callable[..., bool], statvfs: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def keep(path: Any) -> Any:
+        found = statvfs(path)
+        if not inside(path):
+            return found
+        # Rule: a bucket says that it has room for anything (gcsfuse internal/fs/fs.go: StatFS)
+        return os.statvfs_result((found.f_bsize, found.f_frsize, *[_HUGE] * 6, found.f_flag, found.f_namemax))
+
+    return keep
+
+
+def _deny(inside: Callable[..., bool]) -> None:
+    """Let every access fail."""
+
+    def deny(call: Callable[..., Any]) -> Callable[..., Any]:
+        def keep(path: Any = ".", *arguments: Any, **options: Any) -> Any:
+            # Rule: whoever has not mounted the bucket is denied, also root (gcsfuse docs/semantics.md: Fuse)
+            if inside(path, options.get("dir_fd")):
+                raise _error(errno.EACCES, path)
+            return call(path, *arguments, **options)
+
+        return keep
+
+    _replace(os, ("open", "stat", "lstat", "listdir", "scandir", "mkdir", "unlink", "remove", "rmdir"), deny)
+    _replace(builtins, ("open",), deny)
+    io.open = builtins.open
+    _replace(
+        os, ("access",), lambda access: lambda path, *mode, **more: not inside(path) and access(path, *mode, **more)
+    )
