@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tests.components.preflight_training.warm import WarmCompiler
-from tests.support.pictures import encode, image_folder  # noqa: F401 (fixtures)
+from tests.support.dataflow import dataflow  # noqa: F401 (fixture)
+from tests.support.pictures import encode, encoded, image_folder  # noqa: F401 (fixtures)
 from tests.support.sharing import made_once
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.export_model import exporting, verification
@@ -122,10 +122,9 @@ def weighted_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
         digits, rows = load_digits(), []
         for i in range(400):
-            content = io.BytesIO()
-            Image.fromarray(digits.images[i].astype(np.uint8)).save(content, "PNG")
+            content = encoded(digits.images[i].astype(np.uint8))
             weight = (0.0, 0.5, 1.0, 3.0)[i % 4]
-            rows.append({"image": content.getvalue(), "label": str(digits.target[i]), "confidence": weight})
+            rows.append({"image": content, "label": str(digits.target[i]), "confidence": weight})
         pq.write_table(pa.Table.from_pylist(rows), folder / "digits.parquet")
         columns = {"weight": "confidence"}
         source = f"parquet:{folder}/digits.parquet"
@@ -189,6 +188,12 @@ def write_reviews(root: Path, num_each: int = 60) -> None:
                 text = draw.choices(neutral, k=draw.randint(2, 12)) + draw.choices(words, k=2)
                 draw.shuffle(text)
                 (folder / f"{i:03d}.txt").write_text(f"{split} {i}: " + " ".join(text) + "<br />")
+
+
+@pytest.fixture(scope="session")
+def export_dir(exported_digits: Any) -> Path:
+    """The folder of the small model's export. Not to be written to."""
+    return Path(exported_digits.path)
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,10 @@
 """A photo that is stored turned is answered turned: records, predict and the server agree."""
 
-import io
-
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.pictures import encoded
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import AnyInput, ImageInput, ImageRule
@@ -18,10 +17,9 @@ from tpu_components.serving.params import ServeParams
 @pytest.fixture
 def photo():
     """A photo of 16×8 pixels that is to be turned by a quarter, as a phone stores it."""
-    image, exif, buffer = Image.fromarray(np.arange(128, dtype=np.uint8).reshape(16, 8)), Image.Exif(), io.BytesIO()
+    exif = Image.Exif()
     exif[0x0112] = 6
-    image.save(buffer, "PNG", exif=exif)
-    return buffer.getvalue()
+    return encoded(np.arange(128, dtype=np.uint8).reshape(16, 8), exif=exif)
 
 
 @pytest.mark.parametrize("upright", [True, False])

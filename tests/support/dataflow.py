@@ -4,13 +4,23 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
 
 from tests.support import beam
 from tests.support.cli import REPOSITORY
 from tests.support.fakes.dataflow import PROJECT, REGION, FakeDataflow, StoredJob
 
 IMAGE = "europe-docker.pkg.dev/my-project/images/beam@sha256:0f"
+
+
+@pytest.fixture
+def dataflow(bucket: object) -> Iterator[FakeDataflow]:
+    """Dataflow, beside a bucket, for a Python that has Beam."""
+    beam.require_beam()
+    with FakeDataflow() as fake:
+        yield fake
 
 
 def options_for(fake: FakeDataflow) -> dict[str, str]:

@@ -19,6 +19,12 @@ def encode_picture(
     height, width = size
     noise = np.random.default_rng(seed).integers(0, 256, (height // 2 + 2, width // 2 + 2, 3), np.uint8)
     image = Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).convert(mode)
+    return encoded(image, kind, **options)
+
+
+def encoded(picture: Image.Image | np.ndarray, kind: str = "PNG", **options) -> bytes:
+    """The bytes of a picture's file; of an array, [height, width] or [height, width, channels]."""
+    image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()

@@ -1,6 +1,5 @@
 """Claims about data sets that grow: whatever is added, no example that has been tested is ever trained on."""
 
-import io
 import itertools
 import json
 
@@ -9,6 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.components.create_tfrecords.test_large_sources import write_tar
+from tests.support.pictures import encoded
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.create_tfrecords import WriteParams, write_records
@@ -31,9 +31,7 @@ def _picture(number: int) -> np.ndarray:
 
 
 def _png(number: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(_picture(number)).save(buffer, "PNG")
-    return buffer.getvalue()
+    return encoded(_picture(number))
 
 
 def _text(number: int) -> str:
@@ -104,7 +102,10 @@ def _write_webdataset(folder, numbers):
     for archive, some in itertools.groupby(ordered, lambda number: number // 200):
         members = []
         for number in some:
-            members += [(f"{number % 200}.png", _png(number)), (f"{number % 200}.cls", _label(number).encode())]
+            members += [
+                (f"{number % 200}.png", _png(number)),
+                (f"{number % 200}.cls", _label(number).encode()),
+            ]
             keys[f"{archive}.tar/{number % 200}.png" if repeats else f"{number % 200}.png"] = number
         write_tar(folder / f"{archive}.tar", members)
     return f"webdataset:{folder}", keys

@@ -5,7 +5,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,11 +43,6 @@ for size in (1, 3, 17):
                 out[f"{kind}_{given}_{size}_{name}"] = value.astype("U") if value.dtype == object else value
 np.savez(folder / "answers.npz", **out)
 """
-
-
-@pytest.fixture(scope="module")
-def export_dir(exported_digits):
-    return Path(exported_digits.path)
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,6 @@ from tpu_components.core.files import storage
 from tpu_components.predict_batch import PredictParams, predict_batch
 
 
-@pytest.fixture(scope="module")
-def export_dir(exported_digits):
-    return exported_digits.path
-
-
 @pytest.fixture
 def pictures(image_folder):
     """Eleven pictures of which one is damaged."""
@@ -120,7 +115,7 @@ def test_texts_and_records_are_answered_to_the_same_bytes(
 @pytest.mark.slow  # 10 s, with Apache Beam.
 def test_records_in_a_bucket_are_answered_by_way_of_it(export_dir, digits_records, tmp_path, bucket):
     storage.upload(digits_records, "gs://bucket/records")
-    storage.upload(Path(export_dir), "gs://bucket/export")
+    storage.upload(export_dir, "gs://bucket/export")
     params = PredictParams("records:gs://bucket/records", part_examples=600, num_workers=1)
     done = answer(params, "gs://bucket/export", tmp_path / "out", temp_location="gs://bucket/temp")
     assert done.returncode == 0, done.stderr
@@ -188,7 +183,7 @@ def test_the_wrapper_writes_what_the_step_alone_writes(export_dir, params, tmp_p
         "number = predict_with_beam.python_func(export, predictions, sys.argv[3], asked)\n"
         "print(json.dumps([number, predictions.metadata]))\n"
     )
-    done = beam.run([beam.PYTHON, "-c", script, export_dir, str(tmp_path / "out"), params.source])
+    done = beam.run([beam.PYTHON, "-c", script, str(export_dir), str(tmp_path / "out"), params.source])
     assert done.returncode == 0, done.stderr
     alone = predict_batch(params, export_dir, tmp_path / "alone")
     assert json.loads(done.stdout) == [alone.num_predicted, dataclasses.asdict(alone)]

@@ -14,11 +14,6 @@ from tpu_components.predict_batch import PredictParams, fan_out, predict_batch
 from tpu_components.predict_batch.component import answer_range, merge_answers
 
 
-@pytest.fixture(scope="module")
-def export_dir(exported_digits):
-    return exported_digits.path
-
-
 @pytest.fixture
 def params(image_folder):
     """Eleven pictures of which one is damaged, in three files."""
@@ -76,7 +71,7 @@ def test_what_is_missing_or_of_something_else_is_refused(export_dir, params, tmp
 
 def test_the_model_the_pictures_and_the_ranges_may_be_in_a_bucket(export_dir, params, tmp_path, bucket):
     predict_batch(params, export_dir, tmp_path / "alone")
-    storage.upload(Path(export_dir), "gs://bucket/export")
+    storage.upload(export_dir, "gs://bucket/export")
     storage.upload(Path(params.source.removeprefix("images:")), "gs://bucket/pictures")
     there = dataclasses.replace(params, source="images:gs://bucket/pictures")
     folders = answer(there, "gs://bucket/export", "gs://bucket/parts")

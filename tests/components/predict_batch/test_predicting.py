@@ -34,11 +34,6 @@ def read_lines(folder, pattern="predictions-*.jsonl"):
     return [json.loads(line) for path in sorted(folder.glob(pattern)) for line in path.read_text().splitlines()]
 
 
-@pytest.fixture(scope="module")
-def export_dir(exported_digits):
-    return Path(exported_digits.path)
-
-
 @pytest.fixture
 def pictures(image_folder):
     """23 pictures in folders that are no classes, one of them damaged, and a file that is no picture."""

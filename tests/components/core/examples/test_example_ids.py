@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from tests.support.pictures import encoded
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import SPLITS
 from tpu_components.core.examples.example_ids import (
@@ -153,10 +154,9 @@ def test_16_bits_count_whole(tmp_path):
     """Pillow's pixels of a file, cut to eight bits for the records, are equal; the files are not."""
     ids = set()
     for value in (512, 513):
-        buffer = io.BytesIO()
-        Image.fromarray(np.full((4, 4), value, np.uint16)).save(buffer, "PNG")
-        picture = read_image(buffer.getvalue(), ImageRule(None, 0))
-        (pixels,) = original_pixels(buffer.getvalue(), picture)
+        content = encoded(np.full((4, 4), value, np.uint16))
+        picture = read_image(content, ImageRule(None, 0))
+        (pixels,) = original_pixels(content, picture)
         assert (pixels.dtype, pixels.shape, pixels.max()) == (np.uint16, (4, 4, 1), value)
         ids.add(identify_pixels(pixels))
     assert len(ids) == 2
@@ -166,10 +166,9 @@ def test_palettes_and_one_bit_are_known_by_their_colours():
     grey = np.random.default_rng(0).integers(0, 2, (6, 6), np.uint8) * 255
     colour = Image.fromarray(np.stack([grey, 255 - grey, grey], -1))
     for image, as_held in ((Image.fromarray(grey).convert("1"), grey[..., None]), (colour.quantize(4), colour)):
-        buffer = io.BytesIO()
-        image.save(buffer, "PNG")
-        picture = read_image(buffer.getvalue(), ImageRule(None, 0))
-        (pixels,) = original_pixels(buffer.getvalue(), picture)
+        content = encoded(image)
+        picture = read_image(content, ImageRule(None, 0))
+        (pixels,) = original_pixels(content, picture)
         assert np.array_equal(pixels, np.asarray(as_held))
 
 
@@ -178,10 +177,9 @@ def test_a_large_image_is_identified_in_bands_as_it_is_whole():
     pixels = np.random.default_rng(0).integers(0, 4, (4096, 4096), np.uint8)
     image = Image.fromarray(pixels)
     image.putpalette([0, 0, 0, 9, 8, 7, 1, 2, 3, 200, 100, 0])
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", compress_level=1)
-    picture = read_image(buffer.getvalue(), ImageRule((8, 8), 3))
-    bands = list(original_pixels(buffer.getvalue(), picture))
+    content = encoded(image, compress_level=1)
+    picture = read_image(content, ImageRule((8, 8), 3))
+    bands = list(original_pixels(content, picture))
     assert len(bands) == 4
     assert identify_bands(bands) == identify_pixels(np.asarray(image.convert("RGB")))
 

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from tests.evidence.benchmarks.attacks import TIFF_TYPES, tiled_tiff
+from tests.support.pictures import encoded
 from tpu_components.core.examples import images
 from tpu_components.core.examples.images import (
     UnreadableImageError,
@@ -20,12 +21,6 @@ from tpu_components.core.examples.images import (
 from tpu_components.core.examples.interface import ImageRule
 
 AS_FOUND = ImageRule(None, 0)
-
-
-def _png(image: Image.Image, **options) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", **options)
-    return buffer.getvalue()
 
 
 def _claims_size(height: int, width: int) -> bytes:
@@ -55,12 +50,12 @@ def test_read_image_converts_to_the_channels_asked_for(encode, mode, channels):
 
 def test_read_image_drops_transparency_and_keeps_the_colour_below():
     image = Image.new("RGBA", (4, 4), (10, 20, 30, 0))
-    assert read_image(_png(image), AS_FOUND).pixels[0, 0].tolist() == [10, 20, 30]
+    assert read_image(encoded(image), AS_FOUND).pixels[0, 0].tolist() == [10, 20, 30]
 
 
 def test_read_image_keeps_the_upper_half_of_16_bits():
     values = np.array([[0, 255, 256], [32768, 65279, 65535]], np.uint16)
-    assert read_image(_png(Image.fromarray(values)), AS_FOUND).pixels[..., 0].tolist() == [[0, 0, 1], [128, 254, 255]]
+    assert read_image(encoded(values), AS_FOUND).pixels[..., 0].tolist() == [[0, 0, 1], [128, 254, 255]]
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
@@ -379,7 +374,7 @@ METADATA = {
 @pytest.mark.parametrize("name", METADATA)
 def test_metadata_of_a_png_that_pillow_refuses_do_not_hide_its_pixels(name, behind):
     pixels = np.random.default_rng(0).integers(0, 256, (8, 16, 3), dtype=np.uint8)
-    content = _with_chunk(_png(Image.fromarray(pixels)), METADATA[name], behind)
+    content = _with_chunk(encoded(pixels), METADATA[name], behind)
     for watch in (None, lambda: None):
         np.testing.assert_array_equal(open_image(content, AS_FOUND, watch).decode().pixels, pixels)
     assert check_encoded(content, AS_FOUND)[0] == content
@@ -391,12 +386,12 @@ def test_tensorflow_reads_the_same_pixels_of_a_png_whose_metadata_pillow_refuses
     import tensorflow as tf
 
     pixels = np.random.default_rng(0).integers(0, 256, (8, 16, 3), dtype=np.uint8)
-    content = _with_chunk(_png(Image.fromarray(pixels)), METADATA[name])
+    content = _with_chunk(encoded(pixels), METADATA[name])
     np.testing.assert_array_equal(tf.io.decode_png(content).numpy(), pixels)
 
 
 def test_a_png_cut_off_in_a_text_behind_its_pixels_is_read():
-    content = _with_chunk(_png(Image.new("L", (4, 4), 9)), _chunk(b"tEXt", b"Comment\0" + b"a" * 100), behind=True)
+    content = _with_chunk(encoded(Image.new("L", (4, 4), 9)), _chunk(b"tEXt", b"Comment\0" + b"a" * 100), behind=True)
     assert read_image(content[:-60], AS_FOUND).pixels.tolist() == [[[9]] * 4] * 4
 
 
@@ -410,7 +405,7 @@ def test_a_png_stays_turned_if_its_colour_profile_is_left_out():
 
 
 def test_a_png_with_damaged_pixels_is_refused_with_and_without_its_metadata():
-    content = _with_chunk(_png(Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8))), b"")
+    content = _with_chunk(encoded(np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)), b"")
     damaged = _with_chunk(content[:-500], METADATA["a long compressed text"])
     with pytest.raises(UnreadableImageError, match="damaged image"):
         read_image(damaged, AS_FOUND)
@@ -418,7 +413,7 @@ def test_a_png_with_damaged_pixels_is_refused_with_and_without_its_metadata():
 
 @pytest.mark.parametrize("length", [4, 8, 40, 100, 1 << 31])
 def test_a_png_whose_text_has_a_damaged_length_is_refused_and_keeps_no_other_palette(length):
-    content = _with_chunk(_png(Image.new("P", (64, 64), 3)), _chunk(b"tEXt", b"Comment\0abcdefghij"))
+    content = _with_chunk(encoded(Image.new("P", (64, 64), 3)), _chunk(b"tEXt", b"Comment\0abcdefghij"))
     at = content.index(b"tEXt") - 4
     damaged = content[:at] + struct.pack(">I", length) + content[at + 4 :]
     with pytest.raises(UnreadableImageError, match=r"damaged image|not an image"):
@@ -435,7 +430,7 @@ def test_a_bitmap_of_5_bits_per_colour_has_no_16_bits_per_value():
 
 def test_reading_a_png_without_its_metadata_can_be_stopped():
     content = _with_chunk(
-        _png(Image.new("L", (4, 4))), _chunk(b"tEXt", b"Comment\0a") * 10_000 + METADATA["a long colour profile"]
+        encoded(Image.new("L", (4, 4))), _chunk(b"tEXt", b"Comment\0a") * 10_000 + METADATA["a long colour profile"]
     )
     calls = 0
 
@@ -496,7 +491,7 @@ def test_files_of_16_bits_that_use_few_of_them_are_noticed_in_every_format(form)
         picture = read_image(_16_bits(form, most), AS_FOUND)
         assert picture.has_few_levels == has_few, most
         assert abs(int(picture.pixels.max()) - (most >> 8)) <= 1  # Pillow rounds PPM.
-    assert not read_image(_png(Image.new("L", (8, 8), 3)), AS_FOUND).has_few_levels, "8 bits lose nothing"
+    assert not read_image(encoded(Image.new("L", (8, 8), 3)), AS_FOUND).has_few_levels, "8 bits lose nothing"
 
 
 def test_a_pgm_of_10_bits_says_so_and_keeps_256_grey_levels():
@@ -535,7 +530,7 @@ def test_a_drawing_in_the_transparency_is_noticed(kind, mode, channels):
 
 def test_a_plain_picture_without_content_in_its_transparency_is_nothing_special():
     for image in (Image.new("RGBA", (4, 4), (0, 0, 0, 255)), Image.new("RGBA", (4, 4)), Image.new("RGB", (4, 4))):
-        assert not read_image(_png(image), AS_FOUND).is_only_alpha
+        assert not read_image(encoded(image), AS_FOUND).is_only_alpha
 
 
 def test_losses_are_told_with_their_number_and_what_to_do():
@@ -544,7 +539,9 @@ def test_losses_are_told_with_their_number_and_what_to_do():
     assert "value // 16" in told[0]
     assert "background" in told[1]
     assert images.describe_losses({"num_few_levels": 0}, 5) == []
-    assert {loss.statistic for loss in images.LOSSES} == set(read_image(_png(Image.new("L", (2, 2))), AS_FOUND).losses)
+    assert {loss.statistic for loss in images.LOSSES} == set(
+        read_image(encoded(Image.new("L", (2, 2))), AS_FOUND).losses
+    )
 
 
 def _signed_tiff(values: np.ndarray) -> bytes:

@@ -1,6 +1,5 @@
 """Claims about the format of records and their readers, judged by TensorFlow."""
 
-import io
 import itertools
 import struct
 import subprocess
@@ -11,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from tests.support.pictures import encode_picture
+from tests.support.pictures import encode_picture, encoded
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples.artifacts import Manifest, Shard, Split, file_crc32c
@@ -109,9 +107,7 @@ def test_stored_and_served_pixels_of_real_photographs_are_equal():
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1", "I;16"])
 def test_stored_and_served_pixels_of_a_png_are_equal(channels, mode):
     if mode == "I;16":
-        buffer = io.BytesIO()
-        Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000).save(buffer, "PNG")
-        content = buffer.getvalue()
+        content = encoded(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000)
     else:
         content = encode_picture(mode=mode)
     assert _difference(content, channels) == 0

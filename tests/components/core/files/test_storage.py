@@ -1,19 +1,17 @@
 """Claims about files, on disk and on gs:// (the real client against a local server)."""
 
 import errno
-import io
 import os
 import shutil
 import stat
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 from google.api_core import exceptions
 from google.auth.exceptions import RefreshError, TransportError
-from PIL import Image
 
+from tests.support.pictures import encode_picture
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.examples.artifacts import Manifest
@@ -32,12 +30,6 @@ def _fill(root: Path) -> Path:
 
 def _contents(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
-def _png(seed: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 # Reading from a disk
@@ -343,7 +335,7 @@ def pictures(bucket, tmp_path) -> Path:
     folder = tmp_path / "pictures"
     for number, name in enumerate(("cat", "dog")):
         for i in range(10):
-            storage.write_bytes(folder / name / f"{i}.png", _png(100 * number + i))
+            storage.write_bytes(folder / name / f"{i}.png", encode_picture(100 * number + i))
     rows = "".join(f"{name}/{i}.png,{name}\n" for name in ("cat", "dog") for i in range(10))
     storage.upload(folder, "gs://bucket/pictures")
     storage.write_bytes(tmp_path / "labels.csv", ("path,label\n" + rows).encode())

@@ -6,7 +6,6 @@ Its rules are those that the hub's own client relies on, huggingface_hub 2.4: `H
 
 import functools
 import http.server
-import io
 import json
 import threading
 import urllib.parse
@@ -16,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import HfFileSystem, constants
-from PIL import Image
 
+from tests.support.pictures import encoded
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location
@@ -148,12 +147,7 @@ def test_a_split_whose_labels_are_kept_back_is_left_out(hub):
 
 
 def test_images_are_read_as_the_hub_holds_them(hub):
-    def png(value):
-        buffer = io.BytesIO()
-        Image.fromarray(np.full((4, 4, 3), value, np.uint8)).save(buffer, "PNG")
-        return buffer.getvalue()
-
-    images = [png(i) for i in range(6)]
+    images = [encoded(np.full((4, 4, 3), value, np.uint8)) for value in range(6)]
     write_table(
         hub[0] / "default" / "train" / "0000.parquet",
         {"img": [{"bytes": image, "path": None} for image in images], "fine_label": [2, 0, 2, 0, 2, 0]},

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support.cli import tpu_pipelines_here
+from tests.support.pictures import encoded
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.records import encode_example, frame_record
@@ -67,13 +68,10 @@ def _as_feature(label):
 
 
 def _tar(folder, labels, suffix="cls", write=lambda label: label if isinstance(label, bytes) else str(label).encode()):
-    from PIL import Image
 
     with tarfile.open(folder / "t.tar", "w") as archive:
         for i, label in enumerate(labels):
-            image = BytesIO()
-            Image.fromarray(_PIXELS[i]).save(image, "PNG")
-            members = [(f"{i:04d}.png", image.getvalue())]
+            members = [(f"{i:04d}.png", encoded(_PIXELS[i]))]
             members += [] if label is None else [(f"{i:04d}.{suffix}", write(label))]
             for name, content in members:
                 info = tarfile.TarInfo(name)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.pictures import encoded
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.sources.kinds import list_examples, list_unlabelled
 from tpu_components.core.sources.params import WriteParams
@@ -23,19 +24,13 @@ def _mask(seed=0, side=16):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 3, (side, side), np.uint8))
 
 
-def _png(image):
-    file = io.BytesIO()
-    image.save(file, "png")
-    return file.getvalue()
-
-
 def _write(folder, **files):
     """Write 20 files of each kind: a function of a seed, or a text, by a path with the number as {}."""
     for path, content in files.items():
         for number in range(20):
             target = folder / path.format(number)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(_png(content(number)) if callable(content) else content.encode())
+            target.write_bytes(encoded(content(number)) if callable(content) else content.encode())
 
 
 @pytest.mark.parametrize(
@@ -151,7 +146,11 @@ def test_masks_in_an_archive_are_left_out(tmp_path):
     with tarfile.open(tmp_path / "all.tar", "w") as archive:
         for number in range(6):
             label = "ab"[number % 2].encode()
-            for suffix, content in (("jpg", _png(_picture(number))), ("seg.png", _png(_mask(number))), ("cls", label)):
+            for suffix, content in (
+                ("jpg", encoded(_picture(number))),
+                ("seg.png", encoded(_mask(number))),
+                ("cls", label),
+            ):
                 member = tarfile.TarInfo(f"{number}.{suffix}")
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
@@ -166,7 +165,7 @@ def test_a_column_of_masks_is_no_label(tmp_path, is_struct):
     parquet = pytest.importorskip("pyarrow.parquet")
     columns = {}
     for name, draw in (("image", _picture), ("label", _mask)):
-        pngs = [_png(draw(seed)) for seed in range(4)]
+        pngs = [encoded(draw(seed)) for seed in range(4)]
         columns[name] = [{"bytes": png, "path": None} for png in pngs] if is_struct else pngs
     parquet.write_table(pyarrow.table(columns), tmp_path / "all.parquet")
     with pytest.raises(InputError, match=rf"Cannot use 'label' of .* it contains images\. {_NOT_SUPPORTED}"):
@@ -199,7 +198,7 @@ def _archive(path, **files):
         for number in range(6):
             for name, content in files.items():
                 member = tarfile.TarInfo(name.format(number))
-                written = _png(content(number)) if callable(content) else content.encode()
+                written = encoded(content(number)) if callable(content) else content.encode()
                 member.size = len(written)
                 archive.addfile(member, io.BytesIO(written))
     return f"webdataset:{path}"
@@ -240,7 +239,7 @@ def test_a_label_file_in_utf_16_is_read(tmp_path):
     with tarfile.open(tmp_path / "all.tar", "w") as archive:
         for number in range(4):
             label = f"caf\u00e9 {number % 2}\r\n".encode("utf-16")
-            for suffix, content in (("png", _png(_picture(number))), ("cls", label)):
+            for suffix, content in (("png", encoded(_picture(number))), ("cls", label)):
                 member = tarfile.TarInfo(f"{number}.{suffix}")
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))

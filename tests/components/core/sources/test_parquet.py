@@ -1,13 +1,10 @@
 """Images in Parquet files: their bytes, or only their paths."""
 
-import io
-
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
+from tests.support.pictures import encode_picture
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.sources.kinds import list_examples
@@ -17,12 +14,6 @@ from tpu_components.create_tfrecords.preparing import prepare
 from tpu_components.create_tfrecords.writer import write_records
 
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-
-
-def _png(seed: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8), np.uint8)).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def _write(path, images, **columns) -> WriteParams:
@@ -59,7 +50,7 @@ def test_a_column_of_paths_is_refused_with_what_to_do(tmp_path, images):
 
 
 def test_rows_without_bytes_are_set_aside_if_they_are_few(tmp_path):
-    images = [{"bytes": None if i in (3, 30) else _png(i), "path": f"{i}.png"} for i in range(60)]
+    images = [{"bytes": None if i in (3, 30) else encode_picture(i, mode="L"), "path": f"{i}.png"} for i in range(60)]
     params = _write(tmp_path / "a.parquet", pa.array(images, _IMAGE))
     with pytest.raises(InputError, match=r"2 of 60 inputs are unreadable: .*'a.parquet\[3\]' \(no bytes\)"):
         write_records(params, tmp_path / "out")
@@ -86,7 +77,7 @@ def test_texts_may_have_any_type_of_strings(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", [pa.binary_view(), pa.large_binary()])
 def test_images_may_have_any_type_of_bytes(tmp_path, kind):
-    params = _write(tmp_path / "a.parquet", pa.array([_png(i) for i in range(6)], kind))
+    params = _write(tmp_path / "a.parquet", pa.array([encode_picture(i, mode="L") for i in range(6)], kind))
     assert write_records(params, tmp_path / "records").num_examples == 6
 
 
