@@ -61,6 +61,13 @@ ON_KUBEFLOW = dataclasses.replace(
 )
 
 
+REGISTERED = (
+    "deploy.registry=projects/my-project/locations/us-west1/models",
+    "deploy.artifacts_uri=gs://my-bucket/registry",
+    "deploy.serving_image=us-docker.pkg.dev/my-project/images/serving:1",
+)
+
+
 def compile_digits(target, *overrides, settings=None):
     config = load_config("digits", ("machine=v5e-4", *overrides))
     return compile_pipeline(config, PLATFORMS[target], settings or Settings())
@@ -78,22 +85,31 @@ def compiled(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache_keys, "code_version", lambda step: f"code-of-{step}")  # Else every change were one here.
         patch.setattr(cache_keys, "model_version", lambda config, is_here: "of-the-model")
-        config = load_config("digits", ["machine=v5e-4"])
+        config = load_config("digits", ["machine=v5e-4", *REGISTERED])
         fingerprints = cache_keys.platform_fingerprints(config, LOCAL_IMAGE, "v5e-4")
         compiler.Compiler().compile(training_pipeline(config, fingerprints=fingerprints), str(path))
-        packages = {"local": path.read_text(), **{target: compile_digits(target).package for target in TARGETS}}
+        packages = {
+            "local": path.read_text(),
+            **{target: compile_digits(target, *REGISTERED).package for target in TARGETS},
+        }
     return {target: list(yaml.safe_load_all(package)) for target, package in packages.items()}
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_compiled_pipeline_matches_the_golden_file(compiled, target):
-    """After a change that is meant: python -m tests.evidence.generated."""
-    documents = copy.deepcopy(compiled[target])
-    del documents[0]["sdkVersion"]
-    golden = GOLDEN / f"digits-{target}.yaml"
+def lineage_of(spec):
+    """What deploy_model records of the run."""
+    tasks = spec["components"]["comp-condition-1"]["dag"]["tasks"]
+    return tasks["deploy-model"]["inputs"]["parameters"]["lineage"]["runtimeValue"]["constant"]
+
+
+def test_compiled_pipeline_matches_the_golden_file(compiled):
+    """The tests below say how other platforms differ. `python -m tests.evidence.generated` writes the file."""
+    (pipeline,) = copy.deepcopy(compiled["vertex"])
+    del pipeline["sdkVersion"]
+    del lineage_of(pipeline)["config"]  # Every setting and its default, which have tests of their own.
+    golden = GOLDEN / "digits-vertex.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
-        golden.write_text(yaml.safe_dump_all(documents, sort_keys=True, width=120))
-    assert documents == list(yaml.safe_load_all(golden.read_text()))
+        golden.write_text(yaml.safe_dump(pipeline, sort_keys=True, width=120))
+    assert pipeline == yaml.safe_load(golden.read_text())
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -105,6 +121,7 @@ def test_everything_but_the_training_step_is_identical_on_every_target(compiled,
         del rest["root"]["dag"]["tasks"]["train-model"]
         # A run is priced by the platform that it is for, and by the time after which that stops it.
         del rest["root"]["dag"]["tasks"]["preflight-training"]["inputs"]["parameters"]["paid"]
+        lineage_of(rest).clear()  # Written when a pipeline is compiled for a platform.
         return yaml.safe_dump(rest)
 
     assert without_training(compiled[target][0]) == without_training(compiled["local"][0])
@@ -120,6 +137,39 @@ def test_of_the_training_tasks_inputs_only_the_accelerator_and_the_time_differ(c
     assert local["inputs"]["parameters"]["accelerator"] == {"runtimeValue": {"constant": "auto"}}
     local["inputs"]["parameters"]["accelerator"] = {"runtimeValue": {"constant": "tpu"}}
     assert ours == local
+
+
+def test_on_kubeflow_the_training_step_is_the_component_itself_on_a_node_of_the_machine(compiled):
+    (local,) = compiled["local"]
+    kubeflow, pod = copy.deepcopy(compiled["kubeflow"])
+    container = kubeflow["deploymentSpec"]["executors"]["exec-train-model"]["container"]
+    resources = container.pop("resources")
+    assert container == local["deploymentSpec"]["executors"]["exec-train-model"]["container"]
+    assert kubeflow["components"]["comp-train-model"] == local["components"]["comp-train-model"]
+    assert resources == {
+        "accelerator": {
+            "count": "4",
+            "resourceCount": "4",
+            "resourceType": "google.com/tpu",
+            "type": "google.com/tpu",
+        },
+        "cpuRequest": 3.0,
+        "memoryRequest": 12.884901888,
+        "resourceCpuRequest": "3",
+        "resourceMemoryRequest": "12Gi",
+    }
+    assert pod["platforms"]["kubernetes"]["deploymentSpec"]["executors"] == {
+        "exec-train-model": {
+            "activeDeadlineSeconds": "86400",
+            "nodeSelector": {
+                "labels": {
+                    "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+                    "cloud.google.com/gke-tpu-topology": "2x2",
+                }
+            },
+            "tolerations": [{"effect": "NoSchedule", "key": "google.com/tpu", "operator": "Exists"}],
+        }
+    }
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -1,6 +1,3 @@
-import os
-from pathlib import Path
-
 import pytest
 import yaml
 from kfp import compiler
@@ -13,7 +10,6 @@ from tpu_pipelines.config.steps import STEPS
 from tpu_pipelines.pipeline.training_pipeline import training_pipeline
 
 _REGISTRY = ["deploy.registry=/registry"]
-GOLDEN = Path(__file__).parents[2] / "golden" / "digits.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +17,6 @@ def compiled(tmp_path_factory):
     path = tmp_path_factory.mktemp("compiled") / "pipeline.yaml"
     compiler.Compiler().compile(training_pipeline(load_config("digits", _REGISTRY)), str(path))
     return yaml.safe_load(path.read_text())
-
-
-def test_compiled_pipeline_matches_the_golden_file(compiled):
-    """After a change that is meant: python -m tests.evidence.generated."""
-    del compiled["sdkVersion"]
-    if os.environ.get("UPDATE_GOLDEN"):
-        GOLDEN.write_text(yaml.safe_dump(compiled, sort_keys=True, width=120))
-    assert compiled == yaml.safe_load(GOLDEN.read_text())
 
 
 def test_every_pipeline_input_has_a_default(compiled):

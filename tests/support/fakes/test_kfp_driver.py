@@ -5,11 +5,14 @@ import json
 import pytest
 import yaml
 
-from tests.support.cli import REPOSITORY
 from tests.support.fakes import kfp_launcher
 from tests.support.fakes.kfp_driver import LAUNCHER, Driver, StepFailedError
+from tpu_pipelines.config.configuration import load_config
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.pipeline.compile import compile_pipeline
+from tpu_pipelines.platforms.platform import PLATFORMS
 
-COMPILED = (REPOSITORY / "tests" / "golden" / "digits-kubeflow.yaml").read_text()
+COMPILED = compile_pipeline(load_config("digits", ["machine=v5e-4"]), PLATFORMS["kubeflow"], Settings()).package
 STEPS = ("list-source", "create-tfrecords", "preflight-training", "train-model", "evaluate-model", "export-model")
 
 
