@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         run,
         train,
     )
+    from tpu_pipelines.api.machines import on_machine
 
 __all__ = [
     "Checks",
@@ -28,6 +29,7 @@ __all__ = [
     "compare",
     "load_run",
     "look",
+    "on_machine",
     "predict",
     "preflight",
     "run",
@@ -36,9 +38,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `api.library` when one of its names is first used; the command line does not need it."""
+    """Import a name's module when the name is first used; the command line does not need it."""
     if name in __all__:
-        return getattr(importlib.import_module("tpu_pipelines.api.library"), name)
+        module = "machines" if name == "on_machine" else "library"
+        return getattr(importlib.import_module(f"tpu_pipelines.api.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -34,7 +34,7 @@ from tpu_pipelines.platforms.findings import (
     ask_all,
     errors_in,
 )
-from tpu_pipelines.platforms.machines import on_machine, require_machine
+from tpu_pipelines.platforms.machines import place_training, require_machine
 from tpu_pipelines.platforms.platform import PLATFORMS, Platform, check_settings
 from tpu_pipelines.runs.prerequisites import (
     check_accelerator,
@@ -177,7 +177,7 @@ class ConfigChecks:
     def _machine(self) -> Iterator[Finding]:
         for machine in self._config.machine.candidates if self._config.machine else ():
             platform = self._platform or PLATFORMS[machine.slice.targets[0]]
-            price = on_machine(self._config, machine, platform, self._region).paid.price
+            price = place_training(self._config, machine, platform, self._region).paid.price
             cost = (
                 f"{price.usd_per_hour:.2f} $ an hour in {price.region} at {billed_by(price.target)}"
                 if price

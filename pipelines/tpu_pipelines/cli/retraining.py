@@ -23,7 +23,7 @@ from tpu_pipelines.cli.platforms import ask_first, plan_checked, tell_sent
 from tpu_pipelines.cli.runs import code_of, tell_outcome
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import load_settings
-from tpu_pipelines.platforms.machines import on_machine
+from tpu_pipelines.platforms.machines import place_training
 from tpu_pipelines.platforms.platform import PLATFORMS, Platform
 from tpu_pipelines.retraining import retrain as deciding
 from tpu_pipelines.retraining.job_summary import RunFindings, append, render_junit, render_markdown, render_outputs
@@ -188,7 +188,7 @@ def _price(
     machine = next((machine for machine in machines if machine.name == name), None)
     if platform is None or machine is None or platform.catalogue_name not in machine.slice.targets:
         return None
-    price = on_machine(config, machine, platform, region).paid.price
+    price = place_training(config, machine, platform, region).paid.price
     return price.usd_per_hour if price else None
 
 

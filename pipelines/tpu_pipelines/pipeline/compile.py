@@ -26,13 +26,15 @@ from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline.cache_keys import checkpoint_folder, lineage, platform_fingerprints
 from tpu_pipelines.platforms import beam_job
+from tpu_pipelines.platforms.jobs import Placement
 from tpu_pipelines.platforms.machines import (
     TrainingTimeout,
     check_resources,
-    on_machine,
+    place_training,
     require_machine,
 )
 from tpu_pipelines.platforms.platform import Platform, capitalized, check_settings
+from tpu_pipelines.platforms.resources import resources_of, steps_on_s3
 
 _ANY_REGISTRY = "projects/project/locations/region/models"
 _HEADER = "# PIPELINE DEFINITION"  # First line of a file that KFP compiles.
@@ -121,7 +123,7 @@ def resolve(config: Config, platform: Platform, settings: Settings) -> ResolvedR
 
     # The checkpoints' folder and the time limit follow from the machine and the model that the steps will get.
     portable, carried = with_carried_model(registered, platform, settings)
-    placed = on_machine(portable, machine, platform)
+    placed = place_training(portable, machine, platform)
     final = dataclasses.replace(placed.config, training=_train_on(machine, placed.config.training))
     judge = None
     if final.evaluation_machine:
@@ -155,11 +157,26 @@ def build(run: ResolvedRun) -> str:
     settings = run.settings
     limited = dataclasses.replace(run.machine, timeout_seconds=run.timeout.seconds)
     training = with_image(train_model, settings.images.training)
-    steps = {"train_model": platform.on_machine(training, limited, config, settings, run.checkpoints, "train_model")}
+    on_s3 = steps_on_s3(config, settings.bucket_location)
+    retries = platform.training_retries(limited)
+    placement = Placement(
+        config.name,
+        "train_model",
+        run.checkpoints,
+        resources_of(config, "train_model", retries),
+        uses_s3="train_model" in on_s3,
+    )
+    steps = {"train_model": platform.on_machine(training, limited, settings, placement)}
     if run.judge:  # Needs JAX, which the image of the other steps may not contain.
         component = with_image(evaluate_model, settings.images.training)
-        folder = f"{config.name}/evaluate_model"
-        steps["evaluate_model"] = platform.on_machine(component, run.judge, config, settings, folder, "evaluate_model")
+        placement = Placement(
+            config.name,
+            "evaluate_model",
+            f"{config.name}/evaluate_model",
+            resources_of(config, "evaluate_model"),
+            uses_s3="evaluate_model" in on_s3,
+        )
+        steps["evaluate_model"] = platform.on_machine(component, run.judge, settings, placement)
     # The limits of a step on a machine are for its task there, not for the small one (mark_promoted) beside it.
     others = {step: asked for step, asked in config.resources.items() if step not in steps}
     unlimited = dataclasses.replace(config, resources=others)

@@ -120,7 +120,7 @@ def training_pipeline(
             )
             footprint = {"preflight": preflight.outputs["footprint"]}
             if estimated_timeout:
-                limits = {"timeout": preflight.outputs["timeout"]}
+                limits = {"job_timeout": preflight.outputs["timeout"]}
         training = add(
             "train_model",
             train_model,

@@ -12,11 +12,32 @@ import yaml
 from tpu_components.core.base.retries import Backoff
 from tpu_components.core.base.states import State, result_of
 from tpu_components.core.machines.machine_spec import MachineSpec
+from tpu_pipelines.config.steps import StepResources
 
 TRAINING_TASK = "train-model"  # Name of the training's task in a pipeline.
 DIGEST = "tpu_pipelines_digest"  # Label with the digest of the run.
 FINGERPRINTS = ("data", "configuration", "code")
 PlacedStep = Callable[..., Any]  # A step of the pipeline, wrapped for a platform: takes inputs, returns KFP's task.
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """What a platform must know to run a step on a machine, besides its component, the machine and the settings.
+
+    Attributes:
+        run: Name of the run or pipeline, for labels.
+        step: Name of the step, for the name of its job.
+        folder: Folder of the step's checkpoints, relative to the bucket or the first volume; empty for one that the
+            platform chooses.
+        resources: Retries of the step, and its CPUs, memory and disk on a platform where steps share hosts.
+        uses_s3: Whether the step reads or writes s3://.
+    """
+
+    run: str
+    step: str
+    folder: str
+    resources: StepResources
+    uses_s3: bool = False
 
 
 def slug(name: str) -> str:

@@ -108,7 +108,7 @@ class PlacedTraining:
     paid: PaidMachine
 
 
-def on_machine(config: Config, machine: MachineSpec, platform: Platform, region: str = "") -> PlacedTraining:
+def place_training(config: Config, machine: MachineSpec, platform: Platform, region: str = "") -> PlacedTraining:
     """Put a configuration's training on a machine.
 
     All commands get time limits and prices from this function, so they all show the same for the same run, whether the

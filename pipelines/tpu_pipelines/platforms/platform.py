@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tpu_components.core.machines.machine_spec import MachineSpec
     from tpu_pipelines.config.configuration import Config
     from tpu_pipelines.platforms.findings import Check
-    from tpu_pipelines.platforms.jobs import PlacedStep, PlatformClient
+    from tpu_pipelines.platforms.jobs import PlacedStep, Placement, PlatformClient
 
 
 class Platform(Protocol):
@@ -106,17 +106,15 @@ class Platform(Protocol):
     # The pipeline
 
     def on_machine(
-        self, component: Any, machine: "MachineSpec", config: "Config", settings: Settings, folder: str, step: str
+        self, component: Any, machine: "MachineSpec", settings: Settings, placement: "Placement"
     ) -> "PlacedStep":
         """Return a component's step as it runs on a machine with a TPU or GPUs.
 
         Args:
             component: KFP component; it is not changed.
             machine: The machine; fallbacks are handled by the submission.
-            config: Configuration of the run.
             settings: Settings of the platform.
-            folder: Folder of the step, for checkpoints, relative to the bucket or volume.
-            step: Name of the step.
+            placement: Name, resources and checkpoint folder of the step.
 
         Raises:
             InputError: If the platform cannot run the step on the machine with these settings.

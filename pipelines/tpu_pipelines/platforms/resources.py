@@ -4,12 +4,13 @@ import dataclasses
 import math
 from typing import Any
 
+from tpu_components.core.files.location import Location, Scheme
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.config.steps import StepResources
+from tpu_pipelines.config.steps import STEPS, StepResources
 
 # A node with 4 CPUs reserves part of them. Vertex AI's default machine has 4 CPUs and 16 GB. Its documentation does not
 # say how it rounds a request; this code assumes that it rounds up: https://cloud.google.com/vertex-ai/docs/pipelines/machine-types
-_CPU = 3
+STEP_CPU = 3
 BASE_GIB = 4  # Python and TensorFlow use 1 GiB of it.
 STEP_GIB = 12  # A step keeps arrays and models in memory.
 # Time limit of a training for which neither an estimate nor a budget is known when its job is written.
@@ -33,7 +34,7 @@ def resources_of(config: Config, step: str, default_retries: int = 0) -> StepRes
     }
     return dataclasses.replace(
         asked,
-        cpu=asked.cpu or _CPU,
+        cpu=asked.cpu or STEP_CPU,
         memory=asked.memory or f"{math.ceil(max(held.get(step, 0), STEP_GIB))}Gi",
         retries=asked.retries if asked.retries >= 0 else default_retries,
     )
@@ -63,3 +64,23 @@ def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0, is_
     seconds = timeout_seconds or asked.timeout or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
     longest = seconds if is_of_all else (asked.retries + 1) * (seconds + 3600)  # Up to an hour to get a machine.
     return task.set_retry(asked.retries, "60s", 2.0, f"{longest}s")
+
+
+_RUN_THE_MODELS_CODE = ("preflight_training", "train_model", "evaluate_model", "export_model")
+
+
+def steps_on_s3(config: Config, bucket: Location) -> frozenset[str]:
+    """Return the steps whose pods read or write s3://; all steps if the bucket is on S3.
+
+    Args:
+        config: Configuration of the run; an uploaded model has its URI as name.
+        bucket: Bucket of the settings. KFP's launcher copies artifacts from and to it in the pod of each step.
+    """
+    if bucket.scheme is Scheme.S3:
+        return frozenset(STEPS)
+    model = [config.training.model, *config.model_files]
+    places: dict[str, list[str]] = {step: [*model] for step in _RUN_THE_MODELS_CODE}
+    places["create_tfrecords"] = [config.data_location]
+    places["evaluate_model"].append(config.gate.champion)
+    places["train_model"].append(config.training.initial_model)
+    return frozenset(step for step, uris in places.items() if any(Location(uri).scheme is Scheme.S3 for uri in uris))

@@ -17,7 +17,7 @@ from tpu_components.preflight_training.compiling import sandbox
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import variable
 from tpu_pipelines.pipeline.cache_keys import data_version, fingerprints
-from tpu_pipelines.platforms.machines import on_machine
+from tpu_pipelines.platforms.machines import place_training
 from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.runs.prerequisites import check_run
 from tpu_pipelines.runs.workspace import with_registry
@@ -120,5 +120,5 @@ def _priced_like_a_submission(config: Config) -> Config:
         return config
     region = os.environ.get(variable("region"), "")  # A local run needs no other setting, so do not check the others.
     machine = config.machine or MachineSpec(CHEAPEST_MACHINE)
-    placed = on_machine(config, machine, PLATFORMS[config.preflight.paid.target], region)
+    placed = place_training(config, machine, PLATFORMS[config.preflight.paid.target], region)
     return dataclasses.replace(config, preflight=placed.config.preflight)

@@ -29,7 +29,7 @@ from tpu_components.preflight_training.findings import MachineReport, PreflightR
 from tpu_components.preflight_training.report import write_report
 from tpu_pipelines.config.configuration import Config, preflight_params
 from tpu_pipelines.platforms.findings import CannotAskError
-from tpu_pipelines.platforms.machines import on_machine
+from tpu_pipelines.platforms.machines import place_training
 from tpu_pipelines.platforms.platform import Platform, default_platform
 
 _SHAPE_EXAMPLES = 64  # Examples that are written to know their shape.
@@ -119,7 +119,7 @@ def preflight(
     specs = [with_settings_of(candidate, config.machine) for candidate in named]
     if not specs:
         specs = list(config.machine.candidates) if config.machine else [parse_machine(CHEAPEST_MACHINE)]
-    candidates = [on_machine(config, spec, platform, region).paid for spec in specs for platform in platforms]
+    candidates = [place_training(config, spec, platform, region).paid for spec in specs for platform in platforms]
     examination = Examination(preflight_params(config, candidates[0]), candidates, is_timed=is_timed)
     listing = list_examples(config.data)
     facts = describe_data(config, listing, examination.cache_dir, planned)

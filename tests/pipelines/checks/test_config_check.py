@@ -12,7 +12,7 @@ from tpu_pipelines.checks.check_list import UNASKED, ConfigChecks, contradicted_
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.findings import answer, errors_in
-from tpu_pipelines.platforms.machines import on_machine
+from tpu_pipelines.platforms.machines import place_training
 from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.starting.data_overview import DataOverview
 
@@ -64,7 +64,7 @@ def test_a_price_is_that_of_the_platform_and_of_the_region_that_submit_trains_in
     (finding,) = answer(next(check for check in checks if check.about == "machine"))
     assert finding.said == f"v6e-4: 4 devices, {expected}"
     submitted = PLATFORMS[target or "vertex"].in_region(config.machine, settings.region)
-    price = on_machine(config, submitted, PLATFORMS[target or "vertex"]).paid.price
+    price = place_training(config, submitted, PLATFORMS[target or "vertex"]).paid.price
     assert f"{price.usd_per_hour:.2f} $ an hour in {price.region}" in finding.said
 
 

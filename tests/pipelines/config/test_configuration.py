@@ -9,7 +9,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.machines.machine_spec import PaidMachine, parse_machine
 from tpu_components.core.models.training_step.hyperparameters import Stage
 from tpu_pipelines.config.configuration import load_config, parse_config, preflight_params, read_export, ready_examples
-from tpu_pipelines.platforms.machines import on_machine
+from tpu_pipelines.platforms.machines import place_training
 from tpu_pipelines.platforms.platform import default_platform
 
 MINIMAL = {"name": "mine", "data": {"source": "sklearn:digits"}, "model": "digits_cnn"}
@@ -175,13 +175,13 @@ def test_preflight_can_be_left_out():
     assert config.preflight is None
     assert parse_config(config.as_dict()) == config
     v6e = parse_machine("v6e-4")
-    assert on_machine(config, v6e, default_platform()).config.preflight is None
+    assert place_training(config, v6e, default_platform()).config.preflight is None
     assert preflight_params(config, v6e.paid).paid.machine == "v6e-4", "asked for by command"
 
 
 def test_preflight_checks_the_machine_that_a_run_is_moved_to():
     config = parse_config(MINIMAL | {"machine": "v5e-4", "preflight": {"max_price_usd": 5.0}})
-    moved = on_machine(config, parse_machine({"name": "v6e-4", "spot": True}), default_platform()).config
+    moved = place_training(config, parse_machine({"name": "v6e-4", "spot": True}), default_platform()).config
     assert (moved.machine.name, moved.preflight.paid) == ("v6e-4", PaidMachine("v6e-4", spot=True))
     assert moved.preflight.max_price_usd == 5.0
 

@@ -14,12 +14,12 @@ from kfp import compiler, dsl
 from kfp import components as kfp_components
 
 from tests.support.cli import MODELS, assert_user_error, readme_model, set_environment, tpu_pipelines_here
+from tests.support.custom_jobs import submitted_job
 from tests.support.fakes import jobsets, vertex_rules
 from tests.support.fakes.vertex_rules import hosts_of
 from tests.support.signing_keys import write_keys
 from tpu_components.core.base.container_images import LOCAL_IMAGE, Images
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.typed_values import whole_numbers
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec, load_catalogue, parse_machine
 from tpu_components.core.models import lookup
@@ -35,11 +35,12 @@ from tpu_pipelines.config.steps import StepResources
 from tpu_pipelines.pipeline import cache_keys
 from tpu_pipelines.pipeline.compile import check_output, compile_pipeline, require_step_image
 from tpu_pipelines.pipeline.training_pipeline import training_pipeline
+from tpu_pipelines.platforms.jobs import Placement
 from tpu_pipelines.platforms.kubeflow.tpu_pod import as_tpu_pod
 from tpu_pipelines.platforms.platform import PLATFORMS
 from tpu_pipelines.platforms.vertex.custom_job import as_custom_job
 
-ASKED = StepResources(cpu=3, memory="12Gi", retries=0)
+PLACEMENT = Placement("digits", "train_model", "digits/1", StepResources(cpu=3, memory="12Gi", retries=0))
 GOLDEN = Path(__file__).parents[2] / "golden"
 TARGETS = ("vertex", "kubeflow")
 SINGLE_HOSTS = [
@@ -131,7 +132,7 @@ def test_everything_but_the_training_step_is_identical_on_every_target(compiled,
 def test_of_the_training_tasks_inputs_only_the_accelerator_and_the_time_differ(compiled, target):
     ours, local = (copy.deepcopy(compiled[one][0]["root"]["dag"]["tasks"]["train-model"]) for one in (target, "local"))
     if target == "vertex":
-        assert ours["inputs"]["parameters"].pop("timeout") == {
+        assert ours["inputs"]["parameters"].pop("job_timeout") == {
             "taskOutputParameter": {"producerTask": "preflight-training", "outputParameterKey": "timeout"}
         }
     assert local["inputs"]["parameters"]["accelerator"] == {"runtimeValue": {"constant": "auto"}}
@@ -185,38 +186,11 @@ def test_an_accelerator_that_is_asked_for_is_kept(target):
     assert parameters["accelerator"]["runtimeValue"]["constant"] == "cpu"
 
 
-def submitted_job(step):
-    """The custom job that GCPC's own launcher sends for a step, as the service's types read it."""
-    from google.cloud import aiplatform_v1
-    from google_cloud_pipeline_components.container.v1.custom_job import remote_runner
-    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
-
-    spec = json_format.MessageToDict(step.pipeline_spec)
-    (component,) = spec["components"].values()
-    assert spec["root"]["inputDefinitions"] == component["inputDefinitions"]
-    (executor,) = spec["deploymentSpec"]["executors"].values()
-    arguments = dict(zip(executor["container"]["args"][::2], executor["container"]["args"][1::2], strict=True))
-
-    def fill_in(match):
-        value = component["inputDefinitions"]["parameters"][match[1]]["defaultValue"]
-        # The service writes whole numbers as such; they travel as doubles.
-        return value if isinstance(value, str) else json.dumps(whole_numbers({"": value})[""])
-
-    class Client:
-        def create_custom_job(self, parent, custom_job):
-            return aiplatform_v1.CustomJob(custom_job)
-
-    pattern = r"\{\{\$\.inputs\.parameters\['(\w+)'\]\}\}"
-    location, payload = (re.sub(pattern, fill_in, arguments[name]) for name in ("--location", "--payload"))
-    job = json_util.recursive_remove_empty(json.loads(payload))
-    return location, remote_runner.create_custom_job_with_client(Client(), "parent", job)
-
-
 def test_a_custom_job_is_the_one_that_googles_own_helper_makes():
     """Compared where that helper can say everything: a machine without a topology, and an empty disk."""
     from google_cloud_pipeline_components.v1.custom_job import create_custom_training_job_from_component
 
-    ours = submitted_job(as_custom_job(train_model, parse_machine("v3-8"), SETTINGS, "digits", ASKED, "digits/1"))
+    ours = submitted_job(as_custom_job(train_model, parse_machine("v3-8"), SETTINGS, PLACEMENT))
     _, job = ours
     theirs = create_custom_training_job_from_component(
         train_model,
@@ -242,9 +216,7 @@ def test_every_machine_of_the_catalogue_becomes_a_custom_job_with_exactly_its_fi
     from google.cloud import aiplatform_v1
 
     for one in [entry for entry in load_catalogue().slices if "vertex" in entry.targets]:
-        _, job = submitted_job(
-            as_custom_job(train_model, parse_machine(one.name), Settings(), "digits", ASKED, "digits/1")
-        )
+        _, job = submitted_job(as_custom_job(train_model, parse_machine(one.name), Settings(), PLACEMENT))
         (pool,) = job.job_spec.worker_pool_specs
         fields = {key: value for key, value in one.vertex_fields.items() if value}
         assert pool.machine_spec == aiplatform_v1.MachineSpec(fields), one.name
@@ -267,7 +239,7 @@ def test_a_custom_job_has_everything_that_machine_and_settings_say():
         timeout_seconds=3600,
         disable_retries=True,
     )
-    location, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits", ASKED, "digits/1"))
+    location, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, PLACEMENT))
     assert location == "us-west4"
     assert job.display_name == "{{$.pipeline_job_name}}-train-model"
     assert dict(job.labels) == {
@@ -310,9 +282,7 @@ def test_a_custom_job_can_be_spot_and_restart_and_runs_where_the_settings_say():
 
     machine = parse_machine({"name": "v5e-8", "spot": True, "restart_job_on_worker_restart": True})
     location, job = submitted_job(
-        as_custom_job(
-            train_model, PLATFORMS["vertex"].in_region(machine, SETTINGS.region), SETTINGS, "digits", ASKED, "digits/1"
-        )
+        as_custom_job(train_model, PLATFORMS["vertex"].in_region(machine, SETTINGS.region), SETTINGS, PLACEMENT)
     )
     assert location == "us-west1"
     assert job.job_spec.scheduling == aiplatform_v1.Scheduling(
@@ -332,14 +302,12 @@ def test_of_a_disk_only_what_is_asked_for_is_sent(name, asked):
     from google.cloud import aiplatform_v1
 
     machine = parse_machine({"name": name, **asked})
-    _, job = submitted_job(as_custom_job(train_model, machine, Settings(), "digits", ASKED, "digits/1"))
+    _, job = submitted_job(as_custom_job(train_model, machine, Settings(), PLACEMENT))
     assert job.job_spec.worker_pool_specs[0].disk_spec == aiplatform_v1.DiskSpec(asked)
 
 
 def test_without_settings_a_custom_job_takes_its_pipelines_region_and_root():
-    location, job = submitted_job(
-        as_custom_job(train_model, parse_machine("v3-8"), Settings(), "digits", ASKED, "digits/1")
-    )
+    location, job = submitted_job(as_custom_job(train_model, parse_machine("v3-8"), Settings(), PLACEMENT))
     assert location == "{{$.pipeline_google_cloud_location}}"
     place = job.job_spec.base_output_directory.output_uri_prefix
     assert place == "{{$.pipeline_root}}/digits/1"
@@ -405,13 +373,15 @@ def does_nothing(number: int) -> None:
     """As a custom job, it has the inputs and outputs of the job beside its own."""
 
 
-@pytest.mark.parametrize("component", [train_model, evaluate_model])
-def test_no_input_or_output_of_our_steps_has_the_name_of_a_jobs_field(component):
-    made = as_custom_job(does_nothing, parse_machine("v5e-4"), SETTINGS, "digits", ASKED, "digits/1").component_spec
-    fields = {*made.inputs, *made.outputs} - {"number"}
-    assert {"labels", "timeout", "network", "gcp_resources"} < fields
-    own = component.component_spec
-    assert fields.isdisjoint({*own.inputs, *own.outputs})
+def test_inputs_of_the_job_have_names_of_their_own():
+    made = as_custom_job(does_nothing, parse_machine("v5e-4"), SETTINGS, PLACEMENT).component_spec
+    fields = {*made.inputs} - {"number"}
+    assert {"job_labels", "job_timeout", "job_network"} < fields
+    assert all(name.startswith("job_") for name in fields)
+    assert made.outputs.keys() == {"gcp_resources"}
+    for component in (train_model, evaluate_model):
+        own = component.component_spec
+        assert {*fields, "gcp_resources"}.isdisjoint({*own.inputs, *own.outputs})
 
 
 @pytest.mark.parametrize(
@@ -427,15 +397,13 @@ def test_settings_that_do_not_fit_a_custom_job_are_refused(machine, settings, me
             train_model,
             PLATFORMS["vertex"].in_region(parse_machine(machine), settings.region),
             settings,
-            "digits",
-            ASKED,
-            "digits/1",
+            PLACEMENT,
         )
 
 
 def pod(machine, settings=None):
     """The training step's executor and its platform configuration, on a cluster."""
-    step = as_tpu_pod(train_model, parse_machine(machine), settings or Settings(), "digits", ASKED, "digits/1")
+    step = as_tpu_pod(train_model, parse_machine(machine), settings or Settings(), PLACEMENT)
 
     @dsl.pipeline(name="one-step")
     def pipeline() -> None:
@@ -531,7 +499,7 @@ def test_shell_persistent_resource_and_shares_of_a_machine_are_the_custom_job_s(
     from google.cloud import aiplatform_v1
 
     machine = parse_machine({"name": "v5e-4", **VERTEX_ONLY})
-    _, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits", ASKED, "digits/1"))
+    _, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, PLACEMENT))
     assert job.job_spec.enable_web_access
     assert job.job_spec.persistent_resource_id == "my-resource"
     mount = {"server": "10.0.0.2", "path": "/share/data", "mount_point": "data"}
@@ -539,7 +507,7 @@ def test_shell_persistent_resource_and_shares_of_a_machine_are_the_custom_job_s(
     vertex_rules.check_custom_job(job, "us-west4", ["tpu-pipelines/python:latest"])
     without = dataclasses.replace(SETTINGS, network="")
     with pytest.raises(InputError, match=r"nfs_mounts=\('10.0.0.2:/share/data=data',\) without a network"):
-        as_custom_job(train_model, machine, without, "digits", ASKED, "digits/1")
+        as_custom_job(train_model, machine, without, PLACEMENT)
 
 
 @pytest.mark.parametrize("field", VERTEX_ONLY)
@@ -573,7 +541,7 @@ def test_what_gke_does_not_have_is_refused():
     for one in load_catalogue().slices:
         if one.generation.name == "v2":
             with pytest.raises(InputError, match=rf"GKE does not offer {one.name}, .*nearest: v3-"):
-                as_tpu_pod(train_model, parse_machine(one.name), Settings(), "digits", ASKED, "digits/1")
+                as_tpu_pod(train_model, parse_machine(one.name), Settings(), PLACEMENT)
 
 
 @pytest.mark.parametrize("name", ["v5p-8", "v4-8", "7x-1"])
@@ -738,7 +706,7 @@ def test_what_several_hosts_could_not_train_is_refused(target, overrides, messag
 @pytest.mark.parametrize(("name", "hosts"), [("v5e-16", 4), ("v3-32", 4), ("7x-1024", 256)])
 def test_a_custom_job_for_several_hosts_has_one_replica_and_knows_their_number(name, hosts):
     machine = PLATFORMS["vertex"].in_region(parse_machine(name), "")
-    _, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits", ASKED, "digits/1"))
+    _, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, PLACEMENT))
     (pool,) = job.job_spec.worker_pool_specs
     assert pool.replica_count == 1
     assert {one.name: one.value for one in pool.container_spec.env}["TPU_PIPELINES_HOST_COUNT"] == str(hosts)
@@ -1083,7 +1051,8 @@ def test_the_evaluation_can_have_a_tpu_of_its_own(target):
     assert '"image_uri": "docker.io/me/train:1"' in job
     assert '"display_name": "{{$.pipeline_job_name}}-evaluate-model"' in job
     defaults = spec["components"]["comp-evaluate-model"]["inputDefinitions"]["parameters"]
-    assert (defaults["location"]["defaultValue"], defaults["timeout"]["defaultValue"]) == ("us-west4", "3600s")
+    assert defaults["job_location"]["defaultValue"] == "us-west4"
+    assert defaults["job_timeout"]["defaultValue"] == "3600s"
 
 
 @pytest.mark.parametrize(
@@ -1137,8 +1106,8 @@ def test_the_time_of_a_training_is_said_with_its_reason(overrides, seconds, word
     spec = spec_of(compiled)
     # The custom job's time where no task gives another.
     inputs = spec["components"]["comp-train-model"]["inputDefinitions"]["parameters"]
-    assert inputs["timeout"]["defaultValue"] == f"{seconds}s"
-    takes_estimate = "timeout" in spec["root"]["dag"]["tasks"]["train-model"]["inputs"]["parameters"]
+    assert inputs["job_timeout"]["defaultValue"] == f"{seconds}s"
+    takes_estimate = "job_timeout" in spec["root"]["dag"]["tasks"]["train-model"]["inputs"]["parameters"]
     assert takes_estimate is (not overrides)
 
 

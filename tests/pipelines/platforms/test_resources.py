@@ -4,7 +4,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.preflight_training.params import timeout_seconds
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.steps import gib
-from tpu_pipelines.platforms.machines import on_machine
+from tpu_pipelines.platforms.machines import place_training
 from tpu_pipelines.platforms.platform import PLATFORMS
 
 
@@ -57,7 +57,7 @@ def test_a_training_has_three_times_its_estimate_in_doublings_of_four_hours_up_t
 )
 def test_a_machine_is_paid_for_until_its_training_is_stopped_as_often_as_it_may_start(target, overrides, expected):
     config = load_config("digits", overrides)
-    paid = on_machine(config, config.machine, PLATFORMS[target]).paid
+    paid = place_training(config, config.machine, PLATFORMS[target]).paid
     assert (paid.target, paid.timeout_seconds, paid.attempts) == (target, *expected)
 
 
@@ -68,9 +68,9 @@ def test_a_machine_costs_the_same_whether_it_is_compared_or_configured(preflight
     """`preflight --compare v5e-4`, `--set machine=v5e-4` and compile of a configuration that names no machine."""
     without = load_config("mnist_cnn", preflight)
     configured = load_config("mnist_cnn", [*preflight, f"machine={machine}"])
-    moved = on_machine(without, configured.machine, PLATFORMS[target])
+    moved = place_training(without, configured.machine, PLATFORMS[target])
     assert without.machine is None
-    assert moved == on_machine(configured, configured.machine, PLATFORMS[target])
+    assert moved == place_training(configured, configured.machine, PLATFORMS[target])
     assert (moved.config.preflight is None) == (preflight == ["preflight=false"])
     assert moved.paid.timeout_seconds == (0 if moved.timeout.is_estimated else moved.timeout.seconds)
     assert moved.timeout.is_estimated == (
@@ -89,4 +89,4 @@ def test_a_machine_costs_the_same_whether_it_is_compared_or_configured(preflight
 )
 def test_a_machine_without_a_region_is_paid_for_in_the_region_of_the_settings(target, machine, expected):
     config = load_config("digits", [machine])
-    assert on_machine(config, config.machine, PLATFORMS[target], "europe-west4").paid.region == expected
+    assert place_training(config, config.machine, PLATFORMS[target], "europe-west4").paid.region == expected

@@ -54,7 +54,7 @@ class Toy:
     def disk_warning(self, num_bytes):
         return ""
 
-    def on_machine(self, component, machine, config, settings, folder, step):
+    def on_machine(self, component, machine, settings, placement):
         return lambda **inputs: component(**inputs | {"accelerator": "cpu"})
 
     def place(self, task, step, config, settings):

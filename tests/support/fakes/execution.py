@@ -88,11 +88,15 @@ def launcher_arguments(
     def as_text(value: Any) -> str:
         return fill(value if isinstance(value, str) else json.dumps(value))
 
-    arguments = [fill(argument) for argument in container["args"]]
+    def fill_escaped(text: str) -> str:
+        """The container's own arguments are in JSON inside of an argument: their placeholders ask for an escape."""
+        whole = text.replace("{{$.json_escape[1]}}", json.dumps(json.dumps(executor_input))[1:-1])
+        return re.sub(
+            r"(\{\{\$\.[^}]*?)\.json_escape\[1\]\}\}", lambda found: json.dumps(fill(found[1] + "}}"))[1:-1], whole
+        )
+
+    arguments = [fill_escaped(fill(argument)) for argument in container["args"]]
     values = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    # The container's own arguments stand in a text that stands in JSON: its placeholder asks for one escape.
-    quoted = json.dumps(json.dumps(executor_input))[1:-1]
-    values["--payload"] = values["--payload"].replace("{{$.json_escape[1]}}", quoted)
     return {key.removeprefix("--"): value for key, value in values.items()}
 
 

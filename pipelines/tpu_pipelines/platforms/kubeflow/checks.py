@@ -32,8 +32,8 @@ from tpu_pipelines.platforms.google_apis import STORAGE, TIMEOUT_SECONDS, Google
 from tpu_pipelines.platforms.images import look_at_image
 from tpu_pipelines.platforms.kubeflow.client import MINIMUM_VERSION, KubeflowClient
 from tpu_pipelines.platforms.kubeflow.resources import training_retries
-from tpu_pipelines.platforms.kubeflow.tpu_pod import KEYS, node_selectors, steps_on_s3
-from tpu_pipelines.platforms.resources import resources_of
+from tpu_pipelines.platforms.kubeflow.tpu_pod import KEYS, node_selectors
+from tpu_pipelines.platforms.resources import resources_of, steps_on_s3
 
 # Names of contexts that gcloud creates; the location is a region or a zone.
 _GKE_CONTEXT = re.compile(r"gke_(?P<project>[^_]+)_(?P<location>(?P<region>[^_]+?)(?P<zone>-[a-z])?)_(?P<cluster>.+)")

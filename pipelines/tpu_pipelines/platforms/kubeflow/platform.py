@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tpu_components.core.machines.machine_spec import MachineSpec
     from tpu_pipelines.config.configuration import Config
     from tpu_pipelines.platforms.findings import Check
-    from tpu_pipelines.platforms.jobs import PlacedStep, PlatformClient
+    from tpu_pipelines.platforms.jobs import PlacedStep, Placement, PlatformClient
 
 
 class Kubeflow:
@@ -80,24 +80,21 @@ class Kubeflow:
         return ""
 
     def on_machine(
-        self, component: Any, machine: "MachineSpec", config: "Config", settings: Settings, folder: str, step: str
+        self, component: Any, machine: "MachineSpec", settings: Settings, placement: "Placement"
     ) -> "PlacedStep":
         """Return a component's step whose pod requests a TPU or GPUs, or starts a JobSet that does."""
-        from tpu_pipelines.platforms.kubeflow.tpu_pod import as_tpu_pod, signed_in
-        from tpu_pipelines.platforms.resources import resources_of
+        from tpu_pipelines.platforms.kubeflow.tpu_pod import as_tpu_pod
 
-        retries = self.training_retries(machine) if step == "train_model" else 0
-        asked = resources_of(config, step, retries)
-        make = as_tpu_pod(component, machine, settings, config.name, asked, folder, step)
-        return lambda **inputs: signed_in(make(**inputs), step, config, settings)
+        return as_tpu_pod(component, machine, settings, placement)
 
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
         """Set a step's disk and time limit, and its sign-in to S3."""
         from tpu_pipelines.platforms.kubeflow.resources import place
         from tpu_pipelines.platforms.kubeflow.tpu_pod import signed_in
-        from tpu_pipelines.platforms.resources import resources_of
+        from tpu_pipelines.platforms.resources import resources_of, steps_on_s3
 
-        return signed_in(place(task, resources_of(config, step)), step, config, settings)
+        task = place(task, resources_of(config, step))
+        return signed_in(task, settings) if step in steps_on_s3(config, settings.bucket_location) else task
 
     def exit_task(self, settings: Settings) -> Any:
         """Return None: the server sends no messages."""

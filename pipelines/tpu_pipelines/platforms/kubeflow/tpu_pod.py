@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpu_components.core.base.errors import BAD_INPUT, InputError
-from tpu_components.core.files.location import Location, Scheme
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import GPU, KUBEFLOW, TPU, MachineSpec
 from tpu_components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
-from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings, folder_of
-from tpu_pipelines.config.steps import STEPS, StepResources
-from tpu_pipelines.platforms.jobs import PlacedStep, slug
+from tpu_pipelines.config.steps import StepResources
+from tpu_pipelines.platforms.jobs import PlacedStep, Placement, slug
 from tpu_pipelines.platforms.kubeflow.resources import SCRATCH_FOLDER, SCRATCH_VOLUME, as_root, place
 from tpu_pipelines.platforms.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries
 
@@ -34,34 +32,26 @@ KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 OPTIONAL_KEYS = ("AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION")
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/labels
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
-_RUN_THE_MODELS_CODE = ("preflight_training", "train_model", "evaluate_model", "export_model")
 
 
-def as_tpu_pod(
-    component: Any,
-    machine: MachineSpec,
-    settings: Settings,
-    name: str,
-    asked: StepResources,
-    folder: str,
-    step: str = "train_model",
-) -> PlacedStep:
+def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, placement: Placement) -> PlacedStep:
     """Return a step whose pod requests a TPU or GPUs from a GKE cluster, or starts a JobSet that does.
 
     Args:
         component: Component of the step; it is not changed.
         machine: Machine of the training. Region, boot disk and restarts are ignored: the cluster decides them.
         settings: Labels, environment, secrets, volumes, queue and provisioning mode.
-        name: Name of the run.
-        asked: Resources of the step other than the machine.
-        folder: Folder of the checkpoints on the first volume.
-        step: Name of the step; only the training has checkpoints.
+        placement: Name and resources of the step, and the folder of its checkpoints on the first volume; only the step
+            `train_model` has checkpoints.
 
     Raises:
         InputError: If GKE does not have the machine, or several hosts have no shared volume.
     """
     import kfp.kubernetes as kubernetes
 
+    asked = placement.resources
+    step = placement.step
+    folder = placement.folder or slug(placement.run)
     shared = next((f"{path.rstrip('/')}/{folder}" for path in settings.volumes.values()), "")
     checkpoints = {"AIP_CHECKPOINT_DIR": shared} if shared and step == "train_model" else {}
     environment = {**checkpoints, **settings.environment}
@@ -82,7 +72,10 @@ def as_tpu_pod(
     if is_slice:
         image = component.component_spec.implementation.container.image
         template = _host_pod(machine, settings, environment, asked, image)
-        request = {"manifest": _jobset(template, machine, settings, name, timeout_seconds), "shared": f"{shared}/hosts"}
+        request = {
+            "manifest": _jobset(template, machine, settings, placement.run, timeout_seconds),
+            "shared": f"{shared}/hosts",
+        }
         environment[JOBSET_VARIABLE] = json.dumps(request, sort_keys=True)
 
     def make(**inputs: Any) -> Any:
@@ -110,7 +103,8 @@ def as_tpu_pod(
         # No limits: a pod with all chips has the host to itself.
         task.set_cpu_request("1" if is_slice else str(asked.cpu))
         task.set_memory_request("2Gi" if is_slice else asked.memory)
-        return kubernetes.set_timeout(task, timeout_seconds)
+        kubernetes.set_timeout(task, timeout_seconds)
+        return signed_in(task, settings) if placement.uses_s3 else task
 
     return make
 
@@ -280,23 +274,6 @@ def _queue(settings: Settings) -> dict[str, str]:
     return {_KUEUE_QUEUE: settings.kueue_queue} if settings.kueue_queue else {}
 
 
-def steps_on_s3(config: Config, bucket: Location) -> frozenset[str]:
-    """Return the steps whose pods read or write s3://; all steps if the bucket is on S3.
-
-    Args:
-        config: Configuration of the run; an uploaded model has its URI as name.
-        bucket: Bucket of the settings. KFP's launcher copies artifacts from and to it in the pod of each step.
-    """
-    if bucket.scheme is Scheme.S3:
-        return frozenset(STEPS)
-    model = [config.training.model, *config.model_files]
-    places: dict[str, list[str]] = {step: [*model] for step in _RUN_THE_MODELS_CODE}
-    places["create_tfrecords"] = [config.data_location]
-    places["evaluate_model"].append(config.gate.champion)
-    places["train_model"].append(config.training.initial_model)
-    return frozenset(step for step, uris in places.items() if any(Location(uri).scheme is Scheme.S3 for uri in uris))
-
-
 def variables_of(secret: str) -> list[dict[str, Any]]:
     """Return the environment variables of a plain Kubernetes pod that read the secret; all keys are optional."""
     return [
@@ -305,12 +282,12 @@ def variables_of(secret: str) -> list[dict[str, Any]]:
     ]
 
 
-def signed_in(task: Any, step: str, config: Config, settings: Settings) -> Any:
-    """Set a task's environment variables from the secret, if its step uses s3://; returns the task."""
+def signed_in(task: Any, settings: Settings) -> Any:
+    """Set a task's environment variables from the secret of S3, if there is one; returns the task."""
     from kfp import kubernetes
 
     secret = settings.s3_secret
-    if not secret or step not in steps_on_s3(config, settings.bucket_location):
+    if not secret:
         return task
     kubernetes.use_secret_as_env(task, secret, {key: key for key in KEYS})
     return kubernetes.use_secret_as_env(task, secret, {key: key for key in OPTIONAL_KEYS}, optional=True)

@@ -1,10 +1,13 @@
-"""Training step as a custom job of Vertex AI, on the configuration's TPU.
+"""A step as a custom job of Vertex AI, on a machine with a TPU or GPUs.
 
 Google's launcher, a container of google-cloud-pipeline-components, creates the job and waits for it. This module builds
-the launcher step itself, so that the package is not needed.
+the launcher step itself: the package is not needed, and its `create_custom_training_job_from_component` cannot set a
+topology (google_cloud_pipeline_components 2.22, v1/custom_job/utils.py), without which v5e, v6e and later TPUs cannot
+be requested.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +16,7 @@ from tpu_components.core.files.location import Scheme
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import MIN_BOOT_DISK_GB, MachineSpec
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.config.steps import StepResources
-from tpu_pipelines.platforms.jobs import PlacedStep, slug
+from tpu_pipelines.platforms.jobs import PlacedStep, Placement, slug
 from tpu_pipelines.platforms.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries
 from tpu_pipelines.platforms.vertex.settings_rules import check_region
 
@@ -22,6 +24,7 @@ from tpu_pipelines.platforms.vertex.settings_rules import check_region
 LAUNCHER_IMAGE = "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"
 _LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
 _RESOURCES = "gcp_resources"  # Output by which a restarted launcher finds its job.
+_PREFIX = "job_"  # Of the inputs that set fields of the job, to tell them from those of the step.
 _DESCRIPTIONS = {  # Of the inputs and outputs that a custom job has besides those of its step.
     "location": "Region of the job.",
     "timeout": "Time limit of the job: seconds followed by `s`.",
@@ -37,6 +40,8 @@ _DESCRIPTIONS = {  # Of the inputs and outputs that a custom job has besides tho
     "labels": "Labels of the job by name: the configured ones, `tpu_pipelines_run` and `tpu_pipelines_machine`.",
     _RESOURCES: "The job that the launcher started, as JSON.",
 }
+_STRUCTURED = re.compile(r'\s*\{\s*"(IfPresent|Concat)"')  # As KFP writes them: kfp/dsl/placeholders.py
+_PLACEHOLDER = re.compile(r"\{\{\$.*?\}\}")
 _MOST_VARIABLES = 100  # custom_job.proto: ContainerSpec.env
 _TYPES = {str: "STRING", bool: "BOOLEAN", dict: "STRUCT"}  # KFP's types of inputs.
 
@@ -46,29 +51,20 @@ def custom_job_name(job_id: str, step: str = "train_model") -> str:
     return f"{job_id}-{step.replace('_', '-')}"
 
 
-def as_custom_job(
-    component: Any,
-    machine: MachineSpec,
-    settings: Settings,
-    name: str,
-    asked: StepResources,
-    folder: str,
-    step: str = "train_model",
-) -> PlacedStep:
+def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, placement: Placement) -> PlacedStep:
     """Wrap a component as a Vertex custom job: one pool of one replica, on exactly this machine.
 
     Args:
-        component: Component to wrap; it keeps its inputs, outputs, code and image. Fields of the job that do not change
-            the weights become inputs with defaults, so no input or output of the component may have their names.
+        component: Component of one container. It keeps its inputs, outputs, environment variables, code and image.
+            Fields of the job that do not change the step's result become inputs with defaults, such as `job_timeout`.
         machine: Machine with its region. Fallbacks and `max_wait_seconds` are ignored; the submission handles them.
         settings: Service account, network, key, TensorBoard, labels, environment and bucket.
-        name: Name of the run.
-        asked: Retries of the step; other resources come from the machine.
-        folder: Folder of the job in the bucket, where the training has its checkpoints.
-        step: Name of the step.
+        placement: Names and retries of the step, and the folder of the job in the bucket, where a training has its
+            checkpoints. Other resources come from the machine.
 
     Raises:
-        InputError: If the bucket is not on Cloud Storage, or the machine mounts NFS shares and no network is set.
+        InputError: If a custom job does not support the component's arguments, or has inputs of the same names; if the
+            bucket is not on Cloud Storage; or if the machine mounts NFS shares and no network is set.
     """
     from google.protobuf import json_format
     from kfp import components
@@ -82,13 +78,14 @@ def as_custom_job(
             f"A job reaches an NFS server through a VPC network. Received: machine.nfs_mounts={machine.nfs_mounts!r} "
             "without a network. Set TPU_PIPELINES_NETWORK or TPU_PIPELINES_NETWORK_ATTACHMENT."
         )
-    fields = _fields(machine, settings, name)
-    inputs = {key: value for key, value in fields.items() if "{{$" not in str(value)}
-    values = {key: _input(key) if key in inputs else value for key, value in fields.items()}
+    fields = _fields(machine, settings, placement.run)
+    inputs = {_PREFIX + key: value for key, value in fields.items() if "{{$" not in str(value)}
+    values = {key: _input(_PREFIX + key) if _PREFIX + key in inputs else value for key, value in fields.items()}
     spec = json_format.MessageToDict(component.pipeline_spec)
     (executor,) = spec["deploymentSpec"]["executors"].values()
+    _check_component(component, executor["container"], inputs)
     pool = _pool(executor["container"], machine, settings)
-    job = _job(pool, values, machine, folder, settings, step)
+    job = _job(pool, values, machine, settings, placement)
     executor["container"] = {
         "image": LAUNCHER_IMAGE,
         "command": ["python3", "-u", "-m", _LAUNCHER],
@@ -101,7 +98,8 @@ def as_custom_job(
         ],
     }
     for part in (spec["root"], *spec["components"].values()):
-        part["inputDefinitions"]["parameters"] |= {
+        parameters = part.setdefault("inputDefinitions", {}).setdefault("parameters", {})
+        parameters |= {
             key: {"defaultValue": value, "isOptional": True, "parameterType": _TYPES[type(value)]}
             for key, value in inputs.items()
         }
@@ -109,16 +107,39 @@ def as_custom_job(
         outputs[_RESOURCES] = {"parameterType": "STRING"}
     made = components.load_component_from_text(json.dumps(spec))
     _describe(made.component_spec, component.component_spec)
-    if not asked.retries:
+    if not placement.resources.retries:
         return made
-    return lambda **inputs: apply_retries(made(**inputs), asked, machine.timeout_seconds)
+    return lambda **inputs: apply_retries(made(**inputs), placement.resources, machine.timeout_seconds)
+
+
+def _check_component(component: Any, container: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Check that a custom job supports a component's arguments, and that its names are not those of the job's inputs.
+
+    Raises:
+        InputError: If it does not, or some are.
+    """
+    name = component.name
+    structured = [word for key in ("command", "args") for word in container.get(key, []) if _STRUCTURED.match(word)]
+    if structured:
+        raise InputError(
+            "A custom job does not support dsl.IfPresentPlaceholder and dsl.ConcatPlaceholder in arguments. Received "
+            f"from {name!r}: {structured[0]}. Give each input an argument of its own."
+        )
+    own = component.component_spec
+    taken = sorted({*inputs, _RESOURCES} & {*(own.inputs or {}), *(own.outputs or {})})
+    if taken:
+        raise InputError(
+            f"A custom job has inputs and outputs of these names itself: {', '.join(taken)}. Received the same names "
+            f"from {name!r}. Rename them in the component."
+        )
 
 
 def _describe(job: Any, step: Any) -> None:
     """Give the inputs and outputs of a job their descriptions: KFP does not read those of a compiled component."""
     described = {**(step.inputs or {}), **(step.outputs or {})}
     for name, spec in {**job.inputs, **job.outputs}.items():
-        spec.description = described[name].description if name in described else _DESCRIPTIONS[name]
+        text = described[name].description if name in described else _DESCRIPTIONS[name.removeprefix(_PREFIX)]
+        spec.description = text
 
 
 def _fields(machine: MachineSpec, settings: Settings, name: str) -> dict[str, Any]:
@@ -153,9 +174,8 @@ def _job(
     pool: Mapping[str, Any],
     values: Mapping[str, Any],
     machine: MachineSpec,
-    folder: str,
     settings: Settings,
-    step: str,
+    placement: Placement,
 ) -> dict[str, Any]:
     """Return the job that the launcher sends; the launcher drops empty fields.
 
@@ -164,9 +184,10 @@ def _job(
     """
     from kfp import dsl
 
+    folder = placement.folder or f"{dsl.PIPELINE_JOB_NAME_PLACEHOLDER}/{dsl.PIPELINE_TASK_NAME_PLACEHOLDER}"
     scheduling = {key: values[key] for key in ("timeout", "strategy", "restart_job_on_worker_restart")}
     return {
-        "display_name": custom_job_name(dsl.PIPELINE_JOB_NAME_PLACEHOLDER, step),
+        "display_name": custom_job_name(dsl.PIPELINE_JOB_NAME_PLACEHOLDER, placement.step),
         "job_spec": {
             "worker_pool_specs": [pool],
             "scheduling": {**scheduling, **({"disable_retries": True} if machine.disable_retries else {})},
@@ -192,7 +213,8 @@ def _job(
 def _pool(container: Mapping[str, Any], machine: MachineSpec, settings: Settings) -> dict[str, Any]:
     """Return the job's single worker pool: machine, boot disk if configured, and the step's container."""
     hosts = machine.slice.hosts
-    environment = {**settings.environment, **({COUNT_VARIABLE: str(hosts)} if hosts > 1 else {})}
+    own = {variable["name"]: variable.get("value", "") for variable in container.get("env", [])}
+    environment = {**own, **settings.environment, **({COUNT_VARIABLE: str(hosts)} if hosts > 1 else {})}
     if len(environment) > _MOST_VARIABLES:
         raise InputError(
             f"A job on Vertex AI has at most {_MOST_VARIABLES} environment variables. Received: {len(environment)}. "
@@ -213,16 +235,20 @@ def _pool(container: Mapping[str, Any], machine: MachineSpec, settings: Settings
         "replica_count": 1,
         "container_spec": {
             "image_uri": container["image"],
-            # The executor's input is JSON inside a JSON string, so its quotes need an escape.
-            **{
-                key: ["{{$.json_escape[1]}}" if word == "{{$}}" else word for word in container.get(key, [])]
-                for key in ("command", "args")
-            },
+            **{key: [_escaped(word) for word in container.get(key, [])] for key in ("command", "args")},
             "env": [{"name": key, "value": value} for key, value in environment.items()],
         },
         **({"disk_spec": disk} if disk else {}),
         **({"nfs_mounts": [_nfs_mount(text) for text in machine.nfs_mounts]} if machine.nfs_mounts else {}),
     }
+
+
+def _escaped(word: str) -> str:
+    """Return a word of a command whose placeholders are replaced by text that is valid inside of a JSON string.
+
+    The job is JSON inside of an argument. google_cloud_pipeline_components 2.22, _placeholders.py, json_escape.
+    """
+    return _PLACEHOLDER.sub(lambda match: match[0].replace("}}", ".json_escape[1]}}"), word)
 
 
 def _nfs_mount(text: str) -> dict[str, str]:

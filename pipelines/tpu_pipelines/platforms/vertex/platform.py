@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tpu_components.core.machines.machine_spec import MachineSpec
     from tpu_pipelines.config.configuration import Config
     from tpu_pipelines.platforms.findings import Check
-    from tpu_pipelines.platforms.jobs import PlacedStep, PlatformClient
+    from tpu_pipelines.platforms.jobs import PlacedStep, Placement, PlatformClient
 
 
 class Vertex:
@@ -84,14 +84,12 @@ class Vertex:
         return disk_warning(num_bytes)
 
     def on_machine(
-        self, component: Any, machine: "MachineSpec", config: "Config", settings: Settings, folder: str, step: str
+        self, component: Any, machine: "MachineSpec", settings: Settings, placement: "Placement"
     ) -> "PlacedStep":
         """Return a component's step as a custom job."""
-        from tpu_pipelines.platforms.resources import resources_of
         from tpu_pipelines.platforms.vertex.custom_job import as_custom_job
 
-        asked = resources_of(config, step)
-        return as_custom_job(component, machine, settings, config.name, asked, folder, step)
+        return as_custom_job(component, machine, settings, placement)
 
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
         """Set a step's time limit."""

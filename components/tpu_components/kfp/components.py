@@ -1,0 +1,90 @@
+"""All components, with the image that they run in."""
+
+import dataclasses
+import warnings
+from typing import Any
+
+from tpu_components.core.base import container_images
+from tpu_components.core.base.container_images import is_pinned
+from tpu_components.create_tfrecords.component import create_tfrecords as _create_tfrecords
+from tpu_components.create_tfrecords.component import list_source
+from tpu_components.deploy_model.component import deploy_model
+from tpu_components.evaluate_model.component import evaluate_model
+from tpu_components.export_model.component import export_model
+from tpu_components.find_drift.component import find_drift
+from tpu_components.kfp.current_data import SourceComponent, StaleCacheWarning
+from tpu_components.predict_batch.component import predict_batch as _predict_batch
+from tpu_components.preflight_training.component import preflight_training
+from tpu_components.train_model.component import train_model
+
+create_tfrecords = SourceComponent.from_component(_create_tfrecords)
+predict_batch = SourceComponent.from_component(_predict_batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class Components:
+    """The components, all with the same image.
+
+    Attributes:
+        create_tfrecords: Writes labelled examples as TFRecord files.
+        deploy_model: Registers a model that passed the gate, and deploys it to an endpoint.
+        evaluate_model: Evaluates a model, and decides whether it passes the gate.
+        export_model: Converts a model to formats for CPUs, and compares their predictions.
+        find_drift: Compares new data with those of a registered model.
+        list_source: Returns a digest of a source's current content.
+        predict_batch: Predicts every example of a source.
+        preflight_training: Compiles a training for a TPU on CPUs: memory, step time and price.
+        train_model: Trains a model.
+    """
+
+    create_tfrecords: Any = create_tfrecords
+    deploy_model: Any = deploy_model
+    evaluate_model: Any = evaluate_model
+    export_model: Any = export_model
+    find_drift: Any = find_drift
+    list_source: Any = list_source
+    predict_batch: Any = predict_batch
+    preflight_training: Any = preflight_training
+    train_model: Any = train_model
+
+
+def with_image(component: Any, image: str) -> Any:
+    """Return a copy of a KFP component that runs in another image.
+
+    Args:
+        component: Any component of one container; it is not changed.
+        image: Name of the image with its digest, as in `docker.io/me/python@sha256:…`. With a tag, this function warns:
+            when the tag moves to new code, the platform's cache still returns the results of the old code.
+    """
+    _warn_of_a_tag(image)
+    return container_images.with_image(component, image)
+
+
+def with_images(image: str) -> Components:
+    """Return all components of this package, with an image that your platform can pull.
+
+    Args:
+        image: Image that `make image` builds, pushed to your registry and named by digest; see `with_image`.
+
+    Example:
+        >>> from kfp import dsl
+        >>> from tpu_components.kfp import on_current_data
+        >>> steps = with_images("docker.io/me/python@sha256:0f")
+        >>> @dsl.pipeline
+        ... def my_pipeline(source: str):
+        ...     written = on_current_data(steps.create_tfrecords)(source=source, image_size=[224, 224])
+        ...     steps.train_model(records=written.outputs["records"], model="mobilenet_v2")
+    """
+    _warn_of_a_tag(image)
+    fields = dataclasses.fields(Components)
+    return Components(**{field.name: container_images.with_image(field.default, image) for field in fields})
+
+
+def _warn_of_a_tag(image: str) -> None:
+    if not is_pinned(image):
+        warnings.warn(
+            f"The image {image!r} is not named by digest. If its tag moves to other code, the platform's cache still "
+            "returns results of the old code. Use the name that ends in @sha256:….",
+            StaleCacheWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,166 @@
+"""KFP components on machines with a TPU or GPUs, for pipelines other than the training pipeline."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IMAGE, Images
+from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.typed_values import read_by_hand
+from tpu_components.core.machines.machine_spec import MachineSpec, parse_machine
+from tpu_pipelines.config.settings import Settings, load_settings
+from tpu_pipelines.config.steps import StepResources
+from tpu_pipelines.platforms.jobs import PlacedStep, Placement
+from tpu_pipelines.platforms.platform import HERE, PLATFORMS, Platform, capitalized, check_settings, default_platform
+from tpu_pipelines.platforms.resources import STEP_CPU, STEP_GIB
+
+# Components whose program runs on each host of a slice and finds the others.
+_ON_SEVERAL_HOSTS = ("tpu_components.train_model.component",)
+
+
+def on_machine(
+    component: Any,
+    machine: str | Mapping[str, Any] | MachineSpec,
+    *,
+    platform: str = "",
+    settings: Settings | Mapping[str, Any] | None = None,
+    project: str = "",
+    region: str = "",
+    bucket: str = "",
+    environment: Mapping[str, str] | None = None,
+    retries: int | None = None,
+    cpu: int = 0,
+    memory: str = "",
+) -> PlacedStep:
+    """Put any KFP component on a machine with a TPU or GPUs of Vertex AI or of a GKE cluster.
+
+    On Vertex AI, the step becomes a custom job that Google's launcher starts. On Kubeflow, its pod requests the devices
+    and selects the nodes. The component keeps its inputs, outputs, code, image and environment variables. Call the
+    result in a pipeline as you call the component. On Vertex AI it has more inputs, for example `job_timeout`.
+
+    Options that you set on the task of a custom job, such as `set_env_variable` or `set_memory_limit`, apply to the
+    launcher, not to the job. Use `environment` here, and a larger machine.
+
+    Args:
+        component: A component of one container: of this package, your own or anybody's. It is not changed. On a machine
+            of several hosts, only `train_model` is supported: each host runs the container, and the program must find
+            the others.
+        machine: Name of a machine, for example `v5e-4` or `l4-1`; a mapping with `name` and other fields of the section
+            `machine` of a configuration, for example `{"name": "v5e-4", "spot": True, "timeout_seconds": 7200}`; or a
+            `MachineSpec`. `tpu-pipelines machines` lists the names. Without `timeout_seconds`, the step is stopped
+            after a day.
+        platform: `vertex` (default), `kubeflow`, or `local`, which returns the component as it is, for tests with
+            kfp.local.
+        settings: Project, region, bucket, service account, network, labels and others: a `Settings`, or a mapping of
+            its fields. Default: the environment variables `TPU_PIPELINES_…`.
+        project: Google Cloud project. Default: that of the settings.
+        region: Region of the machine on Vertex AI. Default: that of the settings; without any, the pipeline's region.
+        bucket: Bucket for the checkpoints of `train_model` on Vertex AI. Default: that of the settings; without any,
+            the pipeline's root.
+        environment: Environment variables of the step, in addition to those of the component and the settings.
+        retries: How often the step is started again when it fails. Default: on Kubeflow 5 for a spot machine or several
+            hosts, else 0; on Vertex AI 0, since the service itself replaces lost machines.
+        cpu: CPUs that the pod requests on Kubeflow; 0 means 3. On Vertex AI the step has the whole machine.
+        memory: Memory that the pod requests on Kubeflow, for example `64Gi`; empty means 12Gi.
+
+    Returns:
+        A function that takes the component's inputs by name, inside a pipeline, and returns the task.
+
+    Raises:
+        InputError: If the platform does not offer the machine, the machine has several hosts and the component is not
+            made for that, or the platform cannot pull the component's image.
+
+    Example:
+        ```python
+        from kfp import dsl
+        import tpu_pipelines as tp
+
+        @dsl.component(base_image="python:3.12", packages_to_install=["jax[tpu]"])
+        def count_devices() -> int:
+            import jax
+            return jax.device_count()
+
+        on_tpu = tp.on_machine(count_devices, "v5e-4", platform="vertex", region="us-west4")
+
+        @dsl.pipeline
+        def my_pipeline() -> int:
+            return on_tpu().output
+        ```
+    """
+    spec = machine if isinstance(machine, MachineSpec) else parse_machine(machine)
+    if platform == HERE:
+        return component
+    chosen = _platform(platform)
+    fields = {"project": project, "region": region, "bucket": bucket}
+    merged = _settings(settings, {name: value for name, value in fields.items() if value}, environment or {})
+    check_settings(chosen, merged)
+    _check_image(component, chosen)
+    _check_machine(component, spec, chosen)
+    step = component.name.replace("-", "_")
+    placement = Placement(
+        run=component.name,
+        step=step,
+        folder="",
+        resources=StepResources(
+            cpu=cpu or STEP_CPU,
+            memory=memory or f"{STEP_GIB}Gi",
+            retries=chosen.training_retries(spec) if retries is None else retries,
+        ),
+        uses_s3=bool(merged.s3_secret),
+    )
+    return chosen.on_machine(component, chosen.in_region(spec, merged.region), merged, placement)
+
+
+def _platform(name: str) -> Platform:
+    if not name:
+        return default_platform()
+    if name not in PLATFORMS:
+        names = [*PLATFORMS, HERE]
+        raise InputError(f"Unknown platform {name!r}: expected one of {', '.join(names)}.{did_you_mean(name, names)}")
+    return PLATFORMS[name]
+
+
+def _settings(
+    settings: Settings | Mapping[str, Any] | None, fields: Mapping[str, str], environment: Mapping[str, str]
+) -> Settings:
+    """Return the settings with these fields and environment variables, checked again."""
+    if settings is None:
+        settings = load_settings(os.environ)
+    values = {**(settings if isinstance(settings, Mapping) else vars(settings)), **fields}
+    values["environment"] = {**values.get("environment", {}), **environment}
+    images = values.pop("images", Images())
+    merged: Settings = read_by_hand(values, Settings, "settings", fixed={"images": images})
+    return merged
+
+
+def _check_machine(component: Any, machine: MachineSpec, platform: Platform) -> None:
+    machine.slice.require_target(platform.catalogue_name)
+    waits = machine.max_wait_seconds != MachineSpec.max_wait_seconds
+    if machine.fallbacks or waits:
+        field = "max_wait_seconds" if waits else "fallbacks"
+        raise InputError(
+            f"Only `tpu-pipelines submit` waits for a machine and tries others. Received: {machine.name} with {field}. "
+            f"Remove {field}."
+        )
+    function = getattr(component, "python_func", None)
+    if machine.slice.hosts > 1 and getattr(function, "__module__", "") not in _ON_SEVERAL_HOSTS:
+        raise InputError(
+            f"{machine.name} has {machine.slice.hosts} hosts. Each would run {component.name!r} and write the same "
+            "outputs. Only train_model of this package supports several hosts. Use a machine of one host; "
+            "`tpu-pipelines machines` lists them."
+        )
+
+
+def _check_image(component: Any, platform: Platform) -> None:
+    container = component.component_spec.implementation.container
+    if container is None:
+        raise InputError(
+            f"Only a component with a container of its own runs on a machine. Received: {component.name!r}. Put the "
+            "steps of a pipeline on the machine one by one."
+        )
+    if container.image in (LOCAL_IMAGE, LOCAL_BEAM_IMAGE):
+        name = component.name.replace("-", "_")
+        raise InputError(
+            f"{capitalized(platform.title)} cannot pull {container.image!r}, the image of {name}: it exists only where "
+            f'`make image` built it. Push it, and use with_image({name}, "REGISTRY/NAME@sha256:…").'
+        )

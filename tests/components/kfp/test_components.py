@@ -1,0 +1,71 @@
+import dataclasses
+import subprocess
+import sys
+import warnings
+
+import pytest
+from kfp import compiler, dsl
+
+import tpu_components.kfp as steps
+from tpu_components.core.base.container_images import LOCAL_IMAGE
+from tpu_components.kfp import StaleCacheWarning, with_image, with_images
+
+PINNED = "docker.io/me/python@sha256:0f"
+
+
+def image_of(component):
+    return component.component_spec.implementation.container.image
+
+
+def test_every_component_of_a_step_is_imported_from_one_place():
+    names = {field.name for field in dataclasses.fields(steps.Components)}
+    assert names == {
+        "create_tfrecords",
+        "deploy_model",
+        "evaluate_model",
+        "export_model",
+        "find_drift",
+        "list_source",
+        "predict_batch",
+        "preflight_training",
+        "train_model",
+    }
+    assert names < set(steps.__all__)
+    for name in names:
+        assert getattr(steps, name).component_spec.name == name.replace("_", "-")
+        assert image_of(getattr(steps, name)) == LOCAL_IMAGE
+
+
+def test_an_import_needs_no_framework():
+    code = "import sys, tpu_components.kfp; print([m for m in ('tensorflow', 'keras', 'jax') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_one_call_gives_all_components_an_image_and_leaves_the_others_as_they_are():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pinned = with_images(PINNED)
+    assert {image_of(getattr(pinned, name)) for name in vars(pinned)} == {PINNED}
+    assert image_of(steps.train_model) == LOCAL_IMAGE
+
+
+def test_the_image_of_any_component_can_be_changed():
+    @dsl.component(base_image="python:3.11")
+    def foreign() -> int:
+        return 1
+
+    assert image_of(with_image(foreign, PINNED)) == PINNED
+    assert image_of(foreign) == "python:3.11"
+
+
+@pytest.mark.parametrize("change", [with_images, lambda image: with_image(steps.train_model, image)])
+def test_an_image_with_a_tag_may_be_another_one_tomorrow(change):
+    with pytest.warns(
+        StaleCacheWarning, match=r"'docker.io/me/python:1' is not named by digest.*results of the old code"
+    ):
+        change("docker.io/me/python:1")
+
+
+def test_a_component_compiles_alone(tmp_path):
+    compiler.Compiler().compile(steps.create_tfrecords, str(tmp_path / "component.yaml"))
+    assert "create-tfrecords" in (tmp_path / "component.yaml").read_text()

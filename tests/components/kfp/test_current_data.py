@@ -1,0 +1,63 @@
+import json
+
+import pytest
+from google.protobuf import json_format
+from kfp import dsl
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.kfp import StaleCacheWarning, create_tfrecords, on_current_data, predict_batch, with_image
+
+PINNED = "docker.io/me/python@sha256:0f"
+
+
+def tasks_of(pipeline):
+    return json_format.MessageToDict(pipeline.pipeline_spec)["root"]["dag"]["tasks"]
+
+
+@pytest.mark.parametrize("source", ["images:gs://bucket/photos", "csv:s3://bucket/list.csv", "huggingface:me/photos"])
+def test_remote_data_without_a_version_are_warned_of(source):
+    with pytest.warns(StaleCacheWarning, match=r"create_tfrecords has no data_version.*Use on_current_data"):
+
+        @dsl.pipeline
+        def pipeline():
+            create_tfrecords(source=source)
+
+
+def test_a_source_that_is_an_input_of_the_pipeline_is_warned_of():
+    with pytest.warns(StaleCacheWarning, match=r"predict_batch has no data_version"):
+
+        @dsl.pipeline
+        def pipeline(source: str, export: dsl.Input[dsl.Model]):
+            predict_batch(source=source, export=export)
+
+
+@pytest.mark.parametrize("inputs", [{"source": "sklearn:digits"}, {"source": "csv:gs://b/l.csv", "data_version": "1"}])
+def test_data_of_a_library_and_data_with_a_version_are_not_warned_of(inputs):
+    @dsl.pipeline
+    def pipeline():
+        create_tfrecords(**inputs)
+
+
+def test_an_unknown_source_is_refused_when_the_pipeline_is_written():
+    with pytest.raises(InputError, match=r"imags"):
+
+        @dsl.pipeline
+        def pipeline():
+            create_tfrecords(source="imags:gs://bucket/photos")
+
+
+def test_the_source_is_listed_in_every_run_and_its_digest_is_an_input_of_the_step():
+    @dsl.pipeline
+    def pipeline(source: str = "images:gs://bucket/photos", side: int = 8):
+        on_current_data(with_image(create_tfrecords, PINNED))(source=source, image_size=[side, side], seed=3)
+
+    tasks = tasks_of(pipeline)
+    assert tasks["list-source"]["cachingOptions"] == {}
+    inputs = tasks["create-tfrecords"]["inputs"]["parameters"]
+    assert inputs["data_version"]["taskOutputParameter"]["producerTask"] == "list-source"
+    assert tasks["create-tfrecords"]["cachingOptions"] == {"enableCache": True}
+    data = tasks["list-source"]["inputs"]["parameters"]["data"]["runtimeValue"]["constant"]
+    assert data["seed"] == 3
+    assert "side" in json.dumps(data["image_size"])
+    executors = json_format.MessageToDict(pipeline.pipeline_spec)["deploymentSpec"]["executors"]
+    assert {executor["container"]["image"] for executor in executors.values()} == {PINNED}

@@ -1,0 +1,252 @@
+import json
+
+import pytest
+from google.protobuf import json_format
+from kfp import dsl
+from kfp.kubernetes import kubernetes_executor_config_pb2
+
+import tpu_pipelines as tp
+from tests.support.cli import set_environment
+from tests.support.custom_jobs import submitted_job
+from tests.support.fakes.execution import launcher_arguments
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines.machine_spec import parse_machine
+from tpu_components.kfp import create_tfrecords, train_model, with_image
+from tpu_pipelines.config.settings import Settings
+
+PINNED = "docker.io/me/python@sha256:0f"
+SETTINGS = {
+    "project": "my-project",
+    "region": "us-west4",
+    "bucket": "gs://my-bucket/pipelines",
+    "service_account": "trainer@my-project.iam.gserviceaccount.com",
+    "network": "projects/12345/global/networks/my-network",
+    "labels": {"team": "vision"},
+}
+RESERVATION = "projects/my-project/zones/us-west4-a/reservations/tpus"
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch):
+    set_environment(monkeypatch, {})
+
+
+@dsl.component(base_image="python:3.12", packages_to_install=["torch_xla[tpu]"])
+def train_elsewhere(records: dsl.Input[dsl.Dataset], labels: str, timeout: int = 3, location: str = "x") -> float:
+    """A training of somebody else, whose inputs have the names of a job's fields."""
+    return 0.5
+
+
+@dsl.container_component
+def run_command(text: str, answer: dsl.OutputPath(str)):
+    """A container of somebody else."""
+    return dsl.ContainerSpec(image="docker.io/me/tool:1", command=["tool"], args=["--text", text, "--answer", answer])
+
+
+def executor_of(step, **inputs):
+    """The executor and the platform's configuration of a step, in a pipeline of nothing else."""
+
+    @dsl.pipeline(name="one-step")
+    def pipeline():
+        step(**{name: value() if callable(value) else value for name, value in inputs.items()})
+
+    spec = json_format.MessageToDict(pipeline.pipeline_spec)
+    platform = json_format.MessageToDict(pipeline.platform_spec).get("platforms", {})
+    (label,) = (name for name in spec["deploymentSpec"]["executors"] if "importer" not in name)
+    of_platform = platform.get("kubernetes", {}).get("deploymentSpec", {}).get("executors", {}).get(label, {})
+    json_format.ParseDict(of_platform, kubernetes_executor_config_pb2.KubernetesExecutorConfig())
+    return spec["deploymentSpec"]["executors"][label]["container"], of_platform
+
+
+def records():
+    return dsl.importer(artifact_uri="gs://b/r", artifact_class=dsl.Dataset).output
+
+
+def test_a_foreign_component_gets_a_custom_job_on_exactly_this_machine():
+    machine = {"name": "v5e-4", "reservation": RESERVATION, "boot_disk_size_gb": 250, "timeout_seconds": 7200}
+    step = tp.on_machine(train_elsewhere, machine, settings=SETTINGS, environment={"PJRT_DEVICE": "TPU"})
+    location, job = submitted_job(step)
+    assert location == "us-west4"
+    assert job.display_name == "{{$.pipeline_job_name}}-train-elsewhere"
+    assert dict(job.labels) == {
+        "team": "vision",
+        "tpu_pipelines_run": "train-elsewhere",
+        "tpu_pipelines_machine": "v5e-4",
+    }
+    assert job.job_spec.service_account == SETTINGS["service_account"]
+    assert job.job_spec.network == SETTINGS["network"]
+    assert job.job_spec.scheduling.timeout.seconds == 7200
+    (pool,) = job.job_spec.worker_pool_specs
+    assert (pool.machine_spec.machine_type, pool.machine_spec.tpu_topology) == ("ct5lp-hightpu-4t", "2x2")
+    assert list(pool.machine_spec.reservation_affinity.values) == [RESERVATION]
+    assert pool.disk_spec.boot_disk_size_gb == 250
+    assert pool.container_spec.image_uri == "python:3.12"
+    assert [(one.name, one.value) for one in pool.container_spec.env] == [("PJRT_DEVICE", "TPU")]
+    folder = "gs://my-bucket/pipelines/{{$.pipeline_job_name}}/{{$.pipeline_task_name}}"
+    assert job.job_spec.base_output_directory.output_uri_prefix == folder
+
+
+@pytest.mark.parametrize(
+    ("machine", "type_", "accelerator"),
+    [("v5e-4", "ct5lp-hightpu-4t", ""), ("v6e-8", "ct6e-standard-8t", ""), ("l4-1", "g2-standard-8", "NVIDIA_L4")],
+)
+def test_machines_of_one_host_run_any_component(machine, type_, accelerator):
+    _, job = submitted_job(tp.on_machine(train_elsewhere, {"name": machine, "spot": True}))
+    spec = job.job_spec.worker_pool_specs[0].machine_spec
+    assert (spec.machine_type, spec.accelerator_type.name.replace("ACCELERATOR_TYPE_UNSPECIFIED", "")) == (
+        type_,
+        accelerator,
+    )
+    assert job.job_spec.scheduling.strategy.name == "SPOT"
+
+
+def test_inputs_of_a_component_may_have_the_names_of_a_jobs_fields():
+    step = tp.on_machine(train_elsewhere, "v5e-4")
+    assert {
+        "records",
+        "labels",
+        "timeout",
+        "location",
+        "job_labels",
+        "job_timeout",
+    } <= step.component_spec.inputs.keys()
+    assert step.component_spec.inputs["job_timeout"].description == "Time limit of the job: seconds followed by `s`."
+    assert step.component_spec.outputs.keys() == {"Output", "gcp_resources"}
+    with pytest.raises(InputError, match=r"these names itself: job_timeout\. Received .* from 'conflicting'"):
+        tp.on_machine(conflicting, "v5e-4")
+
+
+@dsl.component(base_image="python:3.12")
+def conflicting(job_timeout: int) -> None:
+    """An input with the name of a job's input."""
+
+
+def test_a_component_keeps_its_environment_variables():
+    with_variable = train_elsewhere
+    with_variable.component_spec.implementation.container.env = {"OWN": "1"}
+    try:
+        _, job = submitted_job(tp.on_machine(with_variable, "v5e-4", environment={"MORE": "2"}))
+    finally:
+        with_variable.component_spec.implementation.container.env = None
+    env = {one.name: one.value for one in job.job_spec.worker_pool_specs[0].container_spec.env}
+    assert env == {"OWN": "1", "MORE": "2"}
+
+
+@pytest.mark.parametrize("text", ["plain", 'a "quoted" word', "a\\backslash", "two\nlines", '{"a": [1]}'])
+def test_any_text_reaches_the_command_of_a_container(text):
+    step = tp.on_machine(run_command, "l4-1", region="us-west4", bucket="gs://b")
+    spec = json_format.MessageToDict(step.pipeline_spec)
+    (component,) = spec["components"]
+    executor_input = {
+        "inputs": {"parameterValues": {"text": text}},
+        "outputs": {
+            "parameters": {
+                "answer": {"outputFile": "/gcs/b/answer"},
+                "gcp_resources": {"outputFile": "/gcs/b/resources"},
+            }
+        },
+    }
+    arguments = launcher_arguments(spec, component, executor_input, {"pipeline_job_name": "job"})
+    container = json.loads(arguments["payload"])["job_spec"]["worker_pool_specs"][0]["container_spec"]
+    assert container["command"] == ["tool"]
+    assert container["args"] == ["--text", text, "--answer", "/gcs/b/answer"]
+
+
+def test_arguments_that_a_job_cannot_have_are_refused():
+    @dsl.container_component
+    def optional(text: str = ""):
+        argument = dsl.IfPresentPlaceholder(input_name="text", then=["--text", text])
+        return dsl.ContainerSpec(image="docker.io/me/tool:1", command=["tool"], args=[argument])
+
+    with pytest.raises(InputError, match=r"does not support dsl\.IfPresentPlaceholder.*from 'optional'"):
+        tp.on_machine(optional, "v5e-4")
+
+
+def test_a_pipeline_is_no_component_of_one_container():
+    @dsl.pipeline
+    def inner():
+        train_elsewhere(records=records(), labels="x")
+        train_elsewhere(records=records(), labels="y")
+
+    with pytest.raises(InputError, match=r"Only a component with a container of its own .* Received: 'inner'"):
+        tp.on_machine(inner, "v5e-4")
+
+
+def test_on_kubeflow_the_pod_asks_for_the_devices():
+    step = tp.on_machine(
+        train_elsewhere,
+        {"name": "v5e-4", "spot": True, "timeout_seconds": 7200},
+        platform="kubeflow",
+        settings=SETTINGS | {"network": "", "kueue_queue": "tpus"},
+        environment={"PJRT_DEVICE": "TPU"},
+        memory="64Gi",
+    )
+    container, pod = executor_of(step, records=records, labels="x")
+    assert container["image"] == "python:3.12"
+    assert container["resources"]["accelerator"]["resourceType"] == "google.com/tpu"
+    assert container["resources"]["accelerator"]["resourceCount"] == "4"
+    assert container["resources"]["resourceMemoryRequest"] == "64Gi"
+    assert {"name": "PJRT_DEVICE", "value": "TPU"} in container["env"]
+    assert pod["nodeSelector"]["labels"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+        "cloud.google.com/gke-tpu-topology": "2x2",
+        "cloud.google.com/gke-spot": "true",
+    }
+    assert pod["podMetadata"]["labels"] == {"team": "vision", "kueue.x-k8s.io/queue-name": "tpus"}
+    assert pod["activeDeadlineSeconds"] == "7200"
+
+
+@pytest.mark.parametrize("platform", ["vertex", "kubeflow"])
+def test_several_hosts_are_for_a_component_that_is_made_for_them(platform):
+    with pytest.raises(InputError, match=r"v5e-16 has 4 hosts.*'train-elsewhere'.*Only train_model"):
+        tp.on_machine(train_elsewhere, "v5e-16", platform=platform)
+    with pytest.raises(InputError, match=r"v5e-16 has 4 hosts"):
+        tp.on_machine(with_image(create_tfrecords, PINNED), "v5e-16", platform=platform)
+    settings = {"volumes": {"shared": "/mnt/shared"}} if platform == "kubeflow" else {}
+    ours = tp.on_machine(with_image(train_model, PINNED), "v5e-16", platform=platform, settings=settings)
+    container, _ = executor_of(ours, records=records, model="digits_cnn")
+    assert "TPU_PIPELINES_" in json.dumps(container)
+
+
+@pytest.mark.parametrize("platform", ["vertex", "kubeflow"])
+def test_the_image_that_only_this_machine_has_is_refused(platform):
+    with pytest.raises(InputError, match=r"cannot pull 'tpu-pipelines/python:latest'.*with_image\(train_model"):
+        tp.on_machine(train_model, "v5e-4", platform=platform)
+
+
+def test_for_a_local_run_a_component_stays_as_it_is():
+    assert tp.on_machine(train_model, "v5e-4", platform="local") is train_model
+
+
+def test_a_machine_is_named_or_described_or_parsed():
+    jobs = [
+        submitted_job(tp.on_machine(train_elsewhere, machine, region="us-west4"))
+        for machine in ("v5e-4", {"name": "v5e-4"}, parse_machine("v5e-4"))
+    ]
+    assert jobs[0] == jobs[1] == jobs[2]
+
+
+def test_settings_come_from_arguments_then_from_settings_then_from_the_environment(monkeypatch):
+    set_environment(monkeypatch, {"TPU_PIPELINES_REGION": "us-east1"})
+    assert submitted_job(tp.on_machine(train_elsewhere, "v5e-4"))[0] == "us-east1"
+    assert submitted_job(tp.on_machine(train_elsewhere, "v5e-4", settings=Settings(region="us-west4")))[0] == "us-west4"
+    changed = tp.on_machine(train_elsewhere, "v5e-4", settings={"region": "us-west4"}, region="us-central1")
+    assert submitted_job(changed)[0] == "us-central1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"machine": "v5e-5"}, r"There is no machine 'v5e-5'"),
+        ({"machine": "v5e-4", "platform": "vertx"}, r"Unknown platform 'vertx'.*Did you mean 'vertex'"),
+        ({"machine": {"name": "v5e-4", "fallbacks": ["v6e-4"]}}, r"Remove fallbacks"),
+        ({"machine": "v5e-4", "settings": {"projct": "x"}}, r"Unknown key 'projct' in settings"),
+        ({"machine": "v5e-4", "settings": {"kueue_queue": "q"}}, r"kueue_queue .* is not supported"),
+        ({"machine": "v5e-4", "memory": "64"}, r"memory"),
+        ({"machine": "v5e-4", "region": "europe-west4", "settings": {"region": "x"}}, r"region"),
+        ({"machine": "v2-8", "platform": "kubeflow"}, r"v2-8"),
+    ],
+)
+def test_what_the_platform_does_not_have_is_refused_when_the_pipeline_is_written(arguments, message):
+    with pytest.raises(InputError, match=message):
+        tp.on_machine(train_elsewhere, **arguments)
