@@ -7,6 +7,8 @@ import time
 import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
+from google.protobuf import json_format
+from kfp import dsl
 
 from tests.support.fakes import execution, kubeflow
 from tests.support.fakes.execution_cache import ABSENT, AS_WRITTEN, FILLED_IN, ExecutionCache
@@ -15,6 +17,7 @@ from tests.support.fakes.vertex import FakeVertex
 from tpu_components.core.base.container_images import Images
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_components.create_tfrecords.component import list_source
+from tpu_components.kfp import create_tfrecords, on_current_data
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline import cache_keys
@@ -146,3 +149,31 @@ def test_a_training_that_failed_or_was_cancelled_is_no_answer(photos):
         fake.execution.start_pipeline_job(fake, job.name)
         fire()
         assert len(fake.custom_jobs) == 3
+
+
+def _records_of_somebody(is_current):
+    """A pipeline that is not ours, compiled, with the records of a bucket."""
+    write = create_tfrecords if not is_current else on_current_data(create_tfrecords)
+
+    @dsl.pipeline(name="somebodys")
+    def pipeline(source: str = "images:gs://bucket/photos"):
+        write(source=source, image_size=[8, 8])
+
+    return json_format.MessageToDict(pipeline.pipeline_spec)
+
+
+@pytest.mark.parametrize(("is_current", "written"), [(True, [1, 2, 2]), (False, [1, 1, 1])])
+@pytest.mark.filterwarnings("ignore::tpu_components.kfp.StaleCacheWarning")
+def test_in_a_pipeline_of_somebody_else_new_data_give_new_records_with_on_current_data(photos, is_current, written):
+    cache = _cache()
+    spec = _records_of_somebody(is_current)
+    with FakeVertex(execution.Simulate(cache=cache)) as fake:
+        service = VertexService("my-project", "us-central1", fake.url, AnonymousCredentials())
+
+        def run():
+            config = v1.PipelineJob.RuntimeConfig(gcs_output_directory="gs://bucket/runs")
+            job = v1.PipelineJob(pipeline_spec=spec, runtime_config=config)
+            request = v1.CreatePipelineJobRequest(parent=service.parent, pipeline_job=job)
+            service.call("PipelineService", "create_pipeline_job", request)
+
+        assert _fire_three_times(photos, run, lambda: cache.ran.count("create-tfrecords")) == written

@@ -1,0 +1,1 @@
+"""Notebooks, and pipelines that use single components of this package beside others."""
