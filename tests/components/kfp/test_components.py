@@ -4,9 +4,11 @@ import sys
 import warnings
 
 import pytest
+import yaml
 from kfp import compiler, dsl
 
 import tpu_components.kfp as steps
+from tests.support.cli import COMPONENTS
 from tpu_components.core.base.container_images import LOCAL_IMAGE
 from tpu_components.kfp import StaleCacheWarning, with_image, with_images
 
@@ -69,3 +71,20 @@ def test_an_image_with_a_tag_may_be_another_one_tomorrow(change):
 def test_a_component_compiles_alone(tmp_path):
     compiler.Compiler().compile(steps.create_tfrecords, str(tmp_path / "component.yaml"))
     assert "create-tfrecords" in (tmp_path / "component.yaml").read_text()
+
+
+@pytest.mark.parametrize("path", sorted(COMPONENTS.glob("*/metadata.yaml")), ids=lambda path: path.parent.name)
+def test_the_catalogue_entry_has_the_fields_that_kubeflows_catalogue_checks(path):
+    """kubeflow/pipelines-components at fab64a9, scripts/validate_metadata/validate_metadata.py."""
+    entry = yaml.safe_load(path.read_text())
+    assert list(entry) == ["name", "stability", "dependencies", "tags", "lastVerified"]
+    assert entry["name"] == path.parent.name
+    assert entry["stability"] in ("experimental", "alpha", "beta", "stable")
+    assert entry["dependencies"] == {"kubeflow": [{"name": "Pipelines", "version": ">=2.14.6"}]}
+    assert all(isinstance(tag, str) for tag in entry["tags"])
+    assert entry["lastVerified"].tzinfo is not None
+
+
+def test_every_component_has_a_catalogue_entry():
+    names = {field.name for field in dataclasses.fields(steps.Components)} - {"list_source"}
+    assert {path.parent.name for path in COMPONENTS.glob("*/metadata.yaml")} == names
