@@ -126,7 +126,7 @@ HELD_BY = {
         tests/components/deploy_model/test_deploying.py::test_params_check_themselves""",
     "A container on Vertex AI gets": EXPLAINS,
     "A signature does not protect": EXPLAINS,
-    "It does not stop anyone": EXPLAINS,
+    "A signature does not stop anyone": EXPLAINS,
     "The evaluation of a champion": EXPLAINS,
     "Anyone who may submit": EXPLAINS,
     "A configuration and a compiled pipeline": """
