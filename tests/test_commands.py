@@ -1,9 +1,11 @@
 """Every command in a README exists, with its flags; the cheap ones are run as they stand there."""
 
+import ast
 import contextlib
 import importlib
 import importlib.util
 import re
+import runpy
 import shlex
 import socket
 import subprocess
@@ -12,9 +14,11 @@ import time
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from tests.support.cli import READMES, REPOSITORY, tpu_pipelines_here
+from tests.support.cli import QUICK, READMES, REPOSITORY, steps_here, tpu_pipelines_here
 from tpu_pipelines.cli.main import main
 
 BIN = Path(sys.executable).parent
@@ -138,3 +142,88 @@ def test_the_steps_commands_run_as_they_stand(tmp_path):
     for command in sorted(steps, key=lambda one: (order.index(one.split()[2].split(".")[1]), "--minimum" not in one)):
         done = subprocess.run(_here(command, tmp_path), capture_output=True, text=True, cwd=tmp_path, check=False)
         assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
+
+
+# Blocks of Python. Those of one README run in order, like the cells of a notebook. Only a block that imports a client
+# of another project, which is not installed here, is parsed and not run.
+OTHER_CLIENTS = {"tritonclient"}
+
+
+def python_blocks(text):
+    """The blocks of Python of a README."""
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def packages_of(block):
+    """The packages that a block imports."""
+    for node in ast.walk(ast.parse(block)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.partition(".")[0]
+
+
+def bring_nothing(folder):
+    return {}
+
+
+def bring_export(folder):
+    """An export of the digits' model."""
+    done = tpu_pipelines_here("run", "digits", *QUICK, "--set", "preflight=false", "--set", "deploy=false", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return {}
+
+
+def bring_model_and_data(folder):
+    """A reader's own model, arrays, folder of pictures and configuration, under the names in the README."""
+    import keras
+    from sklearn.datasets import load_digits
+
+    rng = np.random.default_rng(0)
+    for name, low in (("daisy", 0), ("rose", 128)):
+        (folder / "flowers" / name).mkdir(parents=True)
+        for i in range(40):
+            Image.fromarray(rng.integers(low, low + 128, (16, 16, 3), np.uint8)).save(
+                folder / "flowers" / name / f"{i}.png"
+            )
+    done = tpu_pipelines_here("init", "flowers", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Rescaling(1 / 16),
+            layers.Flatten(),
+            layers.Dense(32, activation="relu"),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+    digits = load_digits()
+    return {"my_keras_model": model, "images": digits.images[..., None].astype(np.uint8), "labels": digits.target}
+
+
+# What a reader has beside the README; such READMEs run whole pipelines.
+BROUGHT = {"api": bring_model_and_data, "export_model": bring_export}
+
+
+WITH_PYTHON = [
+    pytest.param(path, marks=pytest.mark.heavy if path.parent.name in BROUGHT else (), id=path.parent.name)
+    for path in READMES
+    if python_blocks(path.read_text())
+]
+
+
+@pytest.mark.parametrize("path", WITH_PYTHON)
+def test_the_python_blocks_of_a_readme_run_in_order(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with steps_here():
+        names = BROUGHT.get(path.parent.name, bring_nothing)(tmp_path)
+        for block in python_blocks(path.read_text()):
+            if not OTHER_CLIENTS & set(packages_of(block)):
+                (tmp_path / "block.py").write_text(block)
+                names = runpy.run_path(str(tmp_path / "block.py"), init_globals=names)
+
+
+def test_blocks_of_python_and_their_packages_are_found():
+    assert list(packages_of("import a, b.c as d\nfrom e.f import g")) == ["a", "b", "e"]
+    assert python_blocks("```python\na = 1\n```\n\n```yaml\na: 1\n```\n") == ["a = 1\n"]

@@ -103,7 +103,7 @@ HELD_BY = {
         tests/components/deploy_model/test_deploying.py::test_a_version_that_was_changed_after_it_was_signed_is_not_promoted
         tests/pipelines/cli/test_registry.py::test_with_a_key_the_champion_moves_only_to_a_version_that_is_signed
         tests/pipelines/cli/test_registry.py::test_verify_says_whether_a_version_or_an_export_is_as_it_was_signed""",
-    "They also refuse": """
+    "They also reject": """
         tests/components/core/registry/test_signing.py::test_another_key_is_refused
         tests/components/core/registry/test_signing.py::test_a_versions_signature_is_over_all_of_it
         tests/components/core/registry/test_signing.py::test_a_signature_whose_signer_passes_files_over_is_refused""",
@@ -126,7 +126,7 @@ HELD_BY = {
         tests/components/deploy_model/test_deploying.py::test_params_check_themselves""",
     "A container on Vertex AI gets": EXPLAINS,
     "A signature does not protect": EXPLAINS,
-    "It does not prevent": EXPLAINS,
+    "A signature does not stop anyone": EXPLAINS,
     "The evaluation of a champion": EXPLAINS,
     "Anyone who may submit": EXPLAINS,
     "A configuration and a compiled pipeline": """
