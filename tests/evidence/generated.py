@@ -25,6 +25,7 @@ from tpu_components.preflight_training.report import as_text
 from tpu_components.serving.params import ServeParams
 from tpu_pipelines.config import schema
 from tpu_pipelines.config.schema import as_markdown
+from tpu_pipelines.config.steps import STEP_TABLE
 
 SCHEMA = PIPELINES / "configs" / "schema.json"
 README = SCHEMA.with_name("README.md")
@@ -59,7 +60,8 @@ def generated() -> dict[Path, str]:
     for step, params in STEPS.items():
         component = COMPONENTS / step / "component.py"
         files[component] = with_interface(component.read_text(), step, params)
-    settings = _TABLE.sub(lambda _: f"\n{as_markdown()}", README.read_text())
+    in_their_readmes = {step.section for step in STEP_TABLE.values()}
+    settings = _TABLE.sub(lambda _: f"\n{as_markdown(in_their_readmes)}", README.read_text())
     files[FRONT] = with_preflight(FRONT.read_text())
     return {SCHEMA: schema.as_text(), README: settings, **files}
 

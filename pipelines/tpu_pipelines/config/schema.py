@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Annotated, Any
 
 from tpu_components.core.base.container_images import IMAGE_VARIABLES, Images
@@ -106,9 +106,14 @@ def as_text() -> str:
     return json.dumps(as_json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
-def as_markdown() -> str:
-    """Return two Markdown tables: all settings of a configuration, and the environment variables of `Settings`."""
-    rows = [(setting.name, _shown(setting), setting.meaning) for setting in settings()]
+def as_markdown(left_out: Container[str] = ()) -> str:
+    """Return two Markdown tables: settings of a configuration, and the environment variables of `Settings`.
+
+    Args:
+        left_out: Sections whose settings are not in the table.
+    """
+    shown = [setting for setting in settings() if setting.name.partition(".")[0] not in left_out]
+    rows = [(setting.name, _shown(setting), setting.meaning) for setting in shown]
     meanings = {name: field.meaning for name, field in fields_of(Settings).items()}
     variables = [(variable(field.name), "", meanings[field.name]) for field in fields_of_one_variable()]
     variables += [(IMAGE_VARIABLES[name], _shown(field), field.meaning) for name, field in fields_of(Images).items()]
