@@ -9,12 +9,7 @@ REMOVED: Mapping[str, str] = {
 
 
 def removed_word(words: Sequence[str]) -> str:
-    """Return an error message if a command line uses a removed command or flag; empty otherwise.
-
-    Example:
-        >>> removed_word(["smoke", "--yes"])
-        '`tpu-pipelines smoke` was removed: use `tpu-pipelines submit smoke --target vertex --wait`.'
-    """
+    """Return an error message if a command line uses a removed command or flag; empty otherwise."""
     command, *rest = words or [""]
     for name in (command, *(f"{command} {word.partition('=')[0]}" for word in rest)):
         if name in REMOVED:

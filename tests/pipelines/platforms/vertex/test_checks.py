@@ -243,22 +243,24 @@ def test_an_image_of_another_project_is_read_by_the_service_agent(fake, name, ab
     assert {one.state for one in examine(fake, **asked)} == {Status.OK}
 
 
-def test_a_private_endpoint_needs_its_network_s_policy_and_is_not_one_that_is_public(fake):
-    network = "projects/my-project/global/networks/inside"
-    deploy = dataclasses.replace(CONFIG.deploy, endpoint_access="private", endpoint_network=network)
-    config = dataclasses.replace(CONFIG, deploy=deploy)
-    findings = examine(fake, config)
-    assert {one.state for one in findings} == {Status.OK}, findings
-    fake.cloud.connection_policies[0]["serviceClass"] = "gcp-memorystore"
-    ((what, said, remedy),) = told(examine(fake, config), Status.ERROR)
-    assert (what, f"into {network} in us-central1" in said) == ("endpoint's network", True)
-    assert f"--network={network} --service-class=gcp-vertexai --region=us-central1" in remedy
-    fake.cloud.__init__()
+@pytest.mark.parametrize(
+    ("fields", "access", "words"),
+    [
+        ({}, "dedicated", "it is there already and public, expected dedicated"),
+        (
+            {"private_service_connect_config": {"enable_private_service_connect": True}},
+            "public",
+            "it is a private endpoint, and only public ones are supported",
+        ),
+    ],
+)
+def test_an_endpoint_that_cannot_be_deployed_to_is_an_error(fake, fields, access, words):
     name = canonical("projects/my-project/locations/us-central1/endpoints/digits")
-    fake.endpoints = {name: v1.Endpoint(name=name, display_name="digits")}
+    fake.endpoints = {name: v1.Endpoint(name=name, display_name="digits", **fields)}
+    config = dataclasses.replace(CONFIG, deploy=dataclasses.replace(CONFIG.deploy, endpoint_access=access))
     ((what, said, _),) = told(examine(fake, config), Status.ERROR)
     fake.endpoints.clear()
-    assert (what, "it is there already and public, expected private" in said) == ("endpoint", True)
+    assert (what, words in said) == ("endpoint", True)
 
 
 TENSORBOARD = "projects/my-project/locations/us-central1/tensorboards/7"
