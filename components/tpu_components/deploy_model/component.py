@@ -51,10 +51,6 @@ def deploy_model(
         evaluation: Evaluation that evaluate_model wrote.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
-        endpoint_network: Network of a private endpoint's address: `projects/PROJECT/global/networks/NETWORK`, with the
-            project's id. The pipeline's steps must run in this network.
-        endpoint_projects: Further projects that may connect to a private endpoint. The endpoint's project and the
-            network's project always may.
         registry: Local folder of the registry, not a bucket, or `projects/PROJECT/locations/REGION/models` for Vertex
             AI's Model Registry. In a configuration: `vertex` is Vertex AI's registry in the settings' project and
             region; empty is `registry` in the workspace for a local run. A compiled pipeline, on Kubeflow too, accepts

@@ -17,6 +17,7 @@ from tests.support.registered import write_model
 from tests.support.signing_keys import write_keys
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, PlatformError
+from tpu_components.core.component.step_inputs import params_from
 from tpu_components.core.files import storage
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_components.core.registry.signing import verify_folder, verify_version
@@ -691,6 +692,25 @@ def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
 def test_params_for_vertex_check_themselves(values, words):
     with pytest.raises(InputError, match=words):
         dataclasses.replace(PARAMS, **values)
+
+
+@pytest.mark.parametrize(
+    "private",
+    [
+        {"endpoint_access": "private"},
+        {"endpoint_network": "projects/my-project/global/networks/inside"},
+        {"endpoint_projects": ["their-project"]},
+    ],
+)
+def test_an_earlier_compiled_component_with_a_private_endpoint_is_refused_and_one_without_is_accepted(private):
+    """They pass every input, also those that no longer exist."""
+    earlier = {"registry": ROOT, "model_name": "digits", "endpoint": "digits", "endpoint_access": "public"}
+    earlier |= {"endpoint_network": "", "endpoint_projects": []}
+    assert params_from(earlier, DeployParams).endpoint == "digits"
+    with pytest.raises(
+        InputError, match=r"was removed: leave deploy\.endpoint out, .*gcloud ai endpoints deploy-model"
+    ):
+        params_from(earlier | private, DeployParams)
 
 
 def test_an_alias_on_vertex_has_two_characters_at_least():
