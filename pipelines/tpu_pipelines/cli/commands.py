@@ -536,7 +536,7 @@ COMMANDS = (
         "doctor",
         "find what a cloud platform still lacks for a run",
         "Ask a cloud platform, with read-only requests, for everything that a run of the configuration needs. Results: "
-        "ok; error, if something is missing; hint, if something should be changed; unknown, if it refuses to answer. "
+        "ok; error, if something is missing; hint, if something should be changed; unknown, if it does not tell. "
         "Errors and hints say what to do, and give exit code 2.",
         "digits --target vertex",
         "platforms.doctor",
