@@ -103,9 +103,8 @@ kills-beam: beam-env install  ## What Beam's workers write, records and answers,
 	$(VENV)/bin/python -m tests.evidence.kills.answers --only-export build/kills-export
 	$(BEAM)/bin/python -m tests.evidence.kills.beam --kills $(KILLS) --export build/kills-export
 
-kills-answers: install  ## predict_batch over 100,000 pictures, and by several commands over 5,000, killed at any moment and run again; KILLS=10 for fewer.
+kills-answers: install  ## predict_batch over 100,000 pictures, killed at any moment and run again; KILLS=10 for fewer.
 	$(VENV)/bin/python -m tests.evidence.kills.answers --kills $(KILLS)
-	$(VENV)/bin/python -m tests.evidence.kills.answers --kills $(KILLS) --by fan_out --images 5000
 
 # PYSEC-2026-3447 (setuptools < 83: what a source distribution made on macOS leaves out) is about nothing done here, and
 # TensorFlow's TensorBoard needs a setuptools before 82.

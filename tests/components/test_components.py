@@ -91,7 +91,9 @@ _SENT_AS = {int: "Integer", float: "Float", bool: "Boolean", str: "String", tupl
 @pytest.mark.parametrize("step", _STEPS)
 def test_component_inputs_have_the_types_of_the_fields(step):
     inputs = _component(step).component_spec.inputs
-    for name, hint in typing.get_type_hints(_params(step)).items():
+    hints = typing.get_type_hints(_params(step))
+    for name in (field.name for field in dataclasses.fields(_params(step))):
+        hint = hints[name]
         kind = typing.get_origin(hint) or (Mapping if dataclasses.is_dataclass(hint) else hint)
         assert inputs[name].type.removeprefix("typing.").partition("[")[0] == _SENT_AS[kind], name
 

@@ -24,12 +24,13 @@ def with_interface(source: str, step: str, params: type) -> str:
     Args:
         source: The source. The function of the step has `*` in its signature, and `Args:` in its docstring.
         step: Name of the function.
-        params: Dataclass whose fields are the inputs after `*`, and the last entries of `Args:`. Entries of other names
-            are kept.
+        params: Dataclass whose fields are the inputs after `*`, and the last entries of `Args:`. Entries of the inputs
+            before `*` are kept.
     """
     fields = fields_of(params)
     before, signature, between, entries, after = _parts(source, step)
-    kept = [entry[0] for entry in _ENTRY.finditer(entries) if entry[1] not in fields]
+    others = re.findall(rf"^{_INDENT}(\w+): ", before[before.rindex(f"def {step}(") :], re.MULTILINE)
+    kept = [entry[0] for entry in _ENTRY.finditer(entries) if entry[1] in others]
     signature = "".join(_input(field) for field in fields.values())
     entries = "".join([*kept, *(_entry(field) for field in fields.values())])
     return f"{before}{signature}{between}{entries}{after}"

@@ -4,7 +4,7 @@ The inputs after `*`, and their part of `Args:`, are the fields of DeployParams:
 writes them.
 """
 
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 from kfp import dsl
 
@@ -34,8 +34,6 @@ def deploy_model(
     endpoint_max_replicas: int = 1,
     endpoint_service_account: str = "",
     endpoint_access: str = "public",
-    endpoint_network: str = "",
-    endpoint_projects: List[str] = [],
     encryption_key: str = "",
     signing_key: str = "",
     verify_key: str = "",
@@ -75,12 +73,8 @@ def deploy_model(
         endpoint_max_replicas: Largest number of machines. At least 1 machine runs, and costs, while a version is
             deployed.
         endpoint_service_account: Service account of the server; empty is an account without permissions.
-        endpoint_access: Network access of the endpoint: `public`, the service's address; `dedicated`, a public address
-            of its own; `private`, inside a network by Private Service Connect. It cannot be changed later.
-        endpoint_network: Network of a private endpoint's address: `projects/PROJECT/global/networks/NETWORK`, with the
-            project's id. The pipeline's steps must run in this network.
-        endpoint_projects: Further projects that may connect to a private endpoint. The endpoint's project and the
-            network's project always may.
+        endpoint_access: Address of the endpoint: `public`, the service's; `dedicated`, a public one of its own. It
+            cannot be changed later.
         encryption_key: Customer-managed encryption key (CMEK) for versions and endpoint on Vertex AI. In a
             configuration, empty is the settings' key.
         signing_key: File of a private EC key in PEM, local or on gs://, to sign a new version with. Its password, if

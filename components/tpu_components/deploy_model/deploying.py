@@ -11,7 +11,7 @@ import numpy as np
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.sketches import SKETCH, DataSketch
-from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE, PREDICTIONS_FILE, Manifest, ModelInfo
+from tpu_components.core.examples.artifacts import CODE_FILE, DEPLOYMENT_FILE, PREDICTIONS_FILE, Manifest, ModelInfo
 from tpu_components.core.examples.interface import CorpusInput
 from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location
@@ -24,7 +24,7 @@ from tpu_components.core.registry.versions import RegisteredVersion, Registry, V
 from tpu_components.core.registry.vertex import VertexRegistry
 from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_components.core.results.export_info import ExportInfo
-from tpu_components.deploy_model.card import read_facts, write_card
+from tpu_components.deploy_model.card import write_card
 from tpu_components.deploy_model.health_check import HealthCheck, predict_in_fresh_process
 from tpu_components.deploy_model.params import PREFLIGHT, DeployParams, DeployResult
 from tpu_components.deploy_model.vertex import VertexTarget
@@ -92,7 +92,8 @@ def deploy_model(
     _check_evaluation(evaluation, evaluation_dir, model_dir, manifest)
     champion = evaluation.registered_champion.digest if evaluation.registered_champion else None
     expected = _evaluated_outputs(evaluation_dir, manifest)
-    training = ModelInfo.load(model_dir).training
+    model = ModelInfo.load(model_dir)
+    training = model.training
     initial = training.get("initial_model_digest", "")
     lineage = {
         "dataset": {"source": manifest.source, "fingerprint": manifest.fingerprint},
@@ -104,8 +105,8 @@ def deploy_model(
     }
     parent = registry.number_of(champion or "")
     reasons = [str(rule) for rule in evaluation.gate.reasons]
-    told = read_facts(params, registry, (records_dir, model_dir, export_dir), manifest, evaluation, lineage, parent)
-    card = write_card(told)
+    has_code = (model_dir / CODE_FILE).is_file()
+    card = write_card(params, manifest, model, evaluation, ExportInfo.load(export_dir), has_code)
     facts = VersionFacts(metrics=evaluation.metrics, reasons=reasons, lineage=lineage, parent=parent, card=card)
     version: RegisteredVersion
     if target:

@@ -1,25 +1,18 @@
 """Parameters and result of deploy_model."""
 
 import dataclasses
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import Amount, Pattern, Positive, Range, check_fields, check_together
 from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE
-from tpu_components.core.files.resource_names import (
-    COMPUTE_NAME,
-    ENCRYPTION_KEY,
-    PROJECT,
-    PROJECT_OR_NUMBER,
-    SERVICE_ACCOUNT,
-)
+from tpu_components.core.files.resource_names import ENCRYPTION_KEY, SERVICE_ACCOUNT
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.registry.reference import CHAMPION, check_alias, check_registry, is_on_vertex
 from tpu_components.core.registry.signing import is_key_itself
 
-PUBLIC, DEDICATED, PRIVATE = ENDPOINT_ACCESS = ("public", "dedicated", "private")
+PUBLIC, DEDICATED = ENDPOINT_ACCESS = ("public", "dedicated")
 PREFLIGHT = "preflight"  # In the lineage of a version: preflight's findings.
 VERTEX = "vertex"  # In a configuration: Vertex AI's registry in the settings' project and region.
 # Form of SPDX's and Hugging Face's identifiers.
@@ -34,7 +27,11 @@ _KEY = Pattern(
 )
 _ON_GOOGLE = Pattern(r"(gs://.*)?", "on gs://")
 _ACCOUNT = Pattern(f"({SERVICE_ACCOUNT})?", "like server@my-project.iam.gserviceaccount.com")
-_NETWORK = rf"projects/{PROJECT}/global/networks/{COMPUTE_NAME}"
+# Private endpoints, https://cloud.google.com/vertex-ai/docs/predictions/private-service-connect.
+_DEPLOY_YOURSELF = (
+    "leave deploy.endpoint out, and deploy the registered version to your private endpoint with Google's command, "
+    "gcloud ai endpoints deploy-model ENDPOINT --region=REGION --model=MODEL --display-name=NAME --traffic-split=0=100."
+)
 # Vertex AI's form, with room for `-candidate`.
 _ENDPOINT = Pattern(
     r"([a-z]([a-z0-9-]{0,38}[a-z0-9])?)?", "lower-case letters, digits and '-', a letter first, at most 40"
@@ -68,12 +65,8 @@ class DeployParams:
         endpoint_max_replicas: Largest number of machines. At least 1 machine runs, and costs, while a version is
             deployed.
         endpoint_service_account: Service account of the server; empty is an account without permissions.
-        endpoint_access: Network access of the endpoint: `public`, the service's address; `dedicated`, a public address
-            of its own; `private`, inside a network by Private Service Connect. It cannot be changed later.
-        endpoint_network: Network of a private endpoint's address: `projects/PROJECT/global/networks/NETWORK`, with
-            the project's id. The pipeline's steps must run in this network.
-        endpoint_projects: Further projects that may connect to a private endpoint. The endpoint's project and the
-            network's project always may.
+        endpoint_access: Address of the endpoint: `public`, the service's; `dedicated`, a public one of its own. It
+            cannot be changed later.
         encryption_key: Customer-managed encryption key (CMEK) for versions and endpoint on Vertex AI. In a
             configuration, empty is the settings' key.
         signing_key: File of a private EC key in PEM, local or on gs://, to sign a new version with. Its password, if
@@ -103,8 +96,6 @@ class DeployParams:
     endpoint_max_replicas: Positive = 1
     endpoint_service_account: Annotated[str, _ACCOUNT] = ""
     endpoint_access: Annotated[str, ENDPOINT_ACCESS] = PUBLIC
-    endpoint_network: str = ""
-    endpoint_projects: tuple[str, ...] = ()
     encryption_key: Annotated[str, _KEY] = ""
     signing_key: str = ""
     verify_key: str = ""
@@ -112,6 +103,10 @@ class DeployParams:
     preflight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     licence: Annotated[str, _LICENCE] = ""
     notes: str = ""
+
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("endpoint_access=private", "endpoint_network", "endpoint_projects"), _DEPLOY_YOURSELF
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -136,23 +131,6 @@ class DeployParams:
             (
                 access != PUBLIC and not self.endpoint,
                 f"endpoint_access={access!r} is of an endpoint, and there is none. Set endpoint=NAME.",
-            ),
-            (
-                access == PRIVATE and not re.fullmatch(_NETWORK, self.endpoint_network),
-                "A private endpoint is asked in a network before it serves: expected endpoint_network="
-                "projects/PROJECT/global/networks/NETWORK, with the project's id and not its number. Received: "
-                f"{self.endpoint_network!r}.",
-            ),
-            (
-                access != PRIVATE and (self.endpoint_network or self.endpoint_projects),
-                "endpoint_network and endpoint_projects are of a private endpoint. Received: endpoint_access="
-                f"{access!r} with {self.endpoint_network or ', '.join(self.endpoint_projects)!r}. Set endpoint_access="
-                "private.",
-            ),
-            (
-                not all(re.fullmatch(PROJECT_OR_NUMBER, project) for project in self.endpoint_projects),
-                "endpoint_projects must be ids or numbers of projects, as my-project. Received: "
-                f"{', '.join(self.endpoint_projects)!r}.",
             ),
             (
                 self.encryption_key and self.registry and not self.is_on_vertex,

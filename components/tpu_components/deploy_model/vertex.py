@@ -21,7 +21,7 @@ import numpy as np
 
 from tpu_components.core.base.container_images import load_images
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.retries import Backoff, ExistsError, MissingError, OutageError, PlatformError
+from tpu_components.core.base.retries import Backoff, ExistsError, MissingError, OutageError
 from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location
 from tpu_components.core.files.vertex_clients import types
@@ -46,9 +46,9 @@ from tpu_components.core.registry.vertex import (
     VertexVersion,
     turn_label,
 )
-from tpu_components.deploy_model.endpoint_address import address_of, check_access, endpoint_fields
+from tpu_components.deploy_model.endpoint_access import check_access
 from tpu_components.deploy_model.health_check import HealthCheck
-from tpu_components.deploy_model.params import PRIVATE, DeployParams
+from tpu_components.deploy_model.params import DEDICATED, DeployParams
 from tpu_components.serving.params import VERIFY_VARIABLE, ServeParams
 
 T = TypeVar("T")
@@ -281,7 +281,6 @@ class VertexTarget:
     def _require_endpoint(self, endpoint_id: str) -> str:
         """Return the resource name of an endpoint; creates it if it is missing."""
         registry = self._registry
-        project = registry.parent.split("/")[1]
         name = f"{registry.parent}/endpoints/{endpoint_id}"
         request = {
             "parent": registry.parent,
@@ -289,14 +288,14 @@ class VertexTarget:
             "endpoint": {
                 "display_name": endpoint_id,
                 "labels": {"tpu_pipelines_model": registry.model_name},
-                **endpoint_fields(self._params, project),
+                "dedicated_endpoint_enabled": self._params.endpoint_access == DEDICATED,
                 **self._encryption,
             },
         }
 
         def find() -> str | None:
             with contextlib.suppress(MissingError):
-                check_access(registry.service.call(_ENDPOINTS, "get_endpoint", {"name": name}), self._params, project)
+                check_access(registry.service.call(_ENDPOINTS, "get_endpoint", {"name": name}), self._params)
                 return name
             return None
 
@@ -388,7 +387,9 @@ class VertexTarget:
             current = self._get(endpoint)
             if deployed not in {model.id for model in current.deployed_models}:
                 raise MissingError(f"{endpoint} no longer has {deployed}: another run has taken it down.")
-            address = address_of(current, self._params.endpoint_network)
+            address = current.dedicated_endpoint_dns
+            if current.dedicated_endpoint_enabled and not address:
+                raise OutageError(f"{endpoint} has no address of its own yet.")
             outputs: dict[int, np.ndarray] = {}
             for turn in range(max(len(examples), _SURE_REQUESTS // share)):
                 if outputs and turn >= len(examples):
@@ -406,8 +407,7 @@ class VertexTarget:
     def _ask(self, endpoint: str, instance: Any, check: HealthCheck, address: str) -> tuple[str, np.ndarray] | None:
         """Return the deployment that answered an example, and its outputs; None if no deployment has traffic yet."""
         request = types().PredictRequest.from_json(json.dumps({"endpoint": endpoint, "instances": [instance]}))
-        is_private = self._params.endpoint_access == PRIVATE
-        call = partial(self._registry.service.predict, request, address, is_private)
+        call = partial(self._registry.service.predict, request, address)
         try:
             response = self._patient(_PREDICTION_SECONDS)(call)  # Bounded: constant failures are not transient.
             (prediction,) = response.predictions
@@ -415,12 +415,6 @@ class VertexTarget:
             return response.deployed_model_id, np.array([numbers[name] for name in check.class_names], np.float64)
         except MissingError:
             raise
-        except PlatformError as error:
-            if not is_private:
-                raise
-            raise PlatformError(
-                f"{error} Only who is in {self._params.endpoint_network} reaches {endpoint}: does this step run there?"
-            ) from error
         except (InputError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, InputError) and _NO_TRAFFIC in str(error):
                 return None

@@ -4,7 +4,6 @@ It shows the decision, the metrics, the training, and examples: wrong prediction
 """
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,32 +23,34 @@ from tpu_components.core.examples.interface import (
     TASKS,
     THRESHOLD,
     Task,
-    TextInput,
-    as_fields,
 )
-from tpu_components.core.examples.text import START
 from tpu_components.core.metrics.definitions import BY_NAME
 from tpu_components.core.metrics.details import list_confusions, macro_notes
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import (
-    SIGNS,
     Block,
     Card,
     Cell,
-    Fields,
     Figure,
     Matrix,
     Passage,
     Section,
-    Sentences,
     Table,
 )
+from tpu_components.core.pages.evaluation import (
+    compare_slices,
+    describe_decision,
+    describe_training,
+    list_replicas,
+    list_settings,
+    tabulate_names,
+)
 from tpu_components.core.pages.pictures import show_picture
-from tpu_components.core.pages.scores import Score, list_scores, table_of
+from tpu_components.core.pages.scores import list_scores
 from tpu_components.core.results.evaluation_info import Evaluation
 
 _MAX_SHOWN_CLASSES = 30  # In the matrix on the page.
-_MAX_PAIRS = _MAX_SLICES = 30
+_MAX_PAIRS = 30
 # Time of an epoch by what the host waited for: see `Stopwatch` of train_model.
 _TIMES = (
     ("compute_seconds", "the device computes", page.BLUE),
@@ -59,42 +60,6 @@ _TIMES = (
 )
 _COMPUTES_AND_IS_FED = ("compute_seconds", "the device computes and is fed", page.BLUE)
 _CURVES = ("loss", "penalty", *(task.metric for task in TASKS.values()))
-_GOODPUT = {
-    "trained": "training",
-    "start_up": "start-up",
-    "waiting": "waiting for input and checkpoints",
-    "lost": "lost by kills",
-    "other": "validation and else",
-}
-_BEST_EPOCH = {
-    "validation_loss": ", the lowest validation loss",
-    "loss": ", the lowest training loss: there is no validation split",
-}
-# Title, first column heading and notes of the table of classes, labels or targets.
-_TABLES = {
-    CLASSIFICATION: ("Classes, weakest first", "Class"),
-    MULTI_LABEL: ("Labels, weakest first", "Label", "A label is predicted above a probability of 50%."),
-    REGRESSION: (
-        "Targets",
-        "Target",
-        "Each in its own unit. R² is the share of a target's variance that the model explains.",
-    ),
-}
-_COLUMNS = {
-    "support": "Examples",
-    "precision": "Precision",
-    "recall": "Recall",
-    "champion_precision": "Champion's precision",
-    "champion_recall": "Champion's recall",
-    "weight": "Weight in the loss",
-    "f1": "F1",
-    "average_precision": "Average precision",
-    "roc_auc": "ROC AUC",
-    "mean_absolute_error": "Mean absolute error",
-    "root_mean_squared_error": "Root mean squared error",
-    "median_absolute_error": "Median absolute error",
-    "r2": "R²",
-}
 _RIGHT_EXAMPLES = 20
 _PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
 _TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows.
@@ -133,13 +98,8 @@ def render_report(
         examples: Sections that show examples.
         gate: Fields of `EvaluateParams`.
     """
-    title, subtitle, facts = describe_run(evaluation.split, manifest, info)
-    decision = "Passed the gate" if evaluation.gate.promote else "Did not pass the gate"
-    rules = [f"{SIGNS[rule.passed]} {rule.text}" for rule in evaluation.gate.reasons]
+    title, subtitle = describe_run(manifest, info)
     confused, calibration = _classification(evaluation.challenger) if manifest.task == CLASSIFICATION else ([], [])
-    compared = [(part.difference.advantage, i) for i, part in enumerate(evaluation.slices) if part.difference]
-    slices = [Score.of_slice(evaluation.slices[i]) for _, i in sorted(compared)[:_MAX_SLICES]]
-    chance = "In brackets what chance leaves of the difference, with the gate's confidence in all slices together."
     return page.render(
         title,
         [
@@ -147,91 +107,29 @@ def render_report(
                 "Headline figures",
                 ["A range below a figure holds with 95% confidence.", _headline_figures(evaluation, manifest.task)],
             ),
-            *(
-                [Section("Slices, the worst beside the champion first", [chance, table_of("slice", slices)])]
-                if slices
-                else []
-            ),
+            *compare_slices(evaluation),
             Section("Training", chart_training(history)),
             *confused,
-            *_table_of_names(manifest.task, evaluation, info.training.get("weights_by_class", {})),
+            *tabulate_names(evaluation, manifest, info),
             *examples,
             *calibration,
-            Section("Settings", [_list_settings(manifest, info, gate)], is_folded=True),
+            Section("Settings", [list_settings(manifest, info, gate)], is_folded=True),
         ],
-        [Sentences(rules, decision, evaluation.gate.promote), Fields(list(facts.items()))],
+        [describe_decision(evaluation), describe_training(evaluation.split, manifest, info)],
         subtitle,
     )
 
 
-def _list_settings(manifest: Manifest, info: ModelInfo, gate: Mapping[str, Any]) -> Fields:
-    data = {"source": manifest.source, "split": manifest.split_rule, "columns": manifest.columns, "task": manifest.task}
-    sections = {
-        "data": {**data, **as_fields(manifest.input)},
-        "model": {"name": info.name, **info.parameters},
-        "training": info.training,
-        "gate": gate,
-    }
-    said = (
-        (f"{section}.{name}", value if isinstance(value, str) else json.dumps(value))
-        for section, settings in sections.items()
-        for name, value in settings.items()
-    )
-    return Fields([(name, text) for name, text in said if text not in ("{}", "[]", "null")])
-
-
-def describe_run(split: str, manifest: Manifest, info: ModelInfo) -> tuple[str, str, dict[str, str]]:
-    """Return the title of a report, its subtitle, and facts about data and training in words, by name."""
+def describe_run(manifest: Manifest, info: ModelInfo) -> tuple[str, str]:
+    """Return title and subtitle of a report."""
     training = info.training
     title = f"{info.name.rpartition('/')[2]} on {manifest.source}"
-    replicas = f"{training['num_replicas']:,} × {training['accelerator']}"
-    stages = training.get("stages", ())
     several = f" × {training['num_replicas']:,}" if training["num_replicas"] > 1 else ""
     batch = f"{training['batch_size_per_replica']:,}{several}"
     host = f" of {training['host']}" if training.get("host") else ""
-    subtitle = f"{page.now()}, learning rate {learning_rates(training)}, batch {batch}, trained on {replicas}{host}"
-    frozen = (f"{stage['epochs']} with {', '.join(stage['frozen']) or 'nothing'} frozen" for stage in stages)
-    in_stages = f" ({', then '.join(frozen)})" if stages else ""
-    synchronized = f"synchronised: by the batch of all {training['num_replicas']} replicas"
-    copies = manifest.split(split).statistics.get("num_also_in_train")
-    facts = {
-        "Model": info.name,
-        "Data": manifest.source,
-        "Data fingerprint": manifest.fingerprint[:16],
-        "Splits": ", ".join(f"{name} {split.num_examples:,}" for name, split in manifest.splits.items()),
-        "Scored on": split,
-        "Quarantined": f"{len(manifest.quarantined):,} unreadable inputs",
-        "Trained on": f"{replicas}, {training['backend']}, {training['precision']}",
-        "Training": f"{training['epochs']} epochs{in_stages}, {training['seconds']:,.0f} s, "
-        f"{training['examples_per_second']:,.0f} {manifest.input.plural}/s",
-        "Started from": training.get("initial_model", ""),
-        "Goodput": _describe_goodput(training),
-        "Best epoch": f"{training['best_epoch']}{_BEST_EPOCH.get(training.get('judged_by', ''), '')}",
-        "Batch normalisation": synchronized if training.get("num_synchronized_layers") else "",
-        **_describe_texts(manifest, split),
-        "Also in train": "" if copies is None else f"{copies:,} {manifest.input.plural}, exact copies",
-    }
-    return f"{page.run_name()}: {title}" if page.run_name() else title, subtitle, facts
-
-
-def _describe_goodput(training: Mapping[str, Any]) -> str:
-    if not (paid := training.get("paid_seconds")):
-        return ""
-    parts = ", ".join(f"{paid[part]:,.0f} {words}" for part, words in _GOODPUT.items())
-    sessions = "1 session" if training["sessions"] == 1 else f"{training['sessions']:,} sessions"
-    return f"{percent(training['goodput'])} of {sum(paid.values()):,.0f} s in {sessions}: {parts}"
-
-
-def _describe_texts(manifest: Manifest, split: str) -> dict[str, str]:
-    texts = manifest.input
-    told = manifest.split(split).statistics
-    if not isinstance(texts, TextInput):
-        return {}
-    side = "last" if texts.truncate == START else "first"
-    return {
-        "Texts": f"the {side} {texts.num_tokens} tokens of each; {told['num_truncated']:,} are longer",
-        "Unknown words": f"{percent(told['num_unknown'] / told['num_tokens'], 2)} of the tokens",
-    }
+    trained_on = f"trained on {list_replicas(training)}{host}"
+    subtitle = f"{page.now()}, learning rate {learning_rates(training)}, batch {batch}, {trained_on}"
+    return f"{page.run_name()}: {title}" if page.run_name() else title, subtitle
 
 
 def _headline_figures(evaluation: Evaluation, task: str) -> list[Figure]:
@@ -280,40 +178,6 @@ def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block
         _matrix(rows, figures["confusion_matrix"]) if is_small else _confused_pairs(rows, list_confusions(figures))
     )
     return [confused], calibration
-
-
-def _table_of_names(task: str, evaluation: Evaluation, weights: Mapping[str, float]) -> list[Block]:
-    """Return a table of metrics with a row for each class, label or target; empty for a language model.
-
-    Classes and labels are sorted, the weakest first. Rows of classes also have the champion's metrics, and the weight
-    of the class in the training's loss.
-    """
-    if task not in _TABLES:
-        return []
-    (title, noun, *notes), figures = _TABLES[task], evaluation.challenger
-    theirs = {item["name"]: item for item in (evaluation.champion or {}).get("per_class", ())}
-    weakest_first = [
-        row
-        | ({f"champion_{name}": theirs[row["name"]][name] for name in ("precision", "recall")} if theirs else {})
-        | ({"weight": weights.get(row["name"])} if weights else {})
-        for row in sorted(figures.get("per_class", ()), key=lambda item: (item["support"] == 0, item["f1"]))
-    ]
-    rows = weakest_first or figures["per_target"]
-    columns = {noun: "<", **dict.fromkeys((_COLUMNS[name] for name in rows[0] if name != "name"), ">")}
-    table = Table(columns, [[_show_figure(name, value) for name, value in row.items()] for row in rows])
-    return [Section(title, [*notes, table])]
-
-
-def _show_figure(name: str, value: Any) -> str | Cell:
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return Cell("–", "note")
-    if name.endswith(("error", "weight")):
-        return plain_number(value)
-    if name == "r2":
-        return f"{value:.4f}"
-    return f"{value:,}" if name == "support" else Cell(f"{value:.3f}", share=value)
 
 
 def _matrix(rows: Sequence[Mapping[str, Any]], counts: Sequence[Sequence[int]]) -> Section:

@@ -1,4 +1,4 @@
-"""KFP wrappers of predict_batch: as one step, by Beam, or fanned out over several.
+"""KFP components of predict_batch: on one machine, or by Beam.
 
 The inputs after `*`, and their part of `Args:`, are the fields of PredictParams: `python -m tests.evidence.generated`
 writes them.
@@ -48,7 +48,7 @@ def predict_batch(
         part_examples: Examples per file. A killed process loses at most one file.
         num_workers: Processes to use; 0 means one per available CPU.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
-            Apache Beam runner. Both write the same bytes, and so do the commands of `predict_batch.fan_out`.
+            Apache Beam runner. Both write the same bytes.
         beam_options: Options of the Beam pipeline with Beam's own names, for example `runner`, `region`,
             `worker_machine_type` and `max_num_workers`; an option without a value is "". Finished files are stored
             below `temp_location`, which must be in a bucket for a `runner` on other machines.
@@ -99,95 +99,3 @@ def predict_with_beam(
 
     folders = ("export", "predictions")
     return run_component("predict_batch", predict_batch, PredictParams, inputs, *folders).num_predicted
-
-
-@in_place_of_shell
-@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
-def answer_range(
-    export: dsl.Input[dsl.Model],
-    answers: dsl.Output[dsl.Artifact],
-    number: int,
-    num_ranges: int,
-    source: str,
-    asked: Dict[str, Any] = {},
-    data_version: str = "",
-    fingerprint: Dict[str, str] = {},
-) -> int:
-    """Predict the examples of one range of the files; returns the number of files in the range.
-
-    `asked` has the parameters of predict_batch.
-
-    Args:
-        export: Export that export_model wrote.
-        number: Number of the range, from 0.
-        num_ranges: Number of ranges.
-        source: Kind and place of the examples, as in predict_batch.
-        asked: Other inputs of predict_batch by name, such as {"use_int8": true}. Inputs that are left out have their
-            defaults.
-        data_version: Digest of the source's content, from list_source. The step does not read it; the platform's cache
-            runs the step again when it changes.
-        fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
-            when it changes.
-
-    Returns:
-        answers: Predictions of the range.
-        Output: Number of files in the range.
-    """
-    inputs = {**asked, **locals()}
-    from tpu_components.core.component.step_record import run_component
-    from tpu_components.predict_batch import PredictParams, fan_out
-
-    return run_component(
-        "predict_batch",
-        lambda params, export, answers: fan_out.answer_range(
-            params, str(export), str(answers), int(number), int(num_ranges)
-        ),
-        PredictParams,
-        inputs,
-        "export",
-        "answers",
-        then=lambda answered: answered.num_files,
-    )
-
-
-@in_place_of_shell
-@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
-def merge_answers(
-    export: dsl.Input[dsl.Model],
-    answers: dsl.Input[List[dsl.Artifact]],
-    predictions: dsl.Output[dsl.Dataset],
-    source: str,
-    asked: Dict[str, Any] = {},
-    data_version: str = "",
-    fingerprint: Dict[str, str] = {},
-) -> int:
-    """Merge the files of predictions that parallel tasks wrote; returns the number of predictions.
-
-    Args:
-        export: Export that export_model wrote.
-        answers: Predictions of all ranges, from answer_range.
-        source: Kind and place of the examples, as in predict_batch.
-        asked: Other inputs of predict_batch by name, such as {"use_int8": true}. Inputs that are left out have their
-            defaults.
-        data_version: Digest of the source's content, from list_source. The step does not read it; the platform's cache
-            runs the step again when it changes.
-        fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
-            when it changes.
-
-    Returns:
-        predictions: Predictions in files of examples, `set_aside.jsonl` and `predictions.json`.
-        Output: Number of predictions.
-    """
-    inputs = {**asked, **locals()}
-    from tpu_components.core.component.step_record import run_component
-    from tpu_components.predict_batch import PredictParams, fan_out
-
-    return run_component(
-        "predict_batch",
-        lambda params, export, answers, output: fan_out.merge_ranges(params, str(export), [*map(str, answers)], output),
-        PredictParams,
-        inputs,
-        "export",
-        "answers",
-        "predictions",
-    ).num_predicted

@@ -33,7 +33,7 @@ class PredictParams:
         part_examples: Examples per file. A killed process loses at most one file.
         num_workers: Processes to use; 0 means one per available CPU.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
-            Apache Beam runner. Both write the same bytes, and so do the commands of `predict_batch.fan_out`.
+            Apache Beam runner. Both write the same bytes.
         beam_options: Options of the Beam pipeline with Beam's own names, for example `runner`, `region`,
             `worker_machine_type` and `max_num_workers`; an option without a value is "". Finished files are stored
             below `temp_location`, which must be in a bucket for a `runner` on other machines.

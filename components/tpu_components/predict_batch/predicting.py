@@ -52,19 +52,20 @@ def predict_batch(params: PredictParams, export: str | Path, directory: str | Pa
         state = beam.answer_with_beam(plan, options, own)
     else:
         state = ResumeState(str(own)).begin(plan.digest)
-        answer_files(plan, state, range(len(plan.names)))
-    result = publish(plan, [state], directory)
+        answer_files(plan, state)
+    result = publish(plan, state, directory)
     shutil.rmtree(own, ignore_errors=True)
     return result
 
 
-def answer_files(plan: Plan, state: ResumeState, wanted: Sequence[int]) -> int:
-    """Write the wanted files that are missing, in worker processes; returns the number of files that existed."""
-    finished = state.whole(plan.names[number] for number in wanted)
-    missing = [number for number in wanted if plan.names[number] not in finished]
+def answer_files(plan: Plan, state: ResumeState) -> None:
+    """Write the files that are missing, in worker processes."""
+    finished = state.whole(plan.names)
+    numbers = range(len(plan.names))
+    missing = [number for number in numbers if plan.names[number] not in finished]
     num_workers = max(1, min(plan.work.params.num_workers or available_cpus(), len(missing)))
     work = dataclasses.replace(plan.work, num_threads=max(1, available_cpus() // num_workers))
-    sizes = {number: len(plan.examples(number)) for number in wanted}
+    sizes = {number: len(plan.examples(number)) for number in numbers}
     total = sum(sizes.values())
     if kept := total - sum(sizes[number] for number in missing):
         progress.say(STEP, f"going on after {kept:,} of {total:,} examples, which an earlier run has answered")
@@ -73,7 +74,6 @@ def answer_files(plan: Plan, state: ResumeState, wanted: Sequence[int]) -> int:
         bar.update(kept)
         for number, _ in zip(missing, answered, strict=True):
             bar.update(sizes[number])
-    return len(wanted) - len(missing)
 
 
 def form_of(file: Path) -> str:

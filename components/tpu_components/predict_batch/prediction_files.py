@@ -93,12 +93,12 @@ def plan_answers(params: PredictParams, export: str) -> Plan:
     return Plan(work, model, inputs, digest, names)
 
 
-def publish(plan: Plan, folders: Sequence[ResumeState], directory: Path) -> PredictResult:
+def publish(plan: Plan, state: ResumeState, directory: Path) -> PredictResult:
     """Write the files of predictions, `set_aside.jsonl` and `predictions.json`; the folder appears whole or not at all.
 
     Args:
         plan: Plan of the files.
-        folders: Resume states with the files, in any order.
+        state: Resume state with the files.
         directory: Folder to write.
 
     Raises:
@@ -107,10 +107,10 @@ def publish(plan: Plan, folders: Sequence[ResumeState], directory: Path) -> Pred
     """
     with storage.staged_directory(directory) as staged:
         notes = []
-        for name, piece in zip(plan.names, gather(folders, plan.digest, plan.names, fields=_NOTE), strict=True):
+        for name, piece in zip(plan.names, gather([state], plan.digest, plan.names, fields=_NOTE), strict=True):
             storage.write_bytes(staged / name, piece.content)
             notes.append(piece.note)
-        with giving_up(*folders):
+        with giving_up(state):
             plan.inputs.require_unchanged()
         return _summarize(plan, notes, staged)
 

@@ -1,6 +1,6 @@
 """Writes the environment report of a training: user, permissions in the bucket's mount, devices, libraries.
 
-`tpu-pipelines smoke` requests the report, to test what the documentation of a platform does not say.
+TPU_PIPELINES_SURROUNDINGS_URI requests the report, to find what the documentation of a platform does not say.
 """
 
 import dataclasses
@@ -48,14 +48,14 @@ def leave_report(device: Device, folder: Path, result: Any, started: float) -> N
         **describe_environment(device, folder),
     }
     try:
-        storage.write_file(uri, json.dumps(report).encode())
+        storage.write_file(uri, f"{json.dumps(report, indent=2)}\n".encode())
     except (InputError, PlatformError) as error:  # A missing report must not fail the training.
         progress.say("train_model", f"could not write the environment report: {error}")
 
 
 def describe_environment(device: Device, folder: Path) -> dict[str, Any]:
     """Return user, devices, host, library versions and the permissions in a folder, as JSON values by name."""
-    import resource  # A smoke test runs on Linux.
+    import resource  # Training on a platform runs on Linux.
 
     device_files = [path for pattern in _DEVICE_FILES for path in sorted(Path("/dev").glob(pattern))]
     installed = {package.name: package.version for package in metadata.distributions()}

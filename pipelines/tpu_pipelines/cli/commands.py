@@ -15,7 +15,6 @@ from tpu_pipelines.cli.arguments import (
     MARKDOWN,
     MODEL,
     NO_DOCTOR,
-    POLL,
     SET,
     SETTINGS,
     TIME,
@@ -537,7 +536,7 @@ COMMANDS = (
         "doctor",
         "find what a cloud platform still lacks for a run",
         "Ask a cloud platform, with read-only requests, for everything that a run of the configuration needs. Results: "
-        "ok; error, if something is missing; hint, if something should be changed; unknown, if it refuses to answer. "
+        "ok; error, if something is missing; hint, if something should be changed; unknown, if it does not tell. "
         "Errors and hints say what to do, and give exit code 2.",
         "digits --target vertex",
         "platforms.doctor",
@@ -557,30 +556,6 @@ COMMANDS = (
                 help="write a shell script that creates and grants what is missing",
             ),
             json_flag("print a JSON list, and nothing else, on stdout"),
-        ),
-    ),
-    Command(
-        "smoke",
-        "submit the smallest run, to find what only the platform itself can report",
-        "Submit the smallest run, the digits on one TPU, twice; the second run should come from the platform's cache. "
-        "Prints a table of what only the platform itself can report: user and permissions, the TPU, times, cache. "
-        "Prints the price first, and submits nothing without --yes.",
-        "--target vertex --machine v5e-1 --yes",
-        "platforms.smoke",
-        (
-            *target(),
-            SET,
-            argument("--machine", default="v5e-1", metavar="NAME", help="machine to train on (default: v5e-1)"),
-            flag("--yes", "confirm the price, and submit the run"),
-            POLL,
-            NO_DOCTOR,
-            json_flag("print questions and answers as JSON on stdout"),
-            argument(
-                "--report",
-                type=output_file,
-                metavar="FILE",
-                help="write the platform's responses as rules for the test server in tests/support/fakes",
-            ),
         ),
     ),
     Command(

@@ -8,20 +8,25 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tpu_components.core.base.errors import DONE
+from tpu_components.core.base.errors import BAD_INPUT, DONE
 from tpu_components.core.base.import_path import leave_current_folder, with_variables
 from tpu_components.core.base.progress import LOUDNESS_VARIABLE, QUIET, VERBOSE
 from tpu_components.core.component.command_line import ArgumentParser, exit_code
 from tpu_pipelines.cli.arguments import LOUDNESS
 from tpu_pipelines.cli.commands import COMMANDS
 from tpu_pipelines.cli.output import tell_error
+from tpu_pipelines.cli.removed import removed_word
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 1 failed, 2 wrong arguments or data, 3 rejected or drifted."""
     leave_current_folder()
     _open_output()
-    arguments = make_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if message := removed_word(words):
+        tell_error(message)
+        return BAD_INPUT
+    arguments = make_parser().parse_args(words)
     loudness = QUIET if arguments.quiet else VERBOSE
     with with_variables({LOUDNESS_VARIABLE: loudness} if arguments.quiet or arguments.verbose else {}):
         return exit_code(lambda: _run(arguments), tell_error)

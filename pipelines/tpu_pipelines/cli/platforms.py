@@ -1,4 +1,4 @@
-"""Commands that submit to a cloud platform or check it: compile, submit, schedule, doctor, smoke."""
+"""Commands that submit to a cloud platform or check it: compile, submit, schedule, doctor."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, InputError
+from tpu_components.core.base.errors import BAD_INPUT, DONE, InputError
 from tpu_components.core.base.retries import Backoff
 from tpu_components.core.base.states import Status
 from tpu_components.core.files import storage
@@ -24,7 +24,7 @@ from tpu_pipelines.checks.check_list import (
     require_ready,
 )
 from tpu_pipelines.cli.jobs import StatePrinter, connect, tell_submission
-from tpu_pipelines.cli.output import show, show_findings, show_text, tell_hint
+from tpu_pipelines.cli.output import show_findings, show_text, tell_hint
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import Settings, load_settings
 from tpu_pipelines.pipeline import compile as compiling
@@ -33,7 +33,6 @@ from tpu_pipelines.platforms.platform import PLATFORMS, Platform
 from tpu_pipelines.runs.prerequisites import check_model_works, needs_check
 from tpu_pipelines.starting.data_copy import copy_words
 from tpu_pipelines.submission.schedule import change_state, check_cron, upsert
-from tpu_pipelines.submission.smoke import plan_smoke, run_smoke
 from tpu_pipelines.submission.submit import RunPlan, describe, plan_submission, put_carried, wait
 from tpu_pipelines.submission.submit import submit as submit_run
 
@@ -196,21 +195,3 @@ def doctor(arguments: argparse.Namespace) -> int:
         advice = "read {0}, then run it: bash {0}" if has_commands else "{0} has no commands yet: do what it says"
         tell_hint(advice.format(shlex.quote(str(arguments.script))))
     return BAD_INPUT if {Status.ERROR, Status.HINT} & {finding.state for finding in findings} else DONE
-
-
-def smoke(arguments: argparse.Namespace) -> int:
-    """Submit the smallest run, and print facts that only the platform can report; returns the exit code."""
-    settings = load_settings(os.environ, arguments.settings)
-    platform = PLATFORMS[arguments.target]
-    submitter = connect(platform, settings)
-    planned = plan_smoke(platform, arguments.machine, settings, arguments.overrides)
-    compiling.require_step_image(platform, settings.images)
-    show_text(f"price: {planned.price}", sys.stderr)
-    if not arguments.yes:
-        raise InputError("Nothing was sent: expected --yes, which confirms the price.")
-    ask_first(arguments, planned.config, settings)
-    report = run_smoke(planned, submitter, StatePrinter(), arguments.poll_seconds)
-    show(dict(report.rows), str(report), arguments.json)
-    if arguments.report:
-        storage.write_bytes(arguments.report, report.as_rules().encode())
-    return DONE if report.has_succeeded else FAILED

@@ -21,7 +21,7 @@ from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.registry.reference import is_on_vertex
 from tpu_components.core.registry.signing import public_key_text
 from tpu_components.core.sources.params import BEAM
-from tpu_components.deploy_model.params import PRIVATE, VERTEX
+from tpu_components.deploy_model.params import VERTEX
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline.cache_keys import checkpoint_folder, lineage, platform_fingerprints
@@ -319,13 +319,6 @@ def with_registry(config: Config, platform: Platform, settings: Settings) -> Con
     deploy = config.deploy
     if deploy is None or not deploy.is_on_vertex:
         return config
-    if deploy.endpoint_access == PRIVATE and not platform.is_in_network(settings):
-        raise InputError(
-            f"Cannot compile {config.name!r} for {platform.name}: the steps run outside of {deploy.endpoint_network}, "
-            f"and cannot query the private endpoint {deploy.endpoint!r} there before it serves. Set "
-            "TPU_PIPELINES_NETWORK_ATTACHMENT to an attachment of that network, or TPU_PIPELINES_NETWORK where it is "
-            "peered."
-        )
     if deploy.signing_key and not Location(deploy.signing_key).is_remote:
         raise InputError(
             f"Cannot compile {config.name!r} for {platform.name}: containers cannot read a key on this machine. "

@@ -1,4 +1,4 @@
-"""A read-only REST client of Google Cloud's APIs, and the permissions of an account from the IAM policies."""
+"""A read-only REST client of Google Cloud's APIs, and the roles that IAM policies grant to an account itself."""
 
 import contextlib
 import dataclasses
@@ -15,8 +15,11 @@ from tpu_pipelines.platforms.findings import CannotAskError, CommandOutput, Lack
 
 STORAGE, IAM, RESOURCES = "storage.googleapis.com", "iam.googleapis.com", "cloudresourcemanager.googleapis.com"
 _EVERYONE = ("allUsers", "allAuthenticatedUsers")
-# https://cloud.google.com/storage/docs/access-control/iam#convenience-values: all who have these roles.
-_CONVENIENCE = {"projectOwner": "roles/owner", "projectEditor": "roles/editor", "projectViewer": "roles/viewer"}
+_ACCOUNTS = (
+    "user:",
+    "serviceAccount:",
+    "deleted:",
+)  # Members that are one account; others, such as groups, are several.
 Policy = Mapping[str, Any]
 TIMEOUT_SECONDS = 20
 
@@ -188,6 +191,13 @@ class Resource:
     name: str
     location: tuple[str, ...] = ()
 
+    @property
+    def full_name(self) -> str:
+        """Name of the resource for any API: https://cloud.google.com/iam/docs/full-resource-names."""
+        if self.host == STORAGE:
+            return f"//{STORAGE}/projects/_/buckets/{self.path.rpartition('/')[2]}"
+        return f"//{self.host}/{self.path.partition('/')[2]}"  # Without the API's version.
+
     def bind(self, member: str, role: Role) -> ShellCommand:
         """Return the command that grants a role on the resource to a member; empty is who runs the command."""
         named = (
@@ -200,7 +210,7 @@ class Resource:
 
 
 class Permissions:
-    """The permissions of the signed-in user and, from the IAM policies, those of any other account.
+    """The permissions of the signed-in user and, from the IAM policies, the roles of any other account.
 
     Args:
         apis: Client of Google Cloud's APIs.
@@ -208,7 +218,8 @@ class Permissions:
 
     def __init__(self, apis: GoogleApis) -> None:
         self._apis = apis
-        self._above = functools.cache(self._read_above)
+        self._policy = functools.cache(self._read_policy)
+        self._parent = functools.cache(self._read_parent)
         self._of_role = functools.cache(self._read_permissions)
 
     def denied(self, role: Role, resource: Resource) -> list[str]:
@@ -221,96 +232,79 @@ class Permissions:
         return [permission for permission in role.needed if permission not in answer.get("permissions", ())]
 
     def judge(self, member: str, role: Role, resource: Resource) -> str:
-        """Return a sentence if a member has the needed permissions of a role on a resource.
+        """Return a sentence if the policies of a project or a resource grant a role to a member itself.
 
         Args:
             member: Member, as `serviceAccount:trainer@my-project.iam.gserviceaccount.com`.
             role: The role; another role with the same permissions will do.
-            resource: The resource. The policies of its project and above it are included.
+            resource: The resource. The policy of its project is included.
 
         Raises:
             LackError: If the member lacks a permission; the message names the role.
-            CannotAskError: If this is unknown: a policy cannot be read, or the member has a permission only through a
-                group or a condition, which are not visible.
+            CannotAskError: If this is unknown: a policy cannot be read, or the member may have the permission through a
+                group, a condition, or a folder or organisation. Google's command that tells is the remedy.
         """
-        above, unread = self._above(resource.project)
-        policies, unread = [*above], [*unread]
-        if resource.host != RESOURCES:
+        project = Resource(resource.project, RESOURCES, f"v3/projects/{resource.project}", "projects", resource.project)
+        roles = set[str]()
+        doubts: list[str] = []
+        unread: list[str] = []
+        for place in dict.fromkeys((project, resource)):
             try:
-                policies.append(self._own(resource))
+                for binding in self._policy(place).get("bindings", ()):
+                    members = binding.get("members", ())
+                    if binding.get("condition"):
+                        doubts.append("a condition")
+                    elif {member, *_EVERYONE}.intersection(members):
+                        roles.add(binding["role"])
+                    elif not all(other.startswith(_ACCOUNTS) for other in members):
+                        doubts.append("a group")
             except (CannotAskError, MissingError) as error:
-                unread.append(str(error))
-        surely, maybe = _roles(policies, member)
+                unread.append(f"the policy of {place.name} cannot be read: {error}")
         name = member.partition(":")[2]
-        denied = self._lacking(role.needed, surely)
+        denied = self._lacking(role.needed, roles)
         if not denied:
             return f"{name} has {role.name}'s part of it"
-        said = f"{name} lacks {role.name} ({', '.join(denied)})"
-        if not self._lacking(denied, maybe):
-            unread = ["a group or a condition may grant it, which cannot be seen"]
+        said = f"{name} itself lacks {role.name} ({', '.join(denied)})"
         if unread:
             raise CannotAskError(f"{said}, as far as can be seen: {'; '.join(unread)}")
+        if parent := self._parent(resource.project):
+            doubts.append(parent)
+        if doubts:
+            # https://cloud.google.com/sdk/gcloud/reference/policy-intelligence/troubleshoot-policy/iam
+            words = ("gcloud", "policy-intelligence", "troubleshoot-policy", "iam", resource.full_name)
+            tell = ShellCommand((*words, f"--principal-email={name}", f"--permission={denied[0]}"))
+            raise CannotAskError(f"{said}; {' or '.join(dict.fromkeys(doubts))} may grant it", str(tell))
         raise LackError(said)
 
-    def _own(self, resource: Resource) -> Policy:
-        """Return the policy of a resource, without those of its project.
+    def _read_policy(self, resource: Resource) -> Policy:
+        """Return the policy of a project or a resource.
 
         It asks for version 3, because older versions hide conditions: https://cloud.google.com/iam/docs/troubleshooting-withcond.
         """
         if resource.host == STORAGE:
             return self._apis.get(STORAGE, f"{resource.path}/iam", optionsRequestedPolicyVersion=3)
+        if resource.host == RESOURCES:
+            body = {"options": {"requestedPolicyVersion": 3}}
+            return self._apis.post(RESOURCES, f"{resource.path}:getIamPolicy", body)
         verb = "POST" if resource.host == IAM else "GET"
         version = {"options.requestedPolicyVersion": 3}
         response = self._apis.send(verb, resource.host, f"{resource.path}:getIamPolicy", params=version)
         return _content(response, resource.host)
+
+    def _read_parent(self, project: str) -> str:
+        """Return the folder or organisation of a project, which may grant roles in it; empty if it has none."""
+        return str(self._apis.get(RESOURCES, f"v3/projects/{project}").get("parent", ""))
 
     def _lacking(self, needed: Iterable[str], roles: Iterable[str]) -> list[str]:
         """Return the permissions that none of the roles contains."""
         held = frozenset[str]().union(*map(self._of_role, roles))
         return [permission for permission in needed if permission not in held]
 
-    def _read_above(self, project: str) -> tuple[list[Policy], list[str]]:
-        """Return the policies of a project, its folders and its organisation, and messages about unreadable policies.
-
-        GetIamPolicy does not return inherited policies: google/cloud/resourcemanager/v3/projects.proto.
-        """
-        policies: list[Policy] = []
-        name = f"projects/{project}"
-        body = {"options": {"requestedPolicyVersion": 3}}
-        try:
-            while name:
-                policies.append(self._apis.post(RESOURCES, f"v3/{name}:getIamPolicy", body))
-                is_top = name.startswith("organizations/")
-                name = "" if is_top else self._apis.get(RESOURCES, f"v3/{name}").get("parent", "")
-        except (CannotAskError, MissingError) as error:
-            return policies, [f"the policy of {name} cannot be read: {error}"]
-        return policies, []
-
     def _read_permissions(self, role: str) -> frozenset[str]:
         """Return the permissions of a role: google/iam/admin/v1/iam.proto, GetRole."""
         with contextlib.suppress(MissingError):
             return frozenset(self._apis.get(IAM, f"v1/{role}").get("includedPermissions", ()))
         return frozenset()
-
-
-def _roles(policies: Iterable[Policy], member: str) -> tuple[set[str], set[str]]:
-    """Return the roles that policies certainly grant to a member, and those that a group or condition may grant.
-
-    Args:
-        policies: IAM policies; the policy of a resource comes after those of its project.
-        member: Member, as in `Permissions.judge`.
-    """
-    surely, maybe = set[str](), set[str]()
-    for policy in policies:
-        for binding in policy.get("bindings", ()):
-            members = binding.get("members", ())
-            is_named = member in members or any(other in members for other in _EVERYONE)
-            is_named = is_named or any(_CONVENIENCE.get(other.partition(":")[0]) in surely for other in members)
-            if is_named and not binding.get("condition"):
-                surely.add(binding["role"])
-            elif is_named or any(other.startswith(("group:", "domain:", "principalSet:")) for other in members):
-                maybe.add(binding["role"])
-    return surely, maybe
 
 
 def _content(response: Any, host: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from tpu_components.core.base.container_images import is_in_registry, is_pinned
 from tpu_components.core.base.retries import MissingError
 from tpu_components.core.files.resource_names import COMPUTE_NAME, PROJECT
-from tpu_pipelines.platforms.findings import CannotAskError, LackError
+from tpu_pipelines.platforms.findings import CannotAskError, LackError, ShellCommand
 from tpu_pipelines.platforms.google_apis import TIMEOUT_SECONDS, GoogleApis
 
 PLATFORM = "linux/amd64"  # Platform of all TPU hosts on Vertex AI and GKE.
@@ -69,7 +69,7 @@ def find_image(image: str, apis: GoogleApis) -> Image:
         path = path if "/" in path else f"library/{path}"
 
     def get(what: str) -> Any:
-        return _get(apis, host, f"v2/{path}/{what}")
+        return _get(apis, host, f"v2/{path}/{what}", image)
 
     response = get(f"manifests/{reference or 'latest'}")
     variables: list[str] = []
@@ -134,8 +134,8 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
-def _get(apis: GoogleApis, host: str, path: str) -> Any:
-    """Send a GET request to a registry, with the user's credentials only if the registry is Google's."""
+def _get(apis: GoogleApis, host: str, path: str, image: str) -> Any:
+    """Send a GET request to a registry, with the user's credentials if the registry is Google's, else without any."""
     headers = {"Accept": ", ".join(_MANIFESTS)}
     if _GOOGLES.fullmatch(host):
         return apis.send("GET", host, path, headers=headers)
@@ -145,29 +145,13 @@ def _get(apis: GoogleApis, host: str, path: str) -> Any:
     url = f"{'http' if ':' in host else 'https'}://{host}/{path}"
     try:
         response = requests.get(url, headers=headers, timeout=TIMEOUT_SECONDS)
-        if response.status_code == 401 and (token := _anonymous_token(response.headers.get("WWW-Authenticate", ""))):
-            headers["Authorization"] = f"Bearer {token}"
-            response = requests.get(url, headers=headers, timeout=TIMEOUT_SECONDS)
     except requests.RequestException as error:
         raise CannotAskError(f"{host} does not answer: {error}") from error
     if response.status_code == 404:
         raise MissingError(f"{host} has none of that name")
     if not response.ok:
         raise CannotAskError(
-            f"{host} does not say to everybody: {response.status_code} {response.reason}; the platform needs a sign-in "
-            "of its own there"
+            f"{host} does not say without a sign-in: {response.status_code} {response.reason}",
+            str(ShellCommand(("docker", "manifest", "inspect", image))),
         )
     return response
-
-
-def _anonymous_token(challenge: str) -> str:
-    """Get a registry's token for anonymous users, empty if none: https://distribution.github.io/distribution/spec/auth."""
-    import requests
-
-    fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
-    realm = fields.pop("realm", "")
-    if not challenge.startswith("Bearer ") or not realm.startswith("https://"):
-        return ""
-    response = requests.get(realm, params=fields, timeout=TIMEOUT_SECONDS)
-    match = response.json() if response.ok else {}
-    return str(match.get("token") or match.get("access_token") or "")

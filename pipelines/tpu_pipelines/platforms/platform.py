@@ -67,9 +67,6 @@ class Platform(Protocol):
     def can_pull(self, image: str) -> bool:
         """Return whether the name of an image contains a registry that the platform can reach."""
 
-    def is_in_network(self, settings: Settings) -> bool:
-        """Return whether the steps run in a VPC network, where private endpoints answer."""
-
     # Machines and resources
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.auth.credentials import AnonymousCredentials
+from google.cloud import aiplatform_v1 as v1
 
 from tests.support.fakes.clock import Clock
 from tests.support.fakes.execution import Simulate
@@ -16,6 +17,7 @@ from tests.support.registered import write_model
 from tests.support.signing_keys import write_keys
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, PlatformError
+from tpu_components.core.component.step_inputs import params_from
 from tpu_components.core.files import storage
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_components.core.registry.signing import verify_folder, verify_version
@@ -328,21 +330,16 @@ def test_without_an_endpoint_a_version_is_registered_alone(world):
     assert world.endpoints == {}
 
 
-NETWORK = "projects/my-project/global/networks/inside"
-PRIVATE = {"endpoint_access": "private", "endpoint_network": NETWORK, "endpoint_projects": ("their-project",)}
+DEDICATED = {"endpoint_access": "dedicated"}
 
 
-@pytest.mark.parametrize("access", [{"endpoint_access": "dedicated"}, PRIVATE])
-def test_an_endpoint_with_an_address_of_its_own_is_asked_there(world, access):
-    params = dataclasses.replace(PARAMS, **access)
+def test_an_endpoint_with_an_address_of_its_own_is_asked_there(world):
+    params = dataclasses.replace(PARAMS, **DEDICATED)
     world.release(0.8, NOBODY, params)
     world.release(0.9, world.digest(0.8), params)
     assert world.versions == {"1": [], "2": ["champion", "default"]}
     assert world.endpoints == {"digits": {"2": 100}}
-    endpoint = world.endpoint("digits")
-    assert endpoint.dedicated_endpoint_enabled == (access is not PRIVATE)
-    allowed = ["my-project", "their-project"] if access is PRIVATE else []
-    assert list(endpoint.private_service_connect_config.project_allowlist) == allowed
+    assert world.endpoint("digits").dedicated_endpoint_enabled
 
 
 def test_two_versions_that_are_tried_at_once_leave_each_other_alone(world):
@@ -368,13 +365,8 @@ def test_two_versions_that_are_tried_at_once_leave_each_other_alone(world):
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ({}, PRIVATE, "it is there already and public, expected private"),
-        (PRIVATE, {}, "it is there already and private, expected public"),
-        (
-            {**PRIVATE, "endpoint_projects": ()},
-            PRIVATE,
-            "private without their-project, expected private with them, and an endpoint stays as it was created",
-        ),
+        ({}, DEDICATED, "it is there already and public, expected dedicated"),
+        (DEDICATED, {}, "it is there already and dedicated, expected public"),
     ],
 )
 def test_an_endpoint_is_not_deployed_to_where_it_is_reached_in_another_way(world, before, after, words):
@@ -385,20 +377,24 @@ def test_an_endpoint_is_not_deployed_to_where_it_is_reached_in_another_way(world
     assert world.endpoints == {"digits": {"1": 100}}
 
 
-def test_a_private_endpoint_without_an_address_or_out_of_reach_says_what_to_do(world):
-    params = dataclasses.replace(PARAMS, **PRIVATE)
-    world.fake.without_policy = {NETWORK}
-    with pytest.raises(
-        InputError, match=rf"no address in {NETWORK}: CONNECTION_POLICY_MISSING.*service-class=gcp-vert"
-    ):
-        world.release(0.9, NOBODY, params)
-    world.fake.without_policy, world.fake.elsewhere = set(), {NETWORK}
-    with pytest.raises(PlatformError, match=rf"Gave up after .* Only who is in {NETWORK} reaches .*does this step run"):
-        world.release(0.9, NOBODY, params)
-    assert world.versions == {"1": ["default"]}
-    assert world.endpoints == {}
-    world.fake.elsewhere = set()
-    assert world.release(0.9, NOBODY, params) == "1"
+@pytest.mark.parametrize(
+    "private",
+    [
+        {"private_service_connect_config": {"enable_private_service_connect": True}},
+        {"network": "projects/12345/global/networks/inside"},
+    ],
+)
+def test_an_existing_private_endpoint_is_refused_with_googles_own_command(world, private):
+    name = "projects/my-project/locations/us-west1/endpoints/digits"
+    world.fake.endpoints[canonical(name)] = v1.Endpoint(name=canonical(name), display_name="digits", **private)
+    with pytest.raises(InputError) as refused:
+        world.release(0.9, NOBODY)
+    assert "it is a private endpoint, and only public ones are supported. Leave deploy.endpoint out" in str(
+        refused.value
+    )
+    assert "gcloud ai endpoints deploy-model digits --project=" in str(refused.value)
+    assert "--region=us-west1 --model=digits --display-name=digits --traffic-split=0=100" in str(refused.value)
+    assert world.fake.called("deploy_model") == []
 
 
 WRONG = {"probabilities": {"a": 0.4, "b": 0.6}}
@@ -681,30 +677,11 @@ def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
         ({"endpoint_traffic": 0}, "endpoint_traffic must be from 1 to 100. Received: endpoint_traffic=0"),
         ({"endpoint_max_replicas": 0}, "Received: endpoint_max_replicas=0"),
         ({"endpoint_service_account": "server"}, "endpoint_service_account must be like .*='server'"),
-        (
-            {"endpoint_access": "privat"},
-            "must be one of public, dedicated, private. .*='privat'. Did you mean",
-        ),
+        ({"endpoint_access": "dedicate"}, "must be one of public, dedicated. .*='dedicate'. Did you mean"),
         ({"endpoint_access": "dedicated", "endpoint": ""}, "endpoint_access='dedicated' is of an endpoint"),
-        ({**PRIVATE, "endpoint_network": ""}, "asked in a network before it serves.* Received: ''"),
-        ({**PRIVATE, "endpoint_network": "projects/12345/global/networks/inside"}, "id and not its number"),
-        ({"endpoint_projects": ("theirs",)}, "of a private endpoint. Received: endpoint_access='public' with 'theirs'"),
         ({"encryption_key": "key"}, "encryption_key must be projects/.* Received: encryption_key='key'"),
         ({"encryption_key": KEY + ";id"}, "encryption_key must be projects/"),
         ({"endpoint_service_account": "a@b;id"}, "endpoint_service_account must be like server@"),
-        (
-            {"endpoint_access": "private", "endpoint_network": "projects/p;id/global/networks/n", "endpoint": "e"},
-            "expected endpoint_network=",
-        ),
-        (
-            {
-                "endpoint_access": "private",
-                "endpoint": "e",
-                "endpoint_network": "projects/my-project/global/networks/n",
-                "endpoint_projects": ("a;id",),
-            },
-            "endpoint_projects must be ids or numbers of projects, as my-project",
-        ),
         ({"encryption_key": KEY.replace("west1", "east1")}, "must be of the registry's region, 'us-west1'"),
         (
             {"encryption_key": KEY, "registry": "/registry", "endpoint": ""},
@@ -715,6 +692,25 @@ def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
 def test_params_for_vertex_check_themselves(values, words):
     with pytest.raises(InputError, match=words):
         dataclasses.replace(PARAMS, **values)
+
+
+@pytest.mark.parametrize(
+    "private",
+    [
+        {"endpoint_access": "private"},
+        {"endpoint_network": "projects/my-project/global/networks/inside"},
+        {"endpoint_projects": ["their-project"]},
+    ],
+)
+def test_an_earlier_compiled_component_with_a_private_endpoint_is_refused_and_one_without_is_accepted(private):
+    """They pass every input, also those that no longer exist."""
+    earlier = {"registry": ROOT, "model_name": "digits", "endpoint": "digits", "endpoint_access": "public"}
+    earlier |= {"endpoint_network": "", "endpoint_projects": []}
+    assert params_from(earlier, DeployParams).endpoint == "digits"
+    with pytest.raises(
+        InputError, match=r"was removed: leave deploy\.endpoint out, .*gcloud ai endpoints deploy-model"
+    ):
+        params_from(earlier | private, DeployParams)
 
 
 def test_an_alias_on_vertex_has_two_characters_at_least():

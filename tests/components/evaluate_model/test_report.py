@@ -15,6 +15,7 @@ from tpu_components.core.examples.interface import TASKS, ImageInput, Regression
 from tpu_components.core.metrics.comparisons import Difference
 from tpu_components.core.metrics.model_metrics import GroundTruth, compute_metrics
 from tpu_components.core.pages import page
+from tpu_components.core.pages.evaluation import describe_training
 from tpu_components.core.results.evaluation_info import Decision, EvaluatedModel, Evaluation, Rule
 from tpu_components.evaluate_model.baseline import find_baseline
 from tpu_components.evaluate_model.report import chart_training, describe_run, render_report, show_examples
@@ -177,23 +178,28 @@ def test_a_report_shows_hostile_names_as_text_and_loads_nothing(report):
     assert not re.search("#0000a[0-9]", text)
 
 
+def _facts(info):
+    return dict(describe_training("test", _manifest(source="images:x"), info).known)
+
+
 def test_the_report_is_named_after_its_run_and_says_how_it_was_trained(monkeypatch):
     info = types.SimpleNamespace(name="runs/.objects/cnn-c4a2.keras", training=_TRAINING)
-    title, _, facts = describe_run("test", _manifest(source="images:x"), info)
-    assert (title, facts["Model"]) == ("cnn-c4a2.keras on images:x", "runs/.objects/cnn-c4a2.keras")
+    title, _ = describe_run(_manifest(source="images:x"), info)
+    assert title == "cnn-c4a2.keras on images:x"
+    assert _facts(info)["Model"] == "runs/.objects/cnn-c4a2.keras"
     info.name = "cnn"
-    title, subtitle, _ = describe_run("test", _manifest(source="images:x"), info)
+    title, subtitle = describe_run(_manifest(source="images:x"), info)
     assert title == "cnn on images:x"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC, learning rate 0.1, batch 32 × 8, trained on 8 × tpu", subtitle)
     monkeypatch.setenv("TPU_PIPELINES_RUN", "flowers")
     stages = [{"epochs": 3, "frozen": ["backbone"], "learning_rate": 0.001}]
     stages.append({"epochs": 5, "frozen": [], "learning_rate": 0.0})
     info.training = {**_TRAINING, "stages": stages, "host": "2 × AMD EPYC"}
-    title, subtitle, facts = describe_run("test", _manifest(source="images:x"), info)
+    title, subtitle = describe_run(_manifest(source="images:x"), info)
     assert title == "flowers: cnn on images:x"
     assert "learning rate 0.001 then 0.1, batch" in subtitle
     assert subtitle.endswith("8 × tpu of 2 × AMD EPYC")
-    assert "(3 with backbone frozen, then 5 with nothing frozen)" in facts["Training"]
+    assert "(3 with backbone frozen, then 5 with nothing frozen)" in _facts(info)["Training"]
     text = _render(source="images:x")
     assert re.search(r"<title>flowers: digits_cnn on images:x: [^<]* UTC, learning rate", text)
 

@@ -112,8 +112,19 @@ def test_a_model_that_changes_meanwhile_answers_nothing(export_dir, pictures, tm
     plan = plan_answers(PredictParams(f"images:{pictures}", num_workers=1), f"{tmp_path}/export")
     (tmp_path / "export" / "model_int8.tflite").unlink()
     with pytest.raises(InputError, match=rf"The model {tmp_path}/export has changed since its answers were planned"):
-        predicting.answer_files(plan, ResumeState(f"{tmp_path}/begun"), [0])
+        predicting.answer_files(plan, ResumeState(f"{tmp_path}/begun"))
     assert not (tmp_path / "begun").exists()
+
+
+def test_the_model_and_the_pictures_may_be_in_a_bucket(export_dir, pictures, tmp_path, bucket):
+    for name, folder in (("export", export_dir), ("pictures", pictures)):
+        storage.upload(folder, f"gs://bucket/{name}")
+    params = PredictParams(f"images:{pictures}", num_workers=1)
+    there = dataclasses.replace(params, source="images:gs://bucket/pictures")
+    assert predict_batch(there, "gs://bucket/export", tmp_path / "there") == predict_batch(
+        params, export_dir, tmp_path / "here"
+    )
+    assert read_lines(tmp_path / "there") == read_lines(tmp_path / "here")
 
 
 def test_two_processes_write_the_same_as_one(export_dir, pictures, tmp_path):
@@ -475,9 +486,9 @@ def test_parameters_out_of_range_are_refused(fields, message):
 def test_predictions_of_data_that_changed_meanwhile_are_refused_and_not_continued(export_dir, pictures, tmp_path):
     plan = plan_answers(PredictParams(f"images:{pictures}", part_examples=5, num_workers=1), str(export_dir))
     state = ResumeState(str(tmp_path / "answers")).begin(plan.digest)
-    predicting.answer_files(plan, state, range(len(plan.names)))
+    predicting.answer_files(plan, state)
     (pictures / "a" / "0000.png").write_bytes((pictures / "a" / "0001.png").read_bytes())
     with pytest.raises(InputError, match=r"The data changed while they were read: 1 files differ .*'a/0000\.png'"):
-        predicting.publish(plan, [state], tmp_path / "out")
+        predicting.publish(plan, state, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert not state.holds(plan.digest)

@@ -1,8 +1,7 @@
 """Kill predict_batch over very many pictures at any moment, run it again, and find every picture answered exactly once.
 
 Each kill is of a run of its own; then one run is killed as many times in a row. What is left is compared with what an
-undisturbed run leaves, byte for byte, and that is read line by line. With `--by fan_out` the commands that answer
-together are killed, and what they leave is compared with what one machine alone does.
+undisturbed run leaves, byte for byte, and that is read line by line.
 """
 
 import argparse
@@ -12,23 +11,18 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tests.evidence.kills.__main__ import Kill, Undisturbed, conclude, differing, run_undisturbed, try_each, try_kill
-from tests.evidence.kills.outcome import differences
 from tests.evidence.kills.process import warm_up
 from tests.evidence.kills.steps import Step, make_steps, write_inputs
 
 _GOLDEN = (5**0.5 - 1) / 2
 _PER_FOLDER = 10_000
-BY = LOCAL, FAN_OUT = ("local", "fan_out")
-NUM_RANGES = 2
 _LEAST_FILES = 10
-_TURNS = ("answer0", "merge", "answer1", "merge")
 
 
 def write_pictures(folder: Path, count: int) -> set[str]:
@@ -79,40 +73,8 @@ def kill_in_a_row(expected: Undisturbed, times: int, folder: Path) -> list[str]:
     return differing(step.left_in(folder), expected.left)
 
 
-def fan_out_steps(shared: Path, asked: Mapping[str, Any]) -> list[Step]:
-    """The commands that answer together, in their order; each reads what those before it left in `shared/<name>`."""
-    parts = [str(shared / f"answer{number}" / "parts") for number in range(NUM_RANGES)]
-
-    def step(name: str, words: list[str], output: str, *outputs: str) -> Step:
-        return Step(
-            name,
-            "tpu_components.predict_batch.fan_out",
-            lambda folder: {"": words, **asked, "output": folder / output},
-            outputs,
-        )
-
-    answering = [
-        step(
-            f"answer{number}",
-            ["answer", "--ranges", str(NUM_RANGES), "--number", str(number)],
-            "parts",
-            "parts/whole/*",
-            "parts/notes/*",
-        )
-        for number in range(NUM_RANGES)
-    ]
-    return [*answering, step("merge", ["merge", "--parts", *parts], "predictions", "predictions")]
-
-
-def kill_of_fan_out(number: int) -> Kill:
-    """The kill of a number: which command, and when."""
-    rounds, turn = divmod(number, len(_TURNS))
-    share = (number // 2 + 1) * _GOLDEN % 1
-    return Kill(number, _TURNS[turn], share, (rounds + turn) % 2 == 1, False)
-
-
-def _kill_alone(step: Step, names: Collection[str], kills: int, work: Path) -> bool:
-    """Kill the step on one machine; returns whether something is not as it should be."""
+def _kill_all(step: Step, names: Collection[str], kills: int, work: Path) -> bool:
+    """Kill the step; returns whether something is not as it should be."""
     expected = run_undisturbed(step, work / "shared" / step.name)
     rate = len(names) / expected.seconds
     faults = find_faults(work / "shared" / step.name / "predictions", names)
@@ -125,25 +87,6 @@ def _kill_alone(step: Step, names: Collection[str], kills: int, work: Path) -> b
     in_a_row = kill_in_a_row(expected, kills, work / "in-a-row")
     print(f"killed {kills} times in a row: {'; '.join(in_a_row) or 'the same again'}", flush=True)
     return bool(faults or in_a_row) or any(faulty for _, faulty in done)
-
-
-def _kill_fan_out(step: Step, names: Collection[str], kills: int, work: Path) -> bool:
-    """Kill the commands that answer together; returns whether something is not as it should be."""
-    shared = work / "shared"
-    alone = run_undisturbed(step, shared / step.name)
-    asked = {name: value for name, value in step.words(shared).items() if name != "output"}
-    expected = {}
-    for each in fan_out_steps(shared, asked):
-        expected[each.name] = run_undisturbed(each, shared / each.name)
-        seconds, changes = expected[each.name].seconds, expected[each.name].num_changes
-        print(f"{each.name}: {seconds:.1f} s, {changes} changes", flush=True)
-    num_wrong = len(differences(expected["merge"].left["predictions"], alone.left["predictions"]))
-    faults = find_faults(shared / "merge" / "predictions", names)
-    print(
-        f"merged and alone: {num_wrong} files differ; {'; '.join(faults) or 'every picture answered once'}", flush=True
-    )
-    done = try_each(map(kill_of_fan_out, range(kills)), lambda kill: try_kill(expected[kill.step], kill, work))
-    return bool(faults or num_wrong) or any(faulty for _, faulty in done)
 
 
 def make_export(shared: Path) -> dict[str, Step]:
@@ -160,7 +103,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.evidence.kills.answers", description=__doc__)
     parser.add_argument("--kills", type=int, default=10, help="how many")
     parser.add_argument("--images", type=int, default=100_000, help="how many pictures are answered")
-    parser.add_argument("--by", choices=BY, default=LOCAL, help="what answers")
     parser.add_argument(
         "--only-export", type=Path, metavar="FOLDER", help="write an export for tests.evidence.kills.beam there"
     )
@@ -174,8 +116,7 @@ def main() -> int:
         return conclude(work, False)
     names = write_pictures(shared / "pictures", arguments.images)
     step = _over(steps["predict_batch"], shared / "pictures", arguments.images)
-    kill_all = _kill_fan_out if arguments.by == FAN_OUT else _kill_alone
-    return conclude(work, kill_all(step, names, arguments.kills, work))
+    return conclude(work, _kill_all(step, names, arguments.kills, work))
 
 
 def _over(step: Step, pictures: Path, count: int) -> Step:

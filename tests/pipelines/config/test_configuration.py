@@ -88,6 +88,18 @@ def test_the_epochs_are_those_of_all_stages():
         ({"export": False, "deploy": {"alias": "a"}}, r"Cannot deploy what is not exported.*deploy=\{'alias': 'a'\}"),
         ({"deploy": {"registri": "r"}}, r"Unknown key 'registri' in deploy.* Did you mean 'registry'\?"),
         ({"deploy": {"lineage": {}}}, r"Unknown key 'lineage' in deploy"),
+        (
+            {"deploy": {"endpoint_network": "projects/p/global/networks/n"}},
+            r"deploy\.endpoint_network was removed: leave deploy\.endpoint out, .*gcloud ai endpoints deploy-model",
+        ),
+        (
+            {"deploy": {"endpoint_projects": ["p"]}},
+            r"deploy\.endpoint_projects was removed: leave deploy\.endpoint out",
+        ),
+        (
+            {"deploy": {"endpoint_access": "private"}},
+            r"deploy\.endpoint_access=private was removed: leave deploy\.endpoint out",
+        ),
         ({"deploy": {"alias": "Best"}}, r"Cannot use deploy: Cannot use the alias 'Best'"),
         ({"deploy": "on"}, r"Cannot use deploy: expected a mapping, or false to leave it out, received 'on'"),
         ({"gate": False}, r"gate is False, expected a mapping"),
@@ -123,6 +135,11 @@ def test_the_registrys_champion_is_to_be_beaten_unless_the_gate_names_another():
     assert champion(deploy={"registry": "/registry", "model_name": "ours", "alias": "best"}) == "/registry/ours@best"
     assert champion(deploy={"registry": "/registry"}, gate={"champion": "/model"}) == "/model"
     assert champion(deploy=False) == ""
+
+
+def test_a_removed_setting_that_an_earlier_configuration_left_empty_is_read():
+    earlier = {"deploy": {"endpoint_network": "", "endpoint_projects": []}}
+    assert parse_config(MINIMAL | earlier) == parse_config(MINIMAL)
 
 
 def test_deploy_can_be_left_out():

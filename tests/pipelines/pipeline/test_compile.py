@@ -928,18 +928,6 @@ def test_of_the_keys_a_compiled_pipeline_holds_the_public_one_and_where_the_priv
         compile_digits("vertex", *registered, f"deploy.signing_key={private}", settings=SETTINGS)
 
 
-def test_a_private_endpoint_wants_steps_that_run_in_its_network():
-    private = "deploy={registry: vertex, endpoint: digits, endpoint_access: private, endpoint_network: NETWORK}"
-    private = private.replace("NETWORK", "projects/my-project/global/networks/inside")
-    outside = dataclasses.replace(SETTINGS, network="")
-    with pytest.raises(
-        InputError, match=r"outside of projects/my-project/global/networks/inside, and cannot query the"
-    ):
-        compile_digits("vertex", private, SERVING_IMAGE, settings=outside)
-    compile_digits("kubeflow", private, SERVING_IMAGE, settings=outside)
-    compile_digits("vertex", private, SERVING_IMAGE, settings=SETTINGS)
-
-
 def executors(compiled):
     """What each step asks for, in KFP's words and in Kubernetes', and how often it is tried again."""
     spec, *platforms = yaml.safe_load_all(compiled.package)

@@ -1,4 +1,4 @@
-"""An image in a registry that is not Google's, which gives anybody a token to read."""
+"""An image in a registry that is not Google's, which is asked without a sign-in."""
 
 import json
 from http.server import BaseHTTPRequestHandler
@@ -22,7 +22,7 @@ _INDEX = {
 # The sign-in that a closed repository asks for. At port 1 nothing listens: an attempt would be another error.
 _CHALLENGES = {
     "basic": 'Basic realm="https://127.0.0.1:1/token"',
-    "plain": 'Bearer realm="http://127.0.0.1:1/token",service="x"',
+    "token": 'Bearer realm="https://127.0.0.1:1/token",service="x"',
 }
 
 
@@ -67,9 +67,10 @@ def test_what_is_not_there_and_what_is_strange_differ(registry):
 
 
 @pytest.mark.parametrize("closed", _CHALLENGES)
-def test_a_token_is_not_fetched_over_plain_http_nor_for_another_kind_of_sign_in(registry, closed):
-    with pytest.raises(CannotAskError, match=r"does not say to everybody: 401"):
+def test_an_image_behind_a_sign_in_is_unknown_and_the_command_that_tells_is_named(registry, closed):
+    with pytest.raises(CannotAskError, match=r"does not say without a sign-in: 401") as unknown:
         find_image(f"{registry}/{closed}/steps:1", GoogleApis())
+    assert unknown.value.remedy == f"docker manifest inspect {registry}/{closed}/steps:1"
 
 
 @pytest.mark.parametrize("name", ["page", "lists", "bad"])

@@ -36,9 +36,6 @@ class Toy:
     def can_pull(self, image):
         return True
 
-    def is_in_network(self, settings):
-        return True
-
     def in_region(self, machine, region):
         return machine
 

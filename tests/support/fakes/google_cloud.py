@@ -96,9 +96,6 @@ class GoogleCloud:
             NETWORK: {"peerings": [{"name": "servicenetworking-googleapis-com", "state": "ACTIVE"}]},
             ATTACHMENT: {},
         }
-        self.connection_policies = [
-            {"network": "projects/123456789012/global/networks/inside", "serviceClass": "gcp-vertexai"}
-        ]
         self.keys = {KEY: {"primary": {"state": "ENABLED"}}}
         self.key_policy = bind("roles/cloudkms.cryptoKeyEncrypterDecrypter", AGENT)
         self.repositories = {"images": bind("roles/artifactregistry.reader")}
@@ -184,12 +181,6 @@ class GoogleCloud:
                 # Rule: a region says the quotas of its GPUs, those of spot apart (compute.regions.get: quotas)
                 (r"compute/v1/projects/[\w-]+/regions/[\w-]+", lambda asked: {"quotas": self.gpu_quotas}),
                 (r"compute/v1/(.+)", lambda name, asked: self.networks.get(name)),
-            ],
-            "networkconnectivity": [
-                (
-                    r"v1/projects/my-project/locations/us-central1/serviceConnectionPolicies",
-                    lambda asked: {"serviceConnectionPolicies": self.connection_policies},
-                )
             ],
             "cloudkms": [
                 (r"v1/(.+):getIamPolicy", lambda name, asked: self.key_policy if name in self.keys else None),

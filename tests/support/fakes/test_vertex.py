@@ -258,41 +258,6 @@ def test_a_deployment_changes_no_traffic_unless_told_and_its_id_is_given_once(fa
         endpoints.deploy_model(endpoint=endpoint, deployed_model=deployed)
 
 
-NETWORK = "projects/my-project/global/networks/inside"
-PRIVATE = {"enable_private_service_connect": True, "project_allowlist": ["my-project"]}
-ADDRESS = {"project_id": "my-project", "network": NETWORK}
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"dedicated_endpoint_enabled": True, "private_service_connect_config": PRIVATE}, "mutually exclusive"),
-        (
-            {
-                "private_service_connect_config": {
-                    **PRIVATE,
-                    "project_allowlist": [],
-                    "psc_automation_configs": [ADDRESS],
-                }
-            },
-            "'my-project' is not in the project_allowlist",
-        ),
-        (
-            {
-                "private_service_connect_config": {
-                    **PRIVATE,
-                    "psc_automation_configs": [{**ADDRESS, "network": "projects/12345/global/networks/inside"}],
-                }
-            },
-            "a network is named by its project's id",
-        ),
-    ],
-)
-def test_an_endpoint_that_cannot_be_reached_so_is_refused(fake, fields, words):
-    with pytest.raises(exceptions.BadRequest, match=words):
-        client(fake, "Endpoint").create_endpoint(parent=PARENT, endpoint={"display_name": "e", **fields})
-
-
 def deployed_to(fake, **fields):
     """An endpoint with one model on it, which has all of the traffic."""
     endpoints = client(fake, "Endpoint")

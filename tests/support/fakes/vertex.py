@@ -98,8 +98,6 @@ class FakeVertex(GoogleApiServer):
         unreadable: Places on gs:// and images that the service's own account may not read.
         local_images: Images that are taken for a registry's: the one of whatever is compiled without a setting.
         unusable_keys: Encryption keys that the service's own account may not use.
-        without_policy: Networks into which no policy lets the service put an endpoint's address.
-        elsewhere: Networks that whoever asks is not in.
         queued_seconds: How long a pipeline job waits before anything happens.
         cancelling_seconds: How long a job goes on being cancelled.
         operation_seconds: How long one takes; nothing of it is to be seen before, but that its name is taken.
@@ -133,8 +131,6 @@ class FakeVertex(GoogleApiServer):
         self.unreadable: set[str] = set()
         self.local_images = {LOCAL_IMAGE}
         self.unusable_keys: set[str] = set()
-        self.without_policy: set[str] = set()
-        self.elsewhere: set[str] = set()
         self._deleted: dict[str, datetime.datetime] = {}
         self.queued_seconds = 0.0
         # On the system's time a test waits for it; on a clock's it must be slept away.
@@ -699,30 +695,9 @@ class FakeVertex(GoogleApiServer):
     def _keep(self, endpoint: v1.Endpoint) -> None:
         """Have an endpoint as it is now; whoever has read it before has not."""
         endpoint.update_time, endpoint.etag = self.clock(), f"etag-{next(self._numbers)}"
-        for config in endpoint.private_service_connect_config.psc_automation_configs:
-            self._automate(endpoint, config)
         self.endpoints[endpoint.name] = endpoint
         effective = self.clock() + datetime.timedelta(seconds=self.traffic_seconds)
         self._routed.setdefault(endpoint.name, []).append((effective, dict(endpoint.traffic_split)))
-
-    def _automate(self, endpoint: v1.Endpoint, config: Any) -> None:
-        """Give a private endpoint its address in a network, or take it."""
-        # Rule: a private endpoint has its address in a network for as long as a model is deployed, and another one
-        # after that (…/predictions/private-service-connect: Limitations of PSC automation)
-        states = v1.PSCAutomationState
-        config.ip_address = config.error_message = ""
-        config.state = states.PSC_AUTOMATION_STATE_UNSPECIFIED
-        if not endpoint.deployed_models:
-            return
-        # Rule: without a service connection policy there is no address, and the deployment has succeeded all the same
-        # (…/predictions/private-service-connect: Create a service connection policy)
-        if config.network in self.without_policy:
-            config.state, config.error_message = states.PSC_AUTOMATION_STATE_FAILED, "CONNECTION_POLICY_MISSING"
-            return
-        first = min(deployed.create_time.timestamp() for deployed in endpoint.deployed_models)
-        config.state = states.PSC_AUTOMATION_STATE_SUCCESSFUL
-        there = "http://127.0.0.1:1" if config.network in self.elsewhere else self.url
-        config.ip_address = f"{there}/of/{job_id_of(endpoint.name)}-{first:.0f}"
 
     def get_endpoint(self, request: v1.GetEndpointRequest) -> v1.Endpoint:
         return _find(self.endpoints, request.name)

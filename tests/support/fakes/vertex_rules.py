@@ -361,52 +361,23 @@ def check_endpoint(endpoint: v1.Endpoint, location: str) -> None:
     check_labels(endpoint.labels)
     check_key(endpoint.encryption_spec.kms_key_name, location)
     check_network(endpoint.network)
-    private = endpoint.private_service_connect_config
-    # Rule: an endpoint is peered with a network or reached by Private Service Connect, not both (endpoint.proto:
-    # private_service_connect_config)
-    if endpoint.network and private.enable_private_service_connect:
-        refuse("network and private_service_connect_config are mutually exclusive.")
-    # Rule: an endpoint has one of four types: shared, dedicated, private, or peered with a network
-    # (…/predictions/choose-endpoint-type; that two are refused is documented nowhere but for the rule above)
-    if endpoint.dedicated_endpoint_enabled and (endpoint.network or private.enable_private_service_connect):
-        refuse("dedicated_endpoint_enabled and a private endpoint are mutually exclusive.")
-    for config in private.psc_automation_configs:
-        # Rule: the project that gets an address of a private endpoint is in its allowlist
-        # (…/predictions/private-service-connect: Create the online inference endpoint with PSC automation config)
-        if config.project_id not in private.project_allowlist:
-            refuse(f"psc_automation_configs: {config.project_id!r} is not in the project_allowlist.")
-        # Rule: the network of a private endpoint's address has "the project ID, instead of the project number"
-        # (…/predictions/private-service-connect: NETWORK_NAME)
-        if not re.fullmatch(r"projects/[a-z][^/]*/global/networks/[^/]+", config.network):
-            refuse(f"psc_automation_configs: a network is named by its project's id. Received: {config.network!r}.")
-
-
-def own_address(endpoint: v1.Endpoint) -> str:
-    """The address at which alone an endpoint answers; empty is that of the service."""
-    addresses = [config.ip_address for config in endpoint.private_service_connect_config.psc_automation_configs]
-    return endpoint.dedicated_endpoint_dns or next(filter(None, addresses), "")
 
 
 def check_asked_where_it_is(endpoint: v1.Endpoint, address: str) -> None:
-    """Refuse to answer for an endpoint at an address that is not its own."""
-    is_private = endpoint.private_service_connect_config.enable_private_service_connect
-    if address == own_address(endpoint) and (address or not is_private):
+    """Refuse to answer for an endpoint at an address that is not its own; empty is the service's."""
+    if address == endpoint.dedicated_endpoint_dns:
         return
     # Rule: a dedicated endpoint is not asked at the service's address, FAILED_PRECONDITION in these words
     # (endpoint.proto: dedicated_endpoint_enabled; users report the words)
-    if endpoint.dedicated_endpoint_enabled:
-        message = "Dedicated Endpoint cannot be accessed through the shared Vertex AI domain aiplatform.googleapis.com."
-        raise ServiceError("FAILED_PRECONDITION", message)
-    # Rule: a private endpoint is asked at its address in the network alone (…/predictions/private-service-connect: Get
-    # online inferences; the words are documented nowhere)
-    raise ServiceError("FAILED_PRECONDITION", f"Endpoint {endpoint.name} is not to be reached at {address!r}.")
+    message = "Dedicated Endpoint cannot be accessed through the shared Vertex AI domain aiplatform.googleapis.com."
+    raise ServiceError("FAILED_PRECONDITION", message)
 
 
 def check_size(endpoint: v1.Endpoint, request: v1.PredictRequest) -> None:
     """Refuse a request that is too large for the endpoint's type."""
     # Rule: a request has at most 1.5 MB where the endpoint is shared, and 10 MB elsewhere
     # (…/predictions/choose-endpoint-type; whether MB or MiB is not said)
-    is_shared = not own_address(endpoint)
+    is_shared = not endpoint.dedicated_endpoint_dns
     size, most = len(v1.PredictRequest.to_json(request, indent=None)), 1_500_000 if is_shared else 10_000_000
     if size > most:
         refuse(f"The request size ({size} bytes) exceeds {most} bytes limit.")

@@ -204,6 +204,15 @@ def _nearest(word: Any, known: Container[Any]) -> str:
     return did_you_mean(word, names) if isinstance(word, str) else ""
 
 
+def removed_fields(kind: Any) -> Mapping[str, str]:
+    """Return what to use instead of removed fields (`NAME`) and values (`NAME=VALUE`): a dataclass's REMOVED.
+
+    A removed field may still be there if it is empty, its former default: configurations and compiled pipelines of
+    earlier versions contain it.
+    """
+    return getattr(kind, "REMOVED", {})
+
+
 def unknown_key(key: Any, known: Container[Any], where: str) -> str:
     """Return an error message for an unknown key. Lists at most 12 known keys, the most similar if there are more."""
     names = sorted(map(str, known)) if isinstance(known, Iterable) else []
@@ -451,6 +460,11 @@ def _choose(raw: Any, kinds: Sequence[Any], where: str) -> Any:
     return next((kind for kind in known if type(raw) is kind), known[0])
 
 
+def _within(where: str, name: str) -> str:
+    """Return the place of a field for messages."""
+    return name if where in ("", "it") else f"{where}.{name}"
+
+
 def _dataclass(raw: Mapping[str, Any], kind: type, where: str, form: _Form) -> Any:
     if hasattr(kind, "upgrade") and form.any_version:
         raw = kind.upgrade(raw)
@@ -461,13 +475,18 @@ def _dataclass(raw: Mapping[str, Any], kind: type, where: str, form: _Form) -> A
     needs_all = not (form.any_version or form.is_by_hand)
     mistakes = Mistakes(is_first_enough=not form.is_by_hand)
     values = {}
+    removed = removed_fields(kind)
     for name in [] if form.any_version else [name for name in raw if name not in (*wanted, *constant)]:
-        mistakes.add(unknown_key(name, wanted, where))
+        if name not in removed:
+            mistakes.add(unknown_key(name, wanted, where))
+        elif raw[name]:
+            mistakes.add(f"{_within(where, name)} was removed: {removed[name]}")
     for name in wanted:
-        if name in raw:
+        if name in raw and f"{name}={raw[name]}" in removed:
+            mistakes.add(f"{_within(where, name)}={raw[name]} was removed: {removed[f'{name}={raw[name]}']}")
+        elif name in raw:
             with mistakes.kept():
-                place = name if where in ("", "it") else f"{where}.{name}"
-                values[name] = _read(raw[name], fields[name].kind, place, nested)
+                values[name] = _read(raw[name], fields[name].kind, _within(where, name), nested)
         elif needs_all or fields[name].is_required:
             mistakes.add(f"{where or 'it'} lacks the field {name!r}")
     mistakes.raise_all()

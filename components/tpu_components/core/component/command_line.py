@@ -15,7 +15,7 @@ from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, REJECTED, I
 from tpu_components.core.base.import_path import leave_current_folder
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.terminal import paragraph
-from tpu_components.core.base.typed_values import as_json, fields_of
+from tpu_components.core.base.typed_values import as_json, fields_of, removed_fields
 from tpu_components.core.component.step_inputs import params_from
 from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location
@@ -82,6 +82,11 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
                 default=argparse.SUPPRESS,
                 **_form(field.kind),
             )
+    for name in removed_fields(params):  # `params_from` refuses them, and says what to use instead.
+        if "=" in name:
+            continue
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, nargs="*", help=argparse.SUPPRESS, default=argparse.SUPPRESS)
 
 
 def _form(kind: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -87,28 +86,22 @@ class VertexService:
             client = self._client(kind, region or self.region)
             return getattr(client, method)(request=request, retry=None, timeout=_TIMEOUT_SECONDS)
 
-    def predict(self, request: Any, address: str = "", is_private: bool = False) -> Any:
+    def predict(self, request: Any, address: str = "") -> Any:
         """Request predictions from an endpoint, without retries. Raises the same errors as `call`.
 
         Args:
             request: The request, in the service's types.
             address: The endpoint's own address, with or without a scheme; empty uses the address of the service.
-            is_private: Whether the address is inside a private network. Its certificate is not verified, because no
-                authority has signed it: the request is encrypted, but the server is not authenticated. Google's own
-                client does the same (python-aiplatform google/cloud/aiplatform/models.py: PrivateEndpoint.predict).
         """
         if not address:
             return self.call("PredictionService", "predict", request)
         import google.auth.transport.requests
-        import urllib3
         from google.api_core import exceptions
 
         url = f"{address if '://' in address else f'https://{address}'}/v1/{request.endpoint}:predict"
         body = json.loads(types().PredictRequest.to_json(request))
-        with self._translated("predict"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
+        with self._translated("predict"):
             session = google.auth.transport.requests.AuthorizedSession(self._credentials)
-            session.verify = not is_private
             answer = session.post(url, json={"instances": body["instances"]}, timeout=_TIMEOUT_SECONDS)
             if not answer.ok:
                 raise exceptions.from_http_response(answer)

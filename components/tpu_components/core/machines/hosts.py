@@ -143,7 +143,7 @@ def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[
     """Yield the platform's descriptions of the hosts, as (addresses of all hosts, index of this host, source's name).
 
     The TPU's variables come first, because libtpu numbers the hosts by them. Vertex AI does not document the variables
-    of the hosts of one slice; `tpu-pipelines smoke --machine v5e-16` reports them.
+    of the hosts of one slice; the environment report of a training lists them.
     """
     # GKE sets both for a container that requests google.com/tpu, and JAX uses the first list:
     # https://cloud.google.com/kubernetes-engine/docs/how-to/tpus and jax/_src/clusters/cloud_tpu_cluster.py

@@ -51,10 +51,6 @@ class Kubeflow:
         """Return whether an image is in a registry, which may be the cluster's own."""
         return is_in_registry(image, is_clusters_own=True)
 
-    def is_in_network(self, settings: Settings) -> bool:
-        """Return True: a cluster has a network, and its owner decides what it reaches."""
-        return True
-
     def in_region(self, machine: "MachineSpec", region: str) -> "MachineSpec":
         """Return the machine as it is: machines are where the cluster is."""
         return machine

@@ -21,8 +21,8 @@ from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_components.core.models.lookup import bundle_of
 from tpu_components.core.sources.params import BEAM
 from tpu_components.core.work.beam.options import DATAFLOW
-from tpu_components.deploy_model.endpoint_address import check_access
-from tpu_components.deploy_model.params import PRIVATE, VERTEX, DeployParams
+from tpu_components.deploy_model.endpoint_access import check_access
+from tpu_components.deploy_model.params import VERTEX, DeployParams
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.findings import (
@@ -51,8 +51,7 @@ from tpu_pipelines.platforms.vertex.resources import in_region
 
 _VERTEX_AI, _CLOUD_QUOTAS = "aiplatform.googleapis.com", "cloudquotas.googleapis.com"
 _REGISTRY, _COMPUTE = "artifactregistry.googleapis.com", "compute.googleapis.com"
-_KEYS, _CONNECTIVITY = "cloudkms.googleapis.com", "networkconnectivity.googleapis.com"
-_DATAFLOW = "dataflow.googleapis.com"
+_KEYS, _DATAFLOW = "cloudkms.googleapis.com", "dataflow.googleapis.com"
 # Of each role, the permissions that a run needs: https://cloud.google.com/iam/docs/roles-permissions.
 _SUBMITTER = Role(
     "roles/aiplatform.user",
@@ -169,9 +168,6 @@ class VertexChecks:
             *self._of_image("serving image", self._serving_image, "SERVING_"),
             Check("registry", self._models, when=is_deployed),
             Check("endpoint", self._endpoint, when=is_deployed and deploy.endpoint),
-            Check(
-                "endpoint's network", self._connection_policy, when=is_deployed and deploy.endpoint_access == PRIVATE
-            ),
         ]
         needing = (dataclasses.replace(check, needs="sign-in") for check in checks)
         return [Check("sign-in", self._sign_in, CheckCost.REQUEST), *needing]
@@ -547,31 +543,8 @@ class VertexChecks:
         except MissingError:
             return f"{name} is created by the run"
         with lacking("", "name another deploy.endpoint", InputError):
-            check_access(endpoint, self._deploy, service.project)
+            check_access(endpoint, self._deploy)
         return name
-
-    def _connection_policy(self) -> str:
-        """Check that a connection policy lets Vertex AI put an endpoint's address into the network.
-
-        google/cloud/networkconnectivity/v1/cross_network_automation.proto: ServiceConnectionPolicy.
-        """
-        network = self._deploy.endpoint_network
-        _, project, *_, name = network.split("/")
-        region = self._registry_service.region
-        place = f"v1/projects/{project}/locations/{region}/serviceConnectionPolicies"
-        policies = self._apis.get(_CONNECTIVITY, place).get("serviceConnectionPolicies", ())
-        if not any(
-            policy.get("serviceClass") == "gcp-vertexai" and policy.get("network", "").rpartition("/")[2] == name
-            for policy in policies
-        ):
-            create = (
-                *("gcloud", "network-connectivity", "service-connection-policies", "create", "vertex-ai"),
-                *(f"--project={project}", f"--network={network}", "--service-class=gcp-vertexai"),
-                *(f"--region={region}", "--subnets=SUBNET"),
-            )
-            said = f"no policy lets Vertex AI put an endpoint's address into {network} in {region}"
-            raise LackError(said, str(ShellCommand(create)))
-        return f"Vertex AI may put addresses into {network}"
 
 
 def _quota_of(machine: MachineSpec) -> tuple[str, int]:

@@ -53,10 +53,6 @@ class Vertex:
         """Return whether an image is in a registry on the internet."""
         return is_in_registry(image)
 
-    def is_in_network(self, settings: Settings) -> bool:
-        """Return whether the settings connect jobs to a VPC network."""
-        return bool(settings.network or settings.network_attachment)
-
     def in_region(self, machine: "MachineSpec", region: str) -> "MachineSpec":
         """Return the machine, with this region if it has none."""
         from tpu_pipelines.platforms.vertex.resources import in_region

@@ -5,7 +5,7 @@ import os
 import shlex
 import signal
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import pytest
 
@@ -55,6 +55,33 @@ def test_field_without_a_default_is_required(parser, capsys):
         _parse(parser)
     assert stopped.value.code == 2
     assert "required: --name" in capsys.readouterr().err
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shorter:
+    """Parameters that were more."""
+
+    name: str
+    access: Annotated[str, ("public",)] = "public"
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(("network", "projects", "access=private"), "use `gcloud`.")
+
+
+@pytest.mark.parametrize(
+    "words", [["--network", "inside"], ["--network=inside"], ["--projects", "a", "b"], ["--access=private"]]
+)
+def test_a_removed_flag_is_refused_and_its_replacement_is_named(words):
+    parser = argparse.ArgumentParser(prog="step")
+    command_line.add_params(parser, _Shorter)
+    with pytest.raises(InputError, match=r"^(network|projects|access=private) was removed: use `gcloud`\.$"):
+        params_from(vars(parser.parse_args(["--name", "a", *words])), _Shorter)
+    assert "network" not in parser.format_help()
+
+
+def test_a_removed_input_of_an_earlier_compiled_component_must_be_empty():
+    earlier = {"name": "a", "network": "", "projects": []}
+    assert params_from(earlier, _Shorter) == _Shorter("a")
+    with pytest.raises(InputError, match=r"^projects was removed: use `gcloud`\.$"):
+        params_from({**earlier, "projects": ["b"]}, _Shorter)
 
 
 def test_every_kind_of_value_is_read(parser):

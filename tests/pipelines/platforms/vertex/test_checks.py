@@ -125,7 +125,7 @@ MISSING = {
     ),
     "its roles": (
         lambda cloud: _set(cloud, "policy", bind("roles/viewer", f"serviceAccount:{TRAINER}")),
-        f"{TRAINER} lacks roles/aiplatform.user (aiplatform.metadataStores.get, ",
+        f"{TRAINER} itself lacks roles/aiplatform.user (aiplatform.metadataStores.get, ",
         f"gcloud projects add-iam-policy-binding my-project --member=serviceAccount:{TRAINER} "
         "--role=roles/aiplatform.user",
     ),
@@ -243,22 +243,24 @@ def test_an_image_of_another_project_is_read_by_the_service_agent(fake, name, ab
     assert {one.state for one in examine(fake, **asked)} == {Status.OK}
 
 
-def test_a_private_endpoint_needs_its_network_s_policy_and_is_not_one_that_is_public(fake):
-    network = "projects/my-project/global/networks/inside"
-    deploy = dataclasses.replace(CONFIG.deploy, endpoint_access="private", endpoint_network=network)
-    config = dataclasses.replace(CONFIG, deploy=deploy)
-    findings = examine(fake, config)
-    assert {one.state for one in findings} == {Status.OK}, findings
-    fake.cloud.connection_policies[0]["serviceClass"] = "gcp-memorystore"
-    ((what, said, remedy),) = told(examine(fake, config), Status.ERROR)
-    assert (what, f"into {network} in us-central1" in said) == ("endpoint's network", True)
-    assert f"--network={network} --service-class=gcp-vertexai --region=us-central1" in remedy
-    fake.cloud.__init__()
+@pytest.mark.parametrize(
+    ("fields", "access", "words"),
+    [
+        ({}, "dedicated", "it is there already and public, expected dedicated"),
+        (
+            {"private_service_connect_config": {"enable_private_service_connect": True}},
+            "public",
+            "it is a private endpoint, and only public ones are supported",
+        ),
+    ],
+)
+def test_an_endpoint_that_cannot_be_deployed_to_is_an_error(fake, fields, access, words):
     name = canonical("projects/my-project/locations/us-central1/endpoints/digits")
-    fake.endpoints = {name: v1.Endpoint(name=name, display_name="digits")}
+    fake.endpoints = {name: v1.Endpoint(name=name, display_name="digits", **fields)}
+    config = dataclasses.replace(CONFIG, deploy=dataclasses.replace(CONFIG.deploy, endpoint_access=access))
     ((what, said, _),) = told(examine(fake, config), Status.ERROR)
     fake.endpoints.clear()
-    assert (what, "it is there already and public, expected private" in said) == ("endpoint", True)
+    assert (what, words in said) == ("endpoint", True)
 
 
 TENSORBOARD = "projects/my-project/locations/us-central1/tensorboards/7"
@@ -309,41 +311,50 @@ def test_what_may_not_be_asked_is_unknown_and_says_why(fake, what):
     assert all("403" in one[1] and "Permission denied" in one[1] for one in unknown), unknown
 
 
-def test_what_a_group_a_condition_or_a_folder_may_grant_is_unknown(fake):
+ITSELF = f"{TRAINER} itself lacks "
+TELLS = "gcloud policy-intelligence troubleshoot-policy iam "
+
+
+def test_what_a_group_a_condition_or_a_folder_may_grant_is_unknown_and_the_command_that_tells_is_named(fake):
     member = f"serviceAccount:{TRAINER}"
-    for policy in (
-        bind("roles/aiplatform.user", "group:team@example.com"),
-        {"bindings": [{"role": "roles/aiplatform.user", "members": [member], "condition": {"expression": "false"}}]},
+    conditional = {"role": "roles/aiplatform.user", "members": [member], "condition": {"expression": "false"}}
+    for policy, parent, what in (
+        (bind("roles/aiplatform.user", "group:team@example.com"), "", "a group"),
+        (bind("roles/aiplatform.user", "principalSet://goog/public:all"), "", "a group"),
+        ({"bindings": [conditional]}, "", "a condition"),
+        ({}, "folders/7", "folders/7"),
     ):
-        fake.cloud.policy = policy
-        ((what, said, _),) = told(examine(fake), Status.UNKNOWN)
-        assert what == "its roles"
-        assert "a group or a condition may grant it, which cannot be seen" in said
-    fake.cloud.policy, fake.cloud.project["parent"] = {}, "folders/7"
-    ((what, said, remedy),) = told(examine(fake), Status.UNKNOWN)
-    assert "the policy of folders/7 cannot be read" in said
-    assert "--role=roles/aiplatform.user" in remedy
+        fake.cloud.policy, fake.cloud.project["parent"] = policy, parent
+        found = examine(fake)
+        ((about, said, remedy),) = told(found, Status.UNKNOWN)
+        assert about == "its roles"
+        assert said.startswith(f"{ITSELF}roles/aiplatform.user (aiplatform.metadataStores.get, ")
+        assert said.endswith(f"; {what} may grant it")
+        assert remedy == (
+            f"{TELLS}//cloudresourcemanager.googleapis.com/projects/my-project --principal-email={TRAINER} "
+            "--permission=aiplatform.metadataStores.get"
+        )
+        (unknown,) = [one for one in found if one.state is Status.UNKNOWN]
+        assert "--role=roles/aiplatform.user" in unknown.commands[0].text
 
 
-def test_a_condition_of_a_resource_s_own_policy_is_seen(fake):
-    """In a policy of version 1 it would look like another role, which nobody has."""
-    for target, name, what in (
-        (fake.cloud.accounts[TRAINER], "policy", "its acting"),
-        (fake.cloud.buckets["my-bucket"], "policy", "its buckets: my-bucket"),
-        (fake.cloud, "key_policy", "key"),
+@pytest.mark.parametrize("change", [{"condition": {"expression": "false"}}, {"members": ["projectEditor:my-project"]}])
+def test_what_a_resource_s_own_policy_may_grant_indirectly_is_unknown(fake, change):
+    """In a policy of version 1, a conditional binding would look like another role, which nobody has."""
+    bucket, account = "//storage.googleapis.com/projects/_/buckets/my-bucket", f"serviceAccounts/{TRAINER}"
+    for target, name, what, resource in (
+        (fake.cloud.accounts[TRAINER], "policy", "its acting", f"//iam.googleapis.com/projects/my-project/{account}"),
+        (fake.cloud.buckets["my-bucket"], "policy", "its buckets: my-bucket", bucket),
+        (fake.cloud, "key_policy", "key", f"//cloudkms.googleapis.com/{KEY}"),
     ):
         before = getattr(target, name)
         (binding,) = before["bindings"]
-        setattr(target, name, {"bindings": [{**binding, "condition": {"expression": "false"}}]})
-        ((about, said, _),) = told(examine(fake, settings=dataclasses.replace(OTHERS, tensorboard="")), Status.UNKNOWN)
-        assert (about, "a group or a condition may grant it" in said) == (what, True)
+        setattr(target, name, {"bindings": [{**binding, **change}]})
+        found = told(examine(fake, settings=dataclasses.replace(OTHERS, tensorboard="")), Status.UNKNOWN)
+        ((about, said, remedy),) = found
+        assert (about, said.endswith(" may grant it")) == (what, True)
+        assert remedy.startswith(f"{TELLS}{resource} --principal-email=")
         setattr(target, name, before)
-
-
-def test_a_bucket_lets_in_who_edits_the_project(fake):
-    fake.cloud.policy["bindings"] += bind("roles/viewer", f"serviceAccount:{TRAINER}")["bindings"]
-    fake.cloud.buckets["my-bucket"].policy = bind("roles/storage.objectAdmin", "projectViewer:my-project")
-    assert {one.state for one in examine(fake)} == {Status.OK}
 
 
 def test_data_elsewhere_must_be_read_by_the_account_that_runs(fake):
@@ -358,7 +369,7 @@ def test_without_an_account_of_ones_own_it_is_the_default_one_that_is_asked_for(
     findings = examine(fake, settings=dataclasses.replace(SETTINGS, service_account=""))
     found = told(findings, Status.ERROR)
     assert [one[0] for one in found] == ["its roles", "its buckets: my-bucket"]
-    assert all("123456789012-compute@developer.gserviceaccount.com lacks" in one[1] for one in found)
+    assert all("123456789012-compute@developer.gserviceaccount.com itself lacks" in one[1] for one in found)
 
 
 def test_a_region_from_which_a_bucket_is_far_is_said(fake):

@@ -31,7 +31,6 @@ class Part(Role):
 
     OPTIMIZER = enum.auto()  # If one of these is changed, a compiled model's own optimizer is replaced.
     HOST = enum.auto()  # Outside of the compiled program: the host uses it, or the program takes it as an argument.
-    CARD = enum.auto()  # Shown on the model card.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,42 +129,42 @@ class TrainParams:
 
     model: str
     model_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    epochs: Annotated[Positive, Part.CARD] = 10
-    batch_size_per_replica: Annotated[Positive, Part.CARD] = 128
-    optimizer: Annotated[str, Part.OPTIMIZER, Part.CARD] = OF_THE_MODEL
+    epochs: Positive = 10
+    batch_size_per_replica: Positive = 128
+    optimizer: Annotated[str, Part.OPTIMIZER] = OF_THE_MODEL
     optimizer_parameters: Annotated[Mapping[str, Any], Part.OPTIMIZER] = dataclasses.field(default_factory=dict)
-    learning_rate: Annotated[float, Range(above=0, below=math.inf), Part.OPTIMIZER, Part.CARD] = 0.001
-    learning_rate_scaling: Annotated[str, ("auto", "linear", "sqrt", "none"), Part.CARD] = "auto"
-    learning_rate_schedule: Annotated[str, Part.OPTIMIZER, Part.CARD] = "constant"
+    learning_rate: Annotated[float, Range(above=0, below=math.inf), Part.OPTIMIZER] = 0.001
+    learning_rate_scaling: Annotated[str, ("auto", "linear", "sqrt", "none")] = "auto"
+    learning_rate_schedule: Annotated[str, Part.OPTIMIZER] = "constant"
     schedule_parameters: Annotated[Mapping[str, Any], Part.OPTIMIZER] = dataclasses.field(default_factory=dict)
-    warmup_epochs: Annotated[Amount, Part.OPTIMIZER, Part.CARD] = 0.0
-    stages: Annotated[tuple[Stage, ...], Part.CARD] = ()
-    initial_model: Annotated[str, Part.HOST, Part.CARD] = ""
-    weight_decay: Annotated[Amount, Part.OPTIMIZER, Part.CARD] = 0.0
+    warmup_epochs: Annotated[Amount, Part.OPTIMIZER] = 0.0
+    stages: tuple[Stage, ...] = ()
+    initial_model: Annotated[str, Part.HOST] = ""
+    weight_decay: Annotated[Amount, Part.OPTIMIZER] = 0.0
     loss: str = OF_THE_TASK
     loss_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     metrics: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     balance_classes: bool = False
     class_weights: Mapping[str, Amount] = dataclasses.field(default_factory=dict)
-    random_flip: Annotated[str, ("none", "horizontal", "vertical", "horizontal_and_vertical"), Part.CARD] = "none"
-    random_crop_pixels: Annotated[NotNegative, Part.CARD] = 0
-    random_resized_crop: Annotated[Share, Part.CARD] = 0.0
-    mixup_alpha: Annotated[float, Range(0, 10), Part.CARD] = 0.0
-    label_smoothing: Annotated[float, Range(0, below=1), Part.CARD] = 0.0
-    ema_decay: Annotated[float, Range(0, below=1), Part.CARD] = 0.0
-    early_stopping_epochs: Annotated[NotNegative, Part.HOST, Part.CARD] = 0
+    random_flip: Annotated[str, ("none", "horizontal", "vertical", "horizontal_and_vertical")] = "none"
+    random_crop_pixels: NotNegative = 0
+    random_resized_crop: Share = 0.0
+    mixup_alpha: Annotated[float, Range(0, 10)] = 0.0
+    label_smoothing: Annotated[float, Range(0, below=1)] = 0.0
+    ema_decay: Annotated[float, Range(0, below=1)] = 0.0
+    early_stopping_epochs: Annotated[NotNegative, Part.HOST] = 0
     monitor: Annotated[str, Part.HOST] = AUTO
     callbacks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     seed: Annotated[Seed, Part.HOST] = 0
-    backend: Annotated[str, BACKENDS, Part.CARD] = "auto"
+    backend: Annotated[str, BACKENDS] = "auto"
     accelerator: Annotated[str, ACCELERATORS, Part.HOST] = "auto"
-    num_replicas: Annotated[NotNegative, Part.HOST, Part.CARD] = 0
-    precision: Annotated[str, PRECISIONS, Part.CARD] = "auto"
+    num_replicas: Annotated[NotNegative, Part.HOST] = 0
+    precision: Annotated[str, PRECISIONS] = "auto"
     in_memory_mib: Annotated[NotNegative, Part.HOST] = 4096
     shuffle_buffer: Annotated[Positive, Part.HOST] = 20_000
     residency: Annotated[str, RESIDENCIES] = "auto"
     steps_per_execution: NotNegative = 0
-    sharding: Annotated[str, SHARDINGS, Part.CARD] = "replicated"
+    sharding: Annotated[str, SHARDINGS] = "replicated"
     checkpoint_seconds: Annotated[Amount, Part.HOST] = 60.0
     profile_steps: Annotated[NotNegative, Part.HOST] = 0
 

@@ -1,0 +1,37 @@
+"""Checks that an existing endpoint on Vertex AI can be deployed to.
+
+https://cloud.google.com/vertex-ai/docs/predictions/choose-endpoint-type names four types: public with the service's
+address, public with an address of its own (dedicated), private by Private Service Connect, and peered with a network.
+Only the public ones are supported: the health check sends requests to the endpoint before it gets traffic.
+"""
+
+import shlex
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.deploy_model.params import DEDICATED, PUBLIC, DeployParams
+
+
+def check_access(endpoint: Any, params: DeployParams) -> None:
+    """Check that an existing endpoint has the access type of the parameters, which cannot be changed.
+
+    Raises:
+        InputError: If the endpoint is private, or has the other access type.
+    """
+    if endpoint.network or endpoint.private_service_connect_config.enable_private_service_connect:
+        _, project, _, region, _, name = endpoint.name.split("/")
+        command = (
+            *("gcloud", "ai", "endpoints", "deploy-model", name, f"--project={project}", f"--region={region}"),
+            *(f"--model={params.model_name}", f"--display-name={params.model_name}", "--traffic-split=0=100"),
+        )
+        raise InputError(
+            f"Cannot deploy to {endpoint.name}: it is a private endpoint, and only public ones are supported. Leave "
+            f"deploy.endpoint out, and deploy the registered version yourself: {shlex.join(command)}"
+        )
+    received = DEDICATED if endpoint.dedicated_endpoint_enabled else PUBLIC
+    if received != params.endpoint_access:
+        raise InputError(
+            f"Cannot deploy to {endpoint.name}: it is there already and {received}, expected {params.endpoint_access}, "
+            "and an endpoint stays as it was created. Name another deploy.endpoint, or set deploy.endpoint_access to "
+            "what it is."
+        )
