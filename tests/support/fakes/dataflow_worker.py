@@ -1,6 +1,6 @@
-"""Runs a pipeline that was staged for Dataflow, as its workers would: `PYTHON dataflow_worker.py gs://…/pipeline.pb`.
+"""Runs a pipeline that was staged for Dataflow, like its workers: `PYTHON dataflow_worker.py gs://…/pipeline.pb`.
 
-Nothing of this project is imported but what the pipeline names, as in the image that workers run in.
+It imports only those modules of this project that the pipeline names, as in the workers' image.
 """
 
 import sys
@@ -9,7 +9,7 @@ from google.cloud import storage
 
 
 def main(uri: str) -> None:
-    """Run it to its end; raises what its workers do."""
+    """Run the pipeline to its end; raises the errors of its workers."""
     # Imported here, since pytest imports every module to look for examples, also where there is no Beam.
     from apache_beam.options.pipeline_options import PipelineOptions
     from apache_beam.portability import python_urns

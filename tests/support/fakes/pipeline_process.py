@@ -1,4 +1,4 @@
-"""The processes of `RunOnCpu`: one that runs a pipeline, and one that does what Google's launcher does."""
+"""Processes of `RunOnCpu`: one runs a pipeline, the other replaces Google's launcher."""
 
 import copy
 import json
@@ -14,7 +14,7 @@ import yaml
 
 
 def run(path: Path) -> int:
-    """Run a submitted pipeline with kfp.local; says on stdout how its tasks fare."""
+    """Run a submitted pipeline with kfp.local; prints the progress of its tasks."""
     warnings.simplefilter("ignore")
     from kfp import components, local
 
@@ -50,7 +50,7 @@ def run(path: Path) -> int:
 
 
 def launch(path: Path, component: str, executor_input: str) -> int:
-    """Create the custom job of a component at the fake service, wait for it, and say where it is."""
+    """Create the custom job of a component at the fake service, wait for it, and print its state."""
     warnings.simplefilter("ignore")
     from google.auth.credentials import AnonymousCredentials
     from google.cloud import aiplatform_v1 as v1
