@@ -52,7 +52,7 @@ class Kubeflow:
         return is_in_registry(image, is_clusters_own=True)
 
     def is_in_network(self, settings: Settings) -> bool:
-        """Return True: a cluster has a network, and its owner decides what it reaches."""
+        """Return True: a cluster has a network, which its owner configures."""
         return True
 
     def in_region(self, machine: "MachineSpec", region: str) -> "MachineSpec":
@@ -66,7 +66,7 @@ class Kubeflow:
         return training_retries(machine)
 
     def memory_request(self, config: "Config", step: str, gib: float) -> float | None:
-        """Return what the step uses; pods share their host."""
+        """Return `gib`, because pods share their host."""
         return gib
 
     def disk_request(self, num_bytes: int) -> str:
@@ -87,8 +87,8 @@ class Kubeflow:
         from tpu_pipelines.platforms.resources import resources_of
 
         retries = self.training_retries(machine) if step == "train_model" else 0
-        asked = resources_of(config, step, retries)
-        make = as_tpu_pod(component, machine, settings, config.name, asked, folder, step)
+        requested = resources_of(config, step, retries)
+        make = as_tpu_pod(component, machine, settings, config.name, requested, folder, step)
         return lambda **inputs: signed_in(make(**inputs), step, config, settings)
 
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:

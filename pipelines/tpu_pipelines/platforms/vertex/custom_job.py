@@ -51,7 +51,7 @@ def as_custom_job(
     machine: MachineSpec,
     settings: Settings,
     name: str,
-    asked: StepResources,
+    requested: StepResources,
     folder: str,
     step: str = "train_model",
 ) -> PlacedStep:
@@ -63,7 +63,7 @@ def as_custom_job(
         machine: Machine with its region. Fallbacks and `max_wait_seconds` are ignored; the submission handles them.
         settings: Service account, network, key, TensorBoard, labels, environment and bucket.
         name: Name of the run.
-        asked: Retries of the step; other resources come from the machine.
+        requested: Retries of the step; other resources come from the machine.
         folder: Folder of the job in the bucket, where the training has its checkpoints.
         step: Name of the step.
 
@@ -74,7 +74,7 @@ def as_custom_job(
     from kfp import components
 
     if settings.bucket and settings.bucket_location.scheme is not Scheme.GOOGLE:
-        raise InputError(f"Vertex writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
+        raise InputError(f"Vertex AI writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
     check_region(settings, machine.region)
     if machine.nfs_mounts and not (settings.network or settings.network_attachment):
         # https://cloud.google.com/vertex-ai/docs/training/train-nfs-share
@@ -109,9 +109,9 @@ def as_custom_job(
         outputs[_RESOURCES] = {"parameterType": "STRING"}
     made = components.load_component_from_text(json.dumps(spec))
     _describe(made.component_spec, component.component_spec)
-    if not asked.retries:
+    if not requested.retries:
         return made
-    return lambda **inputs: apply_retries(made(**inputs), asked, machine.timeout_seconds)
+    return lambda **inputs: apply_retries(made(**inputs), requested, machine.timeout_seconds)
 
 
 def _describe(job: Any, step: Any) -> None:

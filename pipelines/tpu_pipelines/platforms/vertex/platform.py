@@ -90,8 +90,8 @@ class Vertex:
         from tpu_pipelines.platforms.resources import resources_of
         from tpu_pipelines.platforms.vertex.custom_job import as_custom_job
 
-        asked = resources_of(config, step)
-        return as_custom_job(component, machine, settings, config.name, asked, folder, step)
+        requested = resources_of(config, step)
+        return as_custom_job(component, machine, settings, config.name, requested, folder, step)
 
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
         """Set a step's time limit."""
