@@ -1,6 +1,6 @@
 """Writes the environment report of a training: user, permissions in the bucket's mount, devices, libraries.
 
-`tpu-pipelines smoke` requests the report, to test what the documentation of a platform does not say.
+`tpu-pipelines smoke` requests the report, to learn facts that the documentation of a platform omits.
 """
 
 import dataclasses
