@@ -171,7 +171,7 @@ def schedule(arguments: argparse.Namespace) -> int:
     change = upsert(client, plan.jobs[0], arguments.cron, Backoff(report=tell_hint), arguments.dry_run)
     if change.difference:
         show_text(change.difference)
-    state = "paused" if change.schedule.is_paused else f"next run {change.schedule.next_run or 'not known yet'}"
+    state = "paused" if change.schedule.is_paused else f"next run {change.schedule.next_run or 'unknown'}"
     show_text(f"{config.name}: {change.action}{dry}, {state}\n{change.schedule.url}")
     if change.duplicates:
         tell_hint(

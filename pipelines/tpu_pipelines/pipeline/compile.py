@@ -160,7 +160,7 @@ def build(run: ResolvedRun) -> str:
         component = with_image(evaluate_model, settings.images.training)
         folder = f"{config.name}/evaluate_model"
         steps["evaluate_model"] = platform.on_machine(component, run.judge, config, settings, folder, "evaluate_model")
-    # The limits of a step on a machine are for its task there, not for the small one (mark_promoted) beside it.
+    # The limits of a step on a machine are for its task there, not for the small one (mark_promoted) next to it.
     others = {step: requested for step, requested in config.resources.items() if step not in steps}
     unlimited = dataclasses.replace(config, resources=others)
     pipeline = training_pipeline(

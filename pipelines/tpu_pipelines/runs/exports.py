@@ -78,7 +78,6 @@ def _in_workspace(text: str, workspace: Path) -> str:
 
 
 def _models(workspace: Path) -> list[str]:
-    """Return the names of the models in the workspace's registry."""
     return [model.model_name for model in list_models(workspace / "registry")]
 
 

@@ -148,5 +148,4 @@ def _is_artifact(output: Any) -> bool:
 
 
 def _artifacts(outputs: Mapping[str, Any]) -> list[Path]:
-    """Return the paths of an entry's artifacts."""
     return [Path(output["uri"]) for output in outputs.values() if _is_artifact(output)]

@@ -37,7 +37,7 @@ _MODELS = {IMAGE: "images", TEXT: "texts", CORPUS: "corpus"}
 _ANSWERS = {
     "classification": ("one class of several", "A probability for every class."),
     "multi_label": ("any number of labels", "An independent probability for every label."),
-    "regression": ("numbers", "In standard deviations from the mean; their units are added."),
+    "regression": ("numbers", "Standardized numbers; the units are restored later."),
     "language_model": ("the next character of each", "A probability for every character."),
 }
 _SIDES = (32, 48, 64, 96)  # Sides of the training images; a CPU is slow with larger ones.
@@ -46,7 +46,7 @@ _WANTED_STEPS = 1_500
 _TEXT_LEARNING_RATE = 0.003
 _BETTER = 0.1  # The first gate requires a macro F1 that exceeds that of a constant answer by this.
 _WIDTH = 110
-_AS_THE_MODEL = "As the model takes them."
+_AS_THE_MODEL = "As the model requires."
 _COMPILED = re.compile(rb'\.compile\(|"compile_config": \{"')
 
 

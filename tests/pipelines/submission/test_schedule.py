@@ -201,14 +201,14 @@ def command(federated, capfd):
 def test_the_command_prints_what_changes(fake, command):
     code, out, err = command("--cron", NIGHTLY)
     assert code == 0, err
-    assert "digits: created, next run not known yet\nhttps://console.cloud.google.com/" in out
+    assert "digits: created, next run unknown\nhttps://console.cloud.google.com/" in out
     code, out, _ = command("--cron", NIGHTLY)
-    assert (code, out.splitlines()[0]) == (0, "digits: unchanged, next run not known yet")
+    assert (code, out.splitlines()[0]) == (0, "digits: unchanged, next run unknown")
     code, out, _ = command("--cron", "0 4 * * *", "--dry-run")
     assert out.splitlines()[:3] == [
         "-cron: 0 3 * * *",
         "+cron: 0 4 * * *",
-        "digits: updated (dry run), next run not known yet",
+        "digits: updated (dry run), next run unknown",
     ]
     (schedule,) = fake.schedules.values()
     number = schedule.name.rpartition("/")[2]

@@ -491,7 +491,6 @@ def _root(item: Any) -> str:
 
 
 def _is_same(recurring_run: Any, other: Any) -> bool:
-    """Return whether two recurring runs have equal content."""
     before, after = comparable(_content(recurring_run), _content(other))
     return before == after
 

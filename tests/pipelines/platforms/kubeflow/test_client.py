@@ -866,7 +866,7 @@ def test_a_dry_run_prints_the_runs_and_sends_none(fake, environment, capfd):
 def test_the_schedule_command_prints_what_changes(fake, environment, capfd):
     command = ["schedule", "digits", "--target", "kubeflow", "--set", "machine=v5e-4"]
     assert main([*command, "--cron", NIGHTLY]) == main([*command, "--cron", NIGHTLY]) == 0
-    assert "digits: unchanged, next run not known yet" in capfd.readouterr().out
+    assert "digits: unchanged, next run unknown" in capfd.readouterr().out
     assert main([*command, "--pause"]) == 0
     assert main([*command, "--cron", "0 4 * * *"]) == 0
     assert "digits: updated, paused" in capfd.readouterr().out
