@@ -10,7 +10,7 @@ from google.cloud import storage
 
 def main(uri: str) -> None:
     """Run the pipeline to its end; raises the errors of its workers."""
-    # Imported here, since pytest imports every module to look for examples, also where there is no Beam.
+    # Imported here, because pytest imports every module to look for examples, even without Beam.
     from apache_beam.options.pipeline_options import PipelineOptions
     from apache_beam.portability import python_urns
     from apache_beam.portability.api import beam_runner_api_pb2

@@ -90,7 +90,7 @@ def launcher_arguments(
 
     arguments = [fill(argument) for argument in container["args"]]
     values = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    # The container's own arguments stand in a text that stands in JSON: its placeholder asks for one escape.
+    # The container's own arguments are a string inside JSON, so their placeholder needs an escape.
     quoted = json.dumps(json.dumps(executor_input))[1:-1]
     values["--payload"] = values["--payload"].replace("{{$.json_escape[1]}}", quoted)
     return {key.removeprefix("--"): value for key, value in values.items()}
@@ -304,14 +304,14 @@ def in_order(tasks: Mapping[str, Any]) -> Iterator[str]:
 class RunOnCpu:
     """Runs pipeline jobs with kfp.local, and custom jobs as processes on this machine.
 
-    The step that was wrapped as a custom job cannot run in kfp.local: its container is Google's launcher. In its place
-    runs `tests.support.fakes.pipeline_process launch`, which does with the launcher's functions what the launcher does:
-    create the custom job at the fake, over HTTP, and wait for it. The custom job runs the container's command, as it
-    was sent, but for the accelerator, which is told to be the CPU.
+    A step that is wrapped as a custom job cannot run in kfp.local, because its container is Google's launcher. It is
+    replaced by `tests.support.fakes.pipeline_process launch`, which uses the launcher's functions to create the custom
+    job at the fake, over HTTP, and to wait for it. The custom job runs the submitted command, with the CPU as
+    accelerator.
 
     Attributes:
-        root: Folder in which jobs leave artifacts and logs, one folder each. To their steps it is `/gcs`, under the
-            rules of Cloud Storage FUSE.
+        root: Folder for artifacts and logs, with a folder for each job. Steps see it as `/gcs`, with the rules of Cloud
+            Storage FUSE.
         stored: Steps whose artifacts are also stored in the job's bucket.
         attempts: Number of starts of each custom job.
     """
@@ -546,5 +546,5 @@ def _told_hosts(count: int) -> Iterator[dict[str, str]]:
             "TPU_WORKER_HOSTNAMES": ",".join(["127.0.0.1"] * count),
             "JAX_COORDINATOR_PORT": str(
                 port
-            ),  # All are on this machine, where another training may have the usual one.
+            ),  # All are on this machine, where another training may use the usual port.
         }

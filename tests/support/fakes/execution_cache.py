@@ -56,7 +56,7 @@ class ExecutionCache:
     Args:
         run: Functions that return a task's output parameters from its inputs, by task; other tasks return "".
         defaults: Whether inputs that a task does not name count by their default, and with placeholders filled in.
-            KFP: as written (backend/src/v2/driver/resolve.go). Vertex does not say; a pipeline must work with each.
+            KFP: as written (backend/src/v2/driver/resolve.go). Vertex AI does not document it; a pipeline must work with both.
     """
 
     run: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = dataclasses.field(default_factory=dict)
@@ -86,7 +86,7 @@ class ExecutionCache:
             spec["pipelineInfo"]["name"],  # Both: pipelines of another name share nothing.
             {**defaults, **inputs.parameters},  # Both: the parameters' values.
             inputs.artifacts,  # Vertex: the artifacts' ids; KFP: their names, which are the ids in its metadata store.
-            {kind: sorted(outputs.get(kind, {})) for kind in ("parameters", "artifacts")},  # Both: not where they lie.
+            {kind: sorted(outputs.get(kind, {})) for kind in ("parameters", "artifacts")},  # Both: not their locations.
             container["image"],  # Both: as text.
             container.get("command", []),  # Both: as written, in order.
             container.get("args", []),  # Both: as written; each holds {{$}}, whose paths differ from job to job.

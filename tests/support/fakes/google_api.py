@@ -1,8 +1,8 @@
 """An HTTP server for Google APIs, which maps requests to methods by the client library's annotations.
 
-`GoogleApiServer` knows every method of the services it is given, parses requests with their types, and calls the
-method of the same name on itself: `create_pipeline_job(request) -> response`. What it does not have is answered as
-unimplemented. Faults can be injected, and bearer tokens can be asked for and made to expire.
+`GoogleApiServer` knows every method of its services, parses requests with their types, and calls its own method of the
+same name: `create_pipeline_job(request) -> response`. Missing methods are answered as unimplemented. Tests can inject
+faults, require bearer tokens, and make tokens expire.
 """
 
 import contextlib
@@ -56,8 +56,8 @@ class ServiceError(Exception):
 class Fault:
     """A fault of the next `times` requests of a method (of any method if it is empty), after `skip` others.
 
-    `status` answers with that error. `drop` closes the connection: `before` the request is acted upon, `after` it was,
-    with nothing sent, or `halfway` through the answer. `late_seconds` lets the answer come so much later than the act.
+    `status` is the error of the response. `drop` closes the connection: `before` the request is processed, `after` it
+    without a response, or `halfway` through the response. `late_seconds` delays the response.
     """
 
     times: int
@@ -333,7 +333,7 @@ def select(items: Any, request: Any) -> tuple[list[Any], str]:
     """Return the items that a list request asks for, and the token of its next page.
 
     Understands `field="value"`, `field!="value"`, `labels.key="value"`, `labels.key:*` joined by AND, and one field to
-    order by; anything else is refused, as a filter that is ignored would find too much.
+    order by; anything else is refused, because an ignored filter would find too much.
     """
     parent = getattr(request, "parent", "")  # Versions are listed by the name of their model.
     found = [item for item in items if not parent or item.name.startswith(parent + "/")]

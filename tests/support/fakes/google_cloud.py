@@ -1,7 +1,7 @@
 """Google Cloud's other APIs over HTTP: a read-only state that tests change directly.
 
-`FakeVertex` answers below `/HOST/…` with this, HOST being an API's own host: `environment` tells the command line so,
-by TPU_PIPELINES_GOOGLE_ENDPOINT. Nothing here can be changed by a request.
+`FakeVertex` uses it for requests below `/HOST/…`, where HOST is the host of an API; its `environment` sets
+TPU_PIPELINES_GOOGLE_ENDPOINT for the command line. Requests cannot change the state.
 """
 
 import dataclasses

@@ -268,7 +268,7 @@ class Pod:
             lines = [(at, line) for at, line in lines if at >= first]
         stamps = [f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond:06d}000Z " if timestamps else "" for at, _ in lines]
         whole = [stamp + line for stamp, (_, line) in zip(stamps, lines, strict=True)]
-        return "".join(whole[-tail_lines:])  # All, where it is 0.
+        return "".join(whole[-tail_lines:])  # 0 means all.
 
     def as_json(self) -> dict[str, Any]:
         """Return the pod as the cluster's API shows it."""

@@ -1,6 +1,6 @@
 """Runs a step like Kubeflow's launcher, with a folder as the object store.
 
-Every step has a pod of its own, and what it is to read is copied there first; what it has written is copied away.
+Every step has its own pod: its inputs are copied into it first, and its outputs are copied out of it afterwards.
 `python -m … ENVIRONMENT COMMAND…` runs a step of kfp.local in a process whose pod is a folder. This file alone, started
 in a container as the launcher is (`python3 launch --executor_input … -- COMMAND…`), makes that container the pod.
 """
@@ -170,6 +170,6 @@ def _run(words: Sequence[str], logs: Sequence[Path]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1].startswith("--"):
-        os.umask(0)  # A bucket knows no owners: the steps that write beside this one have other users.
+        os.umask(0)  # A bucket has no owners: steps that write to the same folder have other users.
         sys.exit(launch_here(sys.argv[1:]))
     sys.exit(launch(json.loads(sys.argv[1]), sys.argv[2:]))

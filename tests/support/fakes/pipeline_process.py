@@ -28,7 +28,7 @@ def run(path: Path) -> int:
         if is_custom_job(spec, name):
             spec["deploymentSpec"]["executors"][component["executorLabel"]]["container"] = {
                 "image": "python",
-                # The last word makes kfp.local take this for what it runs: a function's body.
+                # The last word makes kfp.local treat this as the function that it runs.
                 "command": ["python3", "-m", "tests.support.fakes.pipeline_process", "launch", str(path), name],
                 "args": ["{{$}}", "kfp.dsl.executor_main"],
             }

@@ -13,7 +13,7 @@ from tpu_components.core.files import object_stores
 @pytest.fixture(scope="module")
 def storage_server() -> Iterator[Any]:
     """Run a server with one bucket, `gs://bucket`, and its objects in memory."""
-    with warnings.catch_warnings(action="ignore"):  # They miss optional parts, and use what Python deprecates.
+    with warnings.catch_warnings(action="ignore"):  # They lack optional parts, and use deprecated parts of Python.
         import gcp_storage_emulator.server as emulator
         import google.cloud.storage  # noqa: F401
     with pytest.MonkeyPatch.context() as patch:

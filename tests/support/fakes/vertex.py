@@ -70,7 +70,7 @@ _MODEL_ID = re.compile(r"[a-z_][a-z0-9_-]{0,62}")
 _ENDPOINT_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?|[1-9][0-9]{0,8}")
 # Rule: a deployment's id has 1 to 10 digits (endpoint.proto: DeployedModel.id)
 _DEPLOYED_ID = re.compile(r"[0-9]{1,10}")
-# The address of an endpoint of its own at which a request has arrived; empty is the service's.
+# The endpoint's own address at which a request has arrived; empty for the service's.
 _ARRIVED_AT: contextvars.ContextVar[str] = contextvars.ContextVar("arrived_at", default="")
 _OF_AN_ENDPOINT = re.compile(r"(/of/[^/]+)(/.*)")
 Predict = Callable[[list[Any], Any], list[Any]]
