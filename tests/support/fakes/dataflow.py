@@ -64,7 +64,7 @@ class FakeDataflow(LocalServer):
 
     def __init__(self) -> None:
         super().__init__(type("Handler", (_Handler,), {"service": self}))
-        self.url = self.url.replace("127.0.0.1", "localhost")  # By which Beam's client knows to speak REST.
+        self.url = self.url.replace("127.0.0.1", "localhost")  # Beam's client uses REST if this is set.
         self.jobs: list[StoredJob] = []
         self.calls: list[tuple[str, str]] = []
         self.on_get: Callable[[StoredJob], None] = lambda job: None

@@ -19,7 +19,7 @@ def main(uri: str) -> None:
     bucket, _, name = uri.removeprefix("gs://").partition("/")
     content = storage.Client.create_anonymous_client().bucket(bucket).blob(name).download_as_bytes()
     pipeline = beam_runner_api_pb2.Pipeline.FromString(content)
-    for environment in pipeline.components.environments.values():  # A container, which this process is in the place of.
+    for environment in pipeline.components.environments.values():  # A container, which this process replaces.
         environment.urn, environment.payload = python_urns.EMBEDDED_PYTHON, b""
         del environment.dependencies[:]
     FnApiRunner().run_via_runner_api(pipeline, PipelineOptions([]))

@@ -28,7 +28,7 @@ from tpu_components.core.files import storage
 RUN_LABEL = "vertex-ai-pipelines-run"  # Of a custom job: the pipeline job that started it.
 _TASK = v1.PipelineTaskDetail.State
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_TRANSIENT = (6, 134, 11, 139)  # SIGABRT and SIGSEGV, as processes and containers end with them.
+_TRANSIENT = (6, 134, 11, 139)  # Exit codes of SIGABRT and SIGSEGV, for processes and containers.
 _MOST_RESTARTS = 3
 
 

@@ -56,7 +56,7 @@ class ExecutionCache:
     Args:
         run: Functions that return a task's output parameters from its inputs, by task; other tasks return "".
         defaults: Whether inputs that a task does not name count by their default, and with placeholders filled in.
-            KFP: as written (backend/src/v2/driver/resolve.go). Vertex AI does not document it; a pipeline must work with both.
+            KFP: as written (backend/src/v2/driver/resolve.go). Vertex AI: undocumented; a pipeline must work with both.
     """
 
     run: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = dataclasses.field(default_factory=dict)

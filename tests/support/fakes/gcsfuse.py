@@ -22,7 +22,7 @@ _MOUNT, _OWNER = "FAKE_GCSFUSE_MOUNT", "FAKE_GCSFUSE_OWNER"
 _REPOSITORY = Path(__file__).parents[3]
 _HUGE = 1 << 33  # Blocks.
 _NUMBERS = itertools.count()
-_STAT, _REPLACE, _UNLINK = os.stat, os.replace, os.unlink  # As they are before anything is mounted.
+_STAT, _REPLACE, _UNLINK = os.stat, os.replace, os.unlink  # The original functions, before anything is mounted.
 
 
 def environment(folder: Path, owner: int | None = None) -> dict[str, str]:

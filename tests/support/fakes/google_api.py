@@ -304,7 +304,7 @@ class _Handler(BaseHTTPRequestHandler):
         if drop in ("before", "after"):
             self.close_connection = True
             return
-        with contextlib.suppress(ConnectionError):  # Whoever asked may be dead by now.
+        with contextlib.suppress(ConnectionError):  # The client may have ended.
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text)))

@@ -168,7 +168,7 @@ class JobSet:
                 "JOB_COMPLETION_INDEX": str(index),
                 "TPU_WORKER_ID": str(index),
                 "TPU_WORKER_HOSTNAMES": ",".join(["127.0.0.1"] * count),
-                "JAX_COORDINATOR_PORT": str(port),  # Another training on this machine may have the usual one.
+                "JAX_COORDINATOR_PORT": str(port),  # Another training on this machine may use the usual port.
             }
             pod_name = f"{name}-{self._replicated['name']}-0-{index}-{os.urandom(3).hex()[:5]}"
             pods[pod_name] = Pod(pod_name, index, name, template, told, self._logs)
@@ -195,7 +195,7 @@ class JobSet:
     def _end_pods(self) -> None:
         # Rule: pods of a failed Job get SIGTERM, and are killed after their grace period
         # (https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination)
-        time.sleep(0.0 if self._is_deleted.is_set() else 0.3)  # A controller is not that quick.
+        time.sleep(0.0 if self._is_deleted.is_set() else 0.3)  # A real controller is slower, too.
         for pod in self.pods.values():
             pod.end(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_SECONDS
@@ -258,7 +258,7 @@ class Pod:
     def log(self, *, tail_lines: int = 0, since_seconds: int = 0, timestamps: bool = False) -> str:
         """Return the printed lines."""
         if self.exit_code() is not None:
-            self._reader.join(1.0)  # A process that it has left behind may still print.
+            self._reader.join(1.0)  # A process that it started may still print.
         lines = list(self._lines)
         # Rule: a request for a log can ask for the lines of the last seconds, and for a timestamp before each line
         # (kubernetes/api core/v1/types.go: PodLogOptions; kubernetes/kubernetes pkg/kubelet/kuberuntime/logs/logs.go:

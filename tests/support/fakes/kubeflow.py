@@ -74,7 +74,7 @@ def _read_routes() -> Iterator[tuple[str, re.Pattern[str], str, str, str]]:
             body = re.search(r"body_params = local_var_params\['(\w+)'\]", code)
             kind = re.search(rf":type {body[1]}: (\w+)", code) if body else None
             pattern = re.sub(r"\\\{([\w.]+)\\\}", r"(?P<\1>[^/:]+)", re.escape(path).replace(r"\_", "_"))
-            with contextlib.suppress(re.error):  # Dotted names: of updates, which nobody here sends.
+            with contextlib.suppress(re.error):  # Dotted names belong to updates, which no test sends.
                 yield verb, re.compile(pattern), method, body[1] if body else "", kind[1] if kind else ""
 
 
@@ -132,7 +132,7 @@ class FakeKubeflow(GoogleApiServer):
         self.retry_policy = "OnError"
         self.scarce: set[str] = set()
         self.terminated_state = "FAILED"
-        # On the system's time a test waits for it; on a clock's it must be slept away.
+        # With the system's time a test really waits; with a fake clock it must call `sleep`.
         self.canceling_seconds = 30.0 if clock else 0.0
         self._ending: list[tuple[datetime.datetime, sdk.V2beta1Run]] = []
         self._numbers = itertools.count(1)
@@ -147,7 +147,7 @@ class FakeKubeflow(GoogleApiServer):
         """Return the time, in whole seconds."""
         return self._clock().replace(microsecond=0)
 
-    # What is different from Google's APIs
+    # Differences from Google's APIs
 
     def _parse(self, verb: str, path: str, query: str, body: bytes) -> tuple[str, _Request]:
         for route_verb, pattern, method, name, kind in self._kfp_routes:

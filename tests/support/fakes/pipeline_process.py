@@ -32,7 +32,7 @@ def run(path: Path) -> int:
                 "command": ["python3", "-m", "tests.support.fakes.pipeline_process", "launch", str(path), name],
                 "args": ["{{$}}", "kfp.dsl.executor_main"],
             }
-    if request.get("mount"):  # Not for this process, which is the service's.
+    if request.get("mount"):  # Not set for this process, which belongs to the service.
         os.environ.update(gcsfuse.environment(Path(request["mount"])))
     if "pods" in request:
         for label, executor in spec["deploymentSpec"]["executors"].items():
@@ -44,7 +44,7 @@ def run(path: Path) -> int:
         for name, value in request["parameters"].items()
     }
     local.init(local.SubprocessRunner(use_venv=False), pipeline_root=request["root"], raise_on_error=True)
-    # Not as JSON, which is read as YAML, and to that 1e-09 is a word.
+    # Not JSON: it would be read as YAML, in which 1e-09 is a string.
     components.load_component_from_text(yaml.safe_dump(spec))(**values)
     return 0
 

@@ -138,7 +138,7 @@ class FakeVertex(GoogleApiServer):
         self.elsewhere: set[str] = set()
         self._deleted: dict[str, datetime.datetime] = {}
         self.queued_seconds = 0.0
-        # On the system's time a test waits for it; on a clock's it must be slept away.
+        # With the system's time a test really waits; with a fake clock it must call `sleep`.
         self.cancelling_seconds = 30.0 if clock else 0.2
         self.operation_seconds = 0.0
         self._under_way: list[tuple[datetime.datetime, Callable[[], Any]]] = []
