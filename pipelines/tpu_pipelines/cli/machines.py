@@ -14,7 +14,7 @@ from tpu_pipelines.cli.output import show
 _COLUMNS = {
     "name": "<",
     "machine type": "<",
-    "Vertex takes": "<",
+    "accelerator": "<",
     "chips": ">",
     "devices": ">",
     "hosts": ">",
@@ -22,7 +22,7 @@ _COLUMNS = {
     "TFLOP/s": ">",
     "Vertex $": ">",
     "GKE $": ">",
-    "in": "<",
+    "region": "<",
 }
 _WIDTH = 110
 _PRICE_LISTS = {VERTEX: "Vertex", KUBEFLOW: "GKE"}
