@@ -135,7 +135,7 @@ def _balance(manifest: Manifest) -> list[Block]:
     most = max(sum(classes[0][1]), 1)
     half = _BALANCE_ROWS // 2
     shown = classes if len(classes) <= _BALANCE_ROWS else [*classes[:half], *classes[-half:]]
-    note = f"The largest and the smallest of {len(classes):,}." if len(shown) < len(classes) else ""
+    note = f"The largest and the smallest of {len(classes):,} classes." if len(shown) < len(classes) else ""
     rows = [
         (
             Cell(name),
@@ -181,7 +181,9 @@ def _charts(manifest: Manifest, num_examples: int) -> list[Block]:
             measured = measured or sum(distribution.num_examples for distribution in by_split.values())
     if not charts:
         return []
-    part = f"Of {measured:,} {manifest.input.plural}, chosen by their hashes. " if measured < num_examples else ""
+    part = (
+        f"Measured on {measured:,} {manifest.input.plural}, chosen by their hashes. " if measured < num_examples else ""
+    )
     colours = {name: _COLOURS[name] for name in manifest.splits}
     return [f"{part}Each bar is a share of its split.", draw_legend(colours), charts, _statistics("Figure", rows)]
 
@@ -199,7 +201,7 @@ def _statistics(first: str, rows: Sequence[tuple[str, str, TargetStatistics | Di
 
 def _samples(manifest: Manifest, samples: Mapping[str, markupsafe.Markup]) -> list[Block]:
     is_cut = manifest.task != REGRESSION and len(manifest.class_names) > _SHOWN_CLASSES
-    note = f"Of the first {_SHOWN_CLASSES} of {len(manifest.class_names):,} classes." if is_cut else ""
+    note = f"Samples of the first {_SHOWN_CLASSES} of {len(manifest.class_names):,} classes." if is_cut else ""
     return [note, [_SAMPLES.format(*pair) for pair in samples.items()]] if samples else []
 
 

@@ -48,7 +48,7 @@ def say_corpus(manifest: Manifest) -> None:
         characters, unknown = (split.statistics[count] for count in ("num_characters", "num_unknown"))
         passages = f"{split.num_examples:,} passages of {manifest.input.shape[0]}"
         line = f"{name}: {characters:,} characters, each predicted once, in {passages}"
-        progress.say(STEP, f"{line}; {unknown:,} are not in the training split")
+        progress.say(STEP, f"{line}; {unknown:,} characters are not in the training split")
 
 
 def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarray, splits: np.ndarray) -> None:

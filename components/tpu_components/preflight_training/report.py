@@ -28,8 +28,8 @@ _TIMES_ORIGIN = (
     f"communication as an upper bound; nothing was run on a TPU. {INTERVALS}"
 )
 _TENSORFLOW_ORIGIN = (
-    "TensorFlow jobs run an older compiler than this one: figures are estimates, and the sum over replicas is added by "
-    "rule"
+    "TensorFlow jobs use an older compiler than this one: figures are estimates, and a formula adds the time of the "
+    "sum over replicas"
 )
 _NO_ESTIMATE = " of the computation, from the bytes that it moves: the compiler has no estimate"
 _GUESSED = 0.1  # A larger share of a step's computation is shown next to the step's time.

@@ -118,7 +118,7 @@ class RunComparison(Displayed):
         """How to choose a run, in words; empty if the runs are not ranked."""
         if not self.ranked_by:
             return ""
-        best = f"the best of {len(self.runs)} runs on it looks better than it is"
+        best = f"the best of {len(self.runs)} runs looks better there than it is"
         if self.split == VALIDATION:
             return f"Ranked by {self.ranked_by}: {best}. Judge it on the test split."
         return (

@@ -109,7 +109,7 @@ def _without_missing_compiler(config: Config) -> Config:
         try:
             sandbox.require_compiler([config.preflight.paid.slice])
         except InputError as error:
-            say("preflight_training", f"left out. {error}")
+            say("preflight_training", f"skipped: {error}")
             return dataclasses.replace(config, preflight=None)
     return config
 

@@ -174,7 +174,7 @@ class FootprintComparison:
         """Messages if the other run had another compiler, or another number of training examples."""
         compilers = {name: self.old.compiler.get(name, "another version") for name in sorted(self.new.compiler)}
         caveats = [
-            f"compiled by {name} {self.new.compiler[name]}, {self.name} by {before}"
+            f"compiled with {name} {self.new.compiler[name]}, {self.name} with {before}"
             for name, before in compilers.items()
             if before != self.new.compiler[name]
         ]

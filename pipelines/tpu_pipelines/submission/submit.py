@@ -253,10 +253,10 @@ def describe(config: Config, plan: RunPlan) -> Iterator[Finding]:
     yield Finding("machine", Status.OK, ", then ".join(machines))
     yield from answer(Check("price", lambda: _prices(config, plan)))
     yield from answer(image_check(run.platform, run.settings.images))
-    data = [config.data.source, *(f"{count:,} to {split}" for split, count in splits.items())]
+    data = [config.data.source, *(f"{split} {count:,}" for split, count in splits.items())]
     yield Finding("data", Status.OK, ", ".join(data))
     if plan.resources:
-        yield Finding("asks for", Status.OK, plan.resources)
+        yield Finding("requests", Status.OK, plan.resources)
     yield from model_findings(config.training.model, plan.carried)
     yield Finding("job", Status.OK, f"{plan.jobs[0].job_id}, with its checkpoints in {plan.checkpoints}")
 

@@ -200,7 +200,7 @@ def test_text_ends_with_what_the_figures_rest_on():
     ) in _squeeze(text)
     assert INTERVALS in _squeeze(text)
     assert "TensorFlow" not in text
-    assert "TensorFlow jobs run an older compiler than this one" in _squeeze(as_text(_report(backend="tensorflow")))
+    assert "TensorFlow jobs use an older compiler than this one" in _squeeze(as_text(_report(backend="tensorflow")))
 
 
 def test_text_says_that_a_compilation_is_not_of_today():
@@ -422,7 +422,7 @@ def test_page_names_data_versions_and_sources(words):
     assert "libtpu 0.0.42.1, jax 0.10.2" in text
     assert f"{_KIND} (2026-08-22); https://cloud.google.com/tpu/pricing" in text
     assert "guessed 8% of the computation, from the bytes that it moves: the compiler has no estimate" in text
-    assert "TensorFlow jobs run an older compiler" in text
+    assert "TensorFlow jobs use an older compiler" in text
 
 
 def test_page_of_a_machine_that_failed_says_why_and_where(words):

@@ -408,7 +408,7 @@ def test_without_the_tpu_compiler_preflight_is_left_out_and_says_what_to_install
     summary = run_local.run_local(load_config("digits", ["deploy=false"]), tmp_path).summary
     assert empty_steps.ran == ["create_tfrecords", "train_model", "evaluate_model"]
     assert (summary.status, summary.config["preflight"]) == ("rejected", False)
-    assert "[preflight_training] left out." in (said := capsys.readouterr().err)
+    assert "[preflight_training] skipped: " in (said := capsys.readouterr().err)
     assert "pip install 'tpu-pipelines[preflight]'" in said
 
 

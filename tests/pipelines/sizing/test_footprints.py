@@ -112,7 +112,7 @@ def test_the_summary_says_what_a_reviewer_asks_for():
     moved = beside(machine="v6e-8", compiler={"libtpu": "2"}, num_examples=12800)
     assert moved.summary == "+$0.0053 a run at Compute Engine's list price, fits v6e-8, v5e-8 before"
     assert moved.caveats == (
-        "compiled by libtpu 2, digits 0001 by 1",
+        "compiled with libtpu 2, digits 0001 with 1",
         "12,800 training examples, digits 0001 had 6,400",
     )
 

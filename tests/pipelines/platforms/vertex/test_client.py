@@ -608,7 +608,7 @@ def test_a_dry_run_says_what_is_missing_writes_the_requests_where_it_is_told_and
         "ok       machine  v5e-4 in us-central1, then v6e-4 in us-central1, then v5e-4 in us-east1\n"
         "unknown  price    preflight is switched off\n"
         f"ok       image    {os.environ['TPU_PIPELINES_IMAGE']}\n"
-        "ok       data     sklearn:digits, 1,259 to train, 179 to validation, 359 to test\n"
+        "ok       data     sklearn:digits, train 1,259, validation 179, test 359\n"
         "ok       model    /my_model.py is uploaded as gs://my-bucket/pipelines/models/SHA256/my_model.zip, N bytes\n"
         "ok       job      digits/DIGEST, with its checkpoints in digits/DIGEST\n\n"
     )
