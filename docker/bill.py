@@ -1,6 +1,6 @@
-"""Completes the list of an environment's packages: licences told in words, Python itself, and the system's packages.
+"""Completes an environment's software bill of materials: licences as text, Python, and the system's packages.
 
-Usage: ENVIRONMENT/bin/python bill.py BILL, where the system's packages are those of the image.
+Usage: ENVIRONMENT/bin/python bill.py BILL
 """
 
 import importlib.metadata
@@ -16,15 +16,15 @@ Part = dict[str, Any]
 
 
 def in_words(name: str) -> list[Part]:
-    """Return the licence that an installed Python package names in words alone, which is none of SPDX's."""
+    """Return the licence of an installed Python package that is given as free text, without an SPDX identifier."""
     words = importlib.metadata.metadata(name).get("License", "").partition("\n")[0]
     return _named([words] if words else [])
 
 
 def debian_packages(root: Path) -> list[Part]:
-    """Return the packages that Debian's dpkg has installed below a folder; none where there is no dpkg.
+    """Return the packages that Debian's dpkg has installed below a folder; empty without dpkg.
 
-    A licence is named as the package's copyright file does, where that is written for machines to read:
+    Licences are taken from the package's copyright file if it is machine-readable:
     https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
     """
     status = root / "var" / "lib" / "dpkg" / "status"
@@ -43,9 +43,11 @@ def _debian_package(root: Path, fields: dict[str, str], system: dict[str, str]) 
     # https://github.com/package-url/purl-spec/blob/main/types-doc/deb-definition.md; advisories are by source package,
     # which scanners read in `upstream`.
     source, _, of_source = fields.get("Source", name).partition(" ")
-    told = {"arch": fields["Architecture"], "distro": f"{system['ID']}-{system.get('VERSION_ID', '')}"}
-    told |= {"upstream": f"{source}@{of_source.strip('()')}" if of_source else source} if "Source" in fields else {}
-    purl = f"pkg:deb/{system['ID']}/{name}@{urllib.parse.quote(version, safe='')}?{urllib.parse.urlencode(told)}"
+    qualifiers = {"arch": fields["Architecture"], "distro": f"{system['ID']}-{system.get('VERSION_ID', '')}"}
+    qualifiers |= (
+        {"upstream": f"{source}@{of_source.strip('()')}" if of_source else source} if "Source" in fields else {}
+    )
+    purl = f"pkg:deb/{system['ID']}/{name}@{urllib.parse.quote(version, safe='')}?{urllib.parse.urlencode(qualifiers)}"
     part = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
     text = root / "usr" / "share" / "doc" / name / "copyright"
     words = text.read_text(errors="replace") if text.is_file() else ""
@@ -65,7 +67,7 @@ def _python() -> Part:
 
 
 def main(path: Path) -> None:
-    """Complete the bill in a file."""
+    """Complete the bill of materials in a file."""
     bill = json.loads(path.read_text())
     for part in bill["components"]:
         if "licenses" not in part and (licences := in_words(part["name"])):

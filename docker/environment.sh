@@ -1,10 +1,10 @@
 #!/bin/sh
-# Fills the environment $1 with what the lock $2 names, takes away what nothing here runs, lists the rest, and compiles.
-# In an environment that another lock has filled it does so for what is new.
+# Installs the lock $2 into the environment $1, removes unused files, lists the packages, and compiles the rest.
+# In an environment that already has another lock's packages, only the new files are compiled.
 set -eu
 environment=$1 lock=$2
 
-install() {  # --no-deps: the lock is complete, and a second look at dependencies could only disagree with it.
+install() {  # --no-deps: the lock is complete, so pip must not resolve dependencies again.
   [ -d "$1" ] || python3 -m venv --without-pip "$1"
   python3 -m pip --python "$1/bin/python" install --no-compile --no-deps --require-hashes -r "$2"
 }
@@ -12,10 +12,10 @@ install() {  # --no-deps: the lock is complete, and a second look at dependencie
 [ -d /opt/sbom ] || install /opt/sbom sbom.lock
 install "$environment" "$lock"
 
-# Tests, headers and Cython; libclang, which TensorFlow asks for and does not load; TensorBoard's server and its pages;
-# TensorFlow's StableHLO, which nothing imports; LiteRT's part for a GPU; of Vertex AI's client all but v1, which alone is
-# asked; of Arrow what speaks to servers, and second copies of what a wheel cannot link to; of AWS's services all but S3
-# and what signs in to it; test data.
+# Remove tests, headers and Cython; libclang, which TensorFlow requires but does not load; TensorBoard's server and pages;
+# TensorFlow's StableHLO, which nothing imports; LiteRT's GPU delegate; Vertex AI's client except v1; Arrow's clients of
+# servers, and second copies of its libraries, which a wheel cannot link to; AWS's services except S3 and sign-in; test
+# data.
 find "$environment/lib" -depth -type d \( -name tests -o -path '*/tensorflow/include' -o -path '*/site-packages/clang' \
   -o -path '*/jax/_src/internal_test_util' -o -path '*/tensorboard_data_server/bin' \
   -o -path '*/cloud/aiplatform_v1beta1' -o -path '*/site-packages/vertexai' -o -path '*/site-packages/agentplatform' \
@@ -31,8 +31,8 @@ find "$environment/lib" -type f \( -name stablehlo_extension.so -o -name libLite
   "$environment/bin/python"
 "$environment/bin/python" bill.py "$environment/sbom.cdx.json"
 
-# Not compared with their sources' times at every start. In one process and one order: what an object's references are
-# counted to, which is in the file, depends on what was compiled before it.
+# unchecked-hash: Python does not compare the files with their sources at every start. One process and one order: reference
+# counts of objects are part of the compiled file, and depend on the files that were compiled before.
 find "$environment/lib" -name '*.py' $([ ! -f compiled ] || echo -newer compiled) | LC_ALL=C sort \
   | "$environment/bin/python" -m compileall -fq --invalidation-mode unchecked-hash -i -
 touch compiled

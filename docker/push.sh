@@ -1,12 +1,12 @@
 #!/bin/sh
-# Pushes the image $2 with $1, which is docker, podman or buildah, and prints its name by digest on stdout.
+# Pushes the image $2 with $1 (docker, podman or buildah), and prints its name by digest on stdout.
 set -eu
 engine=$1 image=$2 flags=${PUSH_FLAGS:-}
 case $image in */*) registry=${image%%/*} ;; *) registry= ;; esac
 case $registry in
   *.* | *:* | localhost) ;;
   *)
-    echo "error: cannot push $image: its name has no registry. Build and push one that has, as" >&2
+    echo "error: cannot push $image: expected a name with a registry. Build and push it with a full name, for example" >&2
     echo "make image push IMAGE=europe-docker.pkg.dev/PROJECT/REPOSITORY/tpu-pipelines:1" >&2
     exit 2
     ;;

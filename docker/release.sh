@@ -1,6 +1,6 @@
 #!/bin/sh
-# Pushes the released images to the registry $2 with $1 and writes build/release/notes.md: the changelog's section of
-# this version, then each image by digest. The image that trains is not passed on: libtpu's licence forbids it.
+# Pushes the released images to the registry $2 with $1, and writes build/release/notes.md: the changelog's section of
+# this version, then each image by digest. The training image is not published, because libtpu's licence forbids it.
 set -eu
 engine=$1 registry=$2
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -16,7 +16,7 @@ mkdir -p build/release
 notes=build/release/notes.md
 sed -n "/^## $version\b/,/^## [0-9]/{/^## [0-9]/!p}" CHANGELOG.md >"$notes"
 if [ ! -s "$notes" ]; then
-  echo "error: CHANGELOG.md has no section '## $version'. Write it." >&2
+  echo "error: CHANGELOG.md has no section '## $version'. Add it." >&2
   exit 2
 fi
 printf '\n### Images\n\n' >>"$notes"

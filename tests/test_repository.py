@@ -315,3 +315,10 @@ def test_the_lock_names_no_index_and_pins_every_package_with_hashes():
         r"^([a-z0-9][^ =]*)==(\S+)((?:.*\\\n)(?: +--hash=sha256:[0-9a-f]{64}.*\n)+)", lock, re.MULTILINE
     )
     assert len(entries) == len(re.findall(r"^[a-z0-9]", lock, re.MULTILINE))
+
+
+def test_make_help_says_what_every_target_does():
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    described = {line.split()[0] for line in listed.splitlines() if len(line.split()) > 2}
+    assert set(targets) - described == set()

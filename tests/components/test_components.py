@@ -373,7 +373,7 @@ def test_find_drift_component_says_what_has_drifted_and_fails_only_where_it_is_t
     assert len(pictures) >= 2 * 6 * 2, "six of either, of each figure of pictures that has drifted"
     assert json.loads((Path(drift.path) / "drift.json").read_text())["drifted"] is True
     assert _record(drift)["state"] == "succeeded"
-    with pytest.raises(InputError, match=r"Stopped, since the data have drifted from those of .*: "):
+    with pytest.raises(InputError, match=r"Stopped because the data have drifted from those of .*: "):
         find(records=records, drift=drift, page=page, against=str(digits_records), stop=True)
 
 

@@ -149,4 +149,4 @@ def test_a_model_of_another_task_is_refused_before_anything_runs(finished):
     task, folder, _, _ = finished
     other = {"multi_label": "accuracy", "regression": "micro_f1"}[task]
     done, _ = run(folder, "--set", f"gate.minimum={{{other}: 0.5}}")
-    assert_user_error(done, f"Cannot use gate: '{other}' in minimum is no metric of the task {task}")
+    assert_user_error(done, f"Cannot use gate: '{other}' in minimum is not a metric of the task {task}")

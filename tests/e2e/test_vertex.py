@@ -108,7 +108,7 @@ def test_every_model_that_the_gate_lets_through_is_served_and_no_other_is(cloud,
     code, alike, err = submit(capfd, strong, "training.learning_rate=0.00201")
     assert code == 3, err
     reasons = evaluation(cloud, alike["job_id"])["gate"]["reasons"]
-    assert [reason["metric"] for reason in reasons if "it has to be better" in reason["text"]] == ["accuracy"]
+    assert [reason["metric"] for reason in reasons if "it must be better" in reason["text"]] == ["accuracy"]
     assert (versions(cloud), shares(cloud)) == ({"1": [], "2": ["champion", "default"]}, {"1": 50, "2": 50})
 
     code, _, err = submit(capfd, strong, "training.learning_rate=1e30")

@@ -107,7 +107,7 @@ def test_predict_refuses_what_it_cannot_read(finished_run, tmp_path):
     export = str(finished_run[0] / "digits" / "export")
     (tmp_path / "text.png").write_text("no image")
     np.save(tmp_path / "floats.npy", np.full((1, 8, 8), 1.5))  # Neither whole numbers nor shares of 255.
-    assert_user_error(tpu_pipelines_here("predict", str(tmp_path), "x.png"), "a folder with no export.json in it")
+    assert_user_error(tpu_pipelines_here("predict", str(tmp_path), "x.png"), "a folder without export.json")
     assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "text.png")), "not an image")
     assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "none.png")), "there is no such file")
     assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "floats.npy")), "received float64[1, 8, 8")

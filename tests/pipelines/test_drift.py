@@ -69,7 +69,7 @@ def test_other_data_that_look_alike_are_no_occasion_where_drift_is(decide):
     assert not decision.needed
     assert "data" in decision.changed
     assert decision.reason.endswith(
-        "no figure of the data has drifted, by 1,200 examples against the 1,797 of digits 0001"
+        "no statistic of the data has drifted, comparing 1,200 examples with the 1,797 of digits 0001"
     )
     assert decide(1.0, "drifted,changed").needed
 
@@ -77,14 +77,14 @@ def test_other_data_that_look_alike_are_no_occasion_where_drift_is(decide):
 def test_data_that_have_drifted_are_one_and_their_figures_are_named(decide):
     decision = decide(0.7)
     assert decision.needed
-    assert "the data have drifted, by 1,200 examples against the 1,797 of digits 0001: " in decision.reason
+    assert "the data have drifted, comparing 1,200 examples with the 1,797 of digits 0001: " in decision.reason
     assert "brightness " in decision.reason
 
 
 def test_without_a_champion_that_keeps_a_sketch_changed_data_are_one(decide, tmp_path):
     decision = decide(1.0, "drifted", "deploy.alias=latest")
     assert decision.needed
-    assert decision.reason.endswith("there is no registered champion whose data these could be compared with")
+    assert decision.reason.endswith("there is no registered champion to compare the data with")
     registry = (tmp_path / "registry").resolve()
     (tmp_path / "registry").unlink()
     shutil.copytree(registry, tmp_path / "registry")
@@ -93,9 +93,7 @@ def test_without_a_champion_that_keeps_a_sketch_changed_data_are_one(decide, tmp
     described.write_text(json.dumps(json.loads(described.read_text()) | {"lineage": {}}))
     decision = decide(1.0)
     assert decision.needed
-    assert decision.reason.endswith(
-        "digits 0001 keeps no sketch of its data, so that nobody can say whether they drifted"
-    )
+    assert decision.reason.endswith("digits 0001 has no statistics of its data, so drift is unknown")
 
 
 def test_drift_of_what_has_no_figures_is_refused(tmp_path):

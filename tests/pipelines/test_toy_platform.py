@@ -65,7 +65,7 @@ def test_it_names_the_setting_that_it_needs_and_those_that_only_other_platforms_
 
 def test_messages_take_its_words(toy):
     done = tpu_pipelines_here("submit", *QUICK, "--set", "data.engine=beam", "--dry-run")
-    assert_user_error(done, "for toy: the toy platform has no Beam runner of its own")
+    assert_user_error(done, "for toy: the toy platform does not include a Beam runner")
     done = tpu_pipelines_here("schedule", *QUICK, "--cron", "0 3 * * *", "--no-doctor")
     assert_user_error(done, "The toy platform has no schedules.")
     done = tpu_pipelines_here("status", "flowers", "--target", "toy")

@@ -1,4 +1,4 @@
-"""Write records from the command line: `python -m tpu_components.create_tfrecords --source images:DIR --output DIR`."""
+"""Command line of create_tfrecords: `python -m tpu_components.create_tfrecords --source images:DIR --output DIR`."""
 
 import sys
 

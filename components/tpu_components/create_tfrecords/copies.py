@@ -224,8 +224,8 @@ class Copies:
         require_examples(
             splits,
             result,
-            "copies, equal or nearly so, of examples that are held out. Say in a CSV column what belongs together and "
-            "name it in data.group_column, remove the copies, or leave them in with data.join_copies=false.",
+            "exact or near copies of held-out examples. Set data.group_column to a CSV column that groups related "
+            "examples, remove the copies, or keep them with data.join_copies=false.",
         )
         return result
 

@@ -94,7 +94,7 @@ def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[
     sections = {
         "Classes, largest first": _balance(manifest),
         "Targets": _targets(manifest),
-        f"Figures of the {manifest.input.plural}": _charts(manifest, num_examples),
+        f"Statistics of the {manifest.input.plural}": _charts(manifest, num_examples),
         "Samples": _samples(manifest, samples),
         "Quarantined": _quarantined(manifest),
         "Copies": _copies(manifest, copies),
@@ -113,7 +113,7 @@ def _numbers(manifest: Manifest, copies: Mapping[str, Any], num_examples: int) -
     def judged(count: int, detail: str) -> dict[str, Any]:
         return {"value": f"{count:,}", "details": [Cell(detail, "bad" if count else "good")]}
 
-    left_out = f"{copies['exact']:,} equal, {copies['near']:,} nearly so, {copies['left_out']:,} left out"
+    left_out = f"{copies['exact']:,} exact, {copies['near']:,} near, {copies['left_out']:,} left out"
     return [
         *(
             Figure(name, f"{split.num_examples:,}", [f"{percent(split.num_examples / num_examples, 1)} of all"])
@@ -121,8 +121,8 @@ def _numbers(manifest: Manifest, copies: Mapping[str, Any], num_examples: int) -
         ),
         Figure("quarantined", **judged(len(manifest.quarantined), "unreadable, not stored")),
         Figure("copies", f"{copies['exact'] + copies['near']:,}", [left_out]),
-        Figure("copies across splits", **judged(copies["across_splits"], "sets: they flatter the result")),
-        Figure("copies of several labels", **judged(copies["contradictory"], "sets: at least one label is wrong")),
+        Figure("copies across splits", **judged(copies["across_splits"], "sets: they make the result look better")),
+        Figure("copies with different labels", **judged(copies["contradictory"], "sets: at least one label is wrong")),
     ]
 
 
@@ -135,7 +135,7 @@ def _balance(manifest: Manifest) -> list[Block]:
     most = max(sum(classes[0][1]), 1)
     half = _BALANCE_ROWS // 2
     shown = classes if len(classes) <= _BALANCE_ROWS else [*classes[:half], *classes[-half:]]
-    note = f"The largest and the smallest of {len(classes):,}." if len(shown) < len(classes) else ""
+    note = f"The largest and the smallest of {len(classes):,} classes." if len(shown) < len(classes) else ""
     rows = [
         (
             Cell(name),
@@ -181,7 +181,9 @@ def _charts(manifest: Manifest, num_examples: int) -> list[Block]:
             measured = measured or sum(distribution.num_examples for distribution in by_split.values())
     if not charts:
         return []
-    part = f"Of {measured:,} {manifest.input.plural}, chosen by their hashes. " if measured < num_examples else ""
+    part = (
+        f"Measured on {measured:,} {manifest.input.plural}, chosen by their hashes. " if measured < num_examples else ""
+    )
     colours = {name: _COLOURS[name] for name in manifest.splits}
     return [f"{part}Each bar is a share of its split.", draw_legend(colours), charts, _statistics("Figure", rows)]
 
@@ -199,7 +201,7 @@ def _statistics(first: str, rows: Sequence[tuple[str, str, TargetStatistics | Di
 
 def _samples(manifest: Manifest, samples: Mapping[str, markupsafe.Markup]) -> list[Block]:
     is_cut = manifest.task != REGRESSION and len(manifest.class_names) > _SHOWN_CLASSES
-    note = f"Of the first {_SHOWN_CLASSES} of {len(manifest.class_names):,} classes." if is_cut else ""
+    note = f"Samples of the first {_SHOWN_CLASSES} of {len(manifest.class_names):,} classes." if is_cut else ""
     return [note, [_SAMPLES.format(*pair) for pair in samples.items()]] if samples else []
 
 
@@ -221,7 +223,7 @@ def _copies(manifest: Manifest, copies: Mapping[str, Any]) -> list[Block]:
         more = len(copied["examples"]) - len(members)
         rows.append((Cell(kind, "bad" if faults else ""), Cell(f"{shown} and {more} more" if more else shown, "path")))
     note = (
-        f"Sets of equal or nearly equal {manifest.input.plural}, those of several labels or splits first; "
+        f"Sets of exact or near copies of {manifest.input.plural}, those with several labels or splits first; "
         "copies.json lists more."
     )
     return [note, Table({"Set": "<", "Examples": "<"}, rows)] if rows else []

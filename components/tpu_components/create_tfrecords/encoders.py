@@ -299,6 +299,6 @@ def _first_shape(plan: DatasetPlan, image: ImageRule) -> tuple[int, int, int]:
             reason = reason or f"{key!r}: {error}"
     raise InputError(
         f"Found no readable image in {plan.params.source!r}: expected JPEG, PNG or another image format, received "
-        f"{len(listing.keys)} files that are none (first: {reason}). Check the source."
+        f"{len(listing.keys)} files that cannot be read as images (first: {reason}). Check the source."
         + (f" Notes about the source: {'; '.join(listing.notes)}." if listing.notes else "")
     )

@@ -1,4 +1,4 @@
-"""Log messages about the written data set, and a check that not too many inputs were quarantined."""
+"""Messages about the written data set, and a check that not too many inputs were quarantined."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ def say_statistics(encoder: TextEncoder, manifest: Manifest) -> None:
     texts = encoder.input
     side = "first" if texts.truncate == END else "last"
     progress.say(
-        STEP, f"{len(encoder.vocabulary):,} words known; of a longer text the {side} {texts.num_tokens} tokens are kept"
+        STEP, f"vocabulary of {len(encoder.vocabulary):,} words; longer texts keep the {side} {texts.num_tokens} tokens"
     )
     for name, split in manifest.splits.items():
-        told = split.statistics
+        totals = split.statistics
         line = (
-            f"{name}: {told['num_truncated']:,} of {split.num_examples:,} texts cut, {told['num_padded']:,} padded, "
-            f"{told['num_unknown'] / told['num_tokens']:.2%} of the tokens kept unknown"
+            f"{name}: {totals['num_truncated']:,} of {split.num_examples:,} texts cut, {totals['num_padded']:,} "
+            f"padded, {totals['num_unknown'] / totals['num_tokens']:.2%} of the kept tokens unknown"
         )
         progress.say(STEP, line)
     for name, split in manifest.splits.items():
@@ -48,22 +48,22 @@ def say_corpus(manifest: Manifest) -> None:
         characters, unknown = (split.statistics[count] for count in ("num_characters", "num_unknown"))
         passages = f"{split.num_examples:,} passages of {manifest.input.shape[0]}"
         line = f"{name}: {characters:,} characters, each predicted once, in {passages}"
-        progress.say(STEP, f"{line}; {unknown:,} are not in the training split")
+        progress.say(STEP, f"{line}; {unknown:,} characters are not in the training split")
 
 
 def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarray, splits: np.ndarray) -> None:
     """Log how many examples are copies, were left out, have a copy in training, or have copies of other labels."""
     plural = manifest.input.plural
     if summary["sets"]:
-        equal = f"{summary['exact']:,} {plural} are equal to another one, {summary['near']:,} nearly so"
+        equal = f"{summary['exact']:,} {plural} are exact copies of another one, {summary['near']:,} near copies"
         progress.say(STEP, f"{equal}; {COPIES_FILE} lists them")
     if summary["left_out"]:
-        left_out = f"left out {summary['left_out']:,} {plural}, since a copy of each is held out for test or validation"
-        progress.say(STEP, f"{left_out}; data.group_column keeps what belongs together, as a series, in one split")
+        left_out = f"left out {summary['left_out']:,} {plural} with a copy in test or validation"
+        progress.say(STEP, f"{left_out}; data.group_column keeps related examples, such as a series, in one split")
     for name, split in manifest.splits.items():
         if also := int(np.count_nonzero(is_copy & (splits == SPLITS.index(name)))):
             here = f"{also:,} of {split.num_examples:,} {plural} in {name}"
-            progress.say(STEP, f"{here} stand in {TRAIN} too, equal or nearly so, and flatter the result")
+            progress.say(STEP, f"{here} have an exact or near copy in {TRAIN}, which makes the result look better")
     if summary["contradictory"]:
         first = summary["sets"][0]["examples"]
         shown = " and ".join(f"{example['key']!r} ({example['label']})" for example in first[:_SHOWN])
@@ -91,7 +91,7 @@ def say_content(manifest: Manifest) -> None:
         line += f" of {len(named)} classes ({', '.join(named[:_CLASSES_SHOWN])}{more})"
     if turned := statistics["num_turned"]:
         progress.say(
-            STEP, f"{turned:,} photos turned as their EXIF says; data.apply_rotation=false leaves them as they lie"
+            STEP, f"rotated {turned:,} photos by their EXIF orientation; data.apply_rotation=false disables this"
         )
     progress.say(STEP, f"{line}: " + ", ".join(f"{name} {split.num_examples:,}" for name, split in splits.items()))
 
@@ -100,7 +100,7 @@ def say_shares(plan: DatasetPlan, manifest: Manifest) -> None:
     """Log the share of the examples, and of each class, in test and validation, and the share that was requested."""
     own = plan.listing.splits
     params = plan.params
-    told = []
+    shown = []
     drawn = [split for name, split in manifest.splits.items() if own is None or name == TRAIN or name not in own]
     total = sum(split.num_examples for split in drawn)
     all_counts = np.sum([split.class_counts for split in drawn], axis=0)
@@ -112,10 +112,12 @@ def say_shares(plan: DatasetPlan, manifest: Manifest) -> None:
         if manifest.task == CLASSIFICATION:
             shares = np.array(split.class_counts)[all_counts > 0] / all_counts[all_counts > 0]
             got += f" ({shares.min():.1%} to {shares.max():.1%} of a class)"
-        told.append(f"{name} {got}, wanted {wanted:.1%}")
-    if told:
-        line = "; ".join(told)
-        progress.say(STEP, f"{line}. Each example is drawn by itself, so that what was tested never trains later")
+        shown.append(f"{name} {got}, wanted {wanted:.1%}")
+    if shown:
+        line = "; ".join(shown)
+        progress.say(
+            STEP, f"{line}. Each example is assigned on its own, so a test example never becomes a training example"
+        )
 
 
 def check_budget(plan: DatasetPlan, manifest: Manifest) -> None:

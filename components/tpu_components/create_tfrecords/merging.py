@@ -185,7 +185,7 @@ class Merger:
             is_retired = are_among(identities, ids)
             _check_scheme(place, ids, int(are_among(ids, identities).sum()))
             result[self.examples[is_retired]] = LEFT_OUT
-        reason = "of the test sets in data.retired_tests. Wait for new examples, or raise data.test_fraction."
+        reason = "in the test sets of data.retired_tests. Wait for new examples, or raise data.test_fraction."
         require_examples(splits, result, reason)
         return result
 
@@ -294,7 +294,6 @@ def _check_scheme(place: str, retired: np.ndarray, num_known: int) -> None:
 
 
 def _count(task: str, labels: np.ndarray, num_classes: int) -> tuple[int, ...]:
-    """Count the examples of every class."""
     if task == CLASSIFICATION:
         return tuple(np.bincount(labels.astype(int), minlength=num_classes).tolist())
     return tuple(labels.reshape(-1, num_classes).astype(int).sum(axis=0).tolist())

@@ -284,12 +284,14 @@ def check_part(part: Part, listing: Listing, indices: np.ndarray) -> None:
     try:
         odd = [name for name in METADATA if (rows := getattr(part, name)) is not None and len(rows) != len(part.kept)]
         if odd or sum(part.sizes.tolist()) != len(content):
-            raise ValueError(f"{len(content):,} bytes of records, and books of others")
+            raise ValueError(f"{len(content):,} bytes of records, and metadata of other records")
         left[part.kept] = False
         if np.any(np.diff(part.kept) <= 0) or np.any(part.kept < 0):
             raise ValueError("examples in another order")
         if (keys := [item.key for item in part.bad]) != pick(listing.keys, indices[left]):
-            raise ValueError(f"{len(part.kept):,} examples and {len(keys):,} quarantined, of {len(indices):,} others")
+            raise ValueError(
+                f"{len(part.kept):,} examples and {len(keys):,} quarantined, but the task has {len(indices):,} others"
+            )
         kept = indices[part.kept]
         weights = [None] * len(kept) if listing.weights is None else listing.weights[kept, None].tolist()
         labels = listing.labels[kept].tolist()
@@ -298,9 +300,9 @@ def check_part(part: Part, listing: Listing, indices: np.ndarray) -> None:
             fields = read_fields(frame)
             wanted = [[key.encode()], label if isinstance(label, list) else [label], weight]
             if [fields.get(name) for name in (KEY_FEATURE, LABEL_FEATURE, WEIGHT_FEATURE)] != wanted:
-                raise ValueError(f"another name, label or weight than those of {key!r}")
+                raise ValueError(f"a name, label or weight that differs from that of {key!r}")
     except (ValueError, TypeError, IndexError, DamagedRecordError) as error:
         raise InputError(
-            f"The part {part.path} does not hold what the plan has for its task: received {error}. Remove it, and run "
-            "that task again."
+            f"The part {part.path} does not match its task in the plan: received {error}. Remove it, and run that task "
+            "again."
         ) from error

@@ -140,8 +140,8 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None, data_versi
     )
     order = storage_order(apart, params.seed)
     by_split = {name: order[splits[order] == number] for number, name in enumerate(SPLITS)}
-    asked = {TRAIN: 1.0, VALIDATION: params.validation_fraction, TEST: params.test_fraction}
-    for name, fraction in asked.items():
+    wanted_shares = {TRAIN: 1.0, VALIDATION: params.validation_fraction, TEST: params.test_fraction}
+    for name, fraction in wanted_shares.items():
         if fraction and not len(by_split[name]):
             raise InputError(
                 f"The {name!r} split has no examples: {len(listing.keys)} in {params.source!r}, divided so: {rule}. "

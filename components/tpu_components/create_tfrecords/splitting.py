@@ -70,8 +70,8 @@ def assign_splits(
         for name in SPLITS:
             splits[own == name] = SPLITS.index(name)
     rules = [] if own is None else ["the source's own " + ", ".join(sorted(set(own.tolist())))]
-    asked = {TEST: test_fraction, VALIDATION: validation_fraction}
-    shares = {name: share for name, share in asked.items() if share and SPLITS.index(name) not in splits}
+    fractions = {TEST: test_fraction, VALIDATION: validation_fraction}
+    shares = {name: share for name, share in fractions.items() if share and SPLITS.index(name) not in splits}
     if shares:
         pool = np.flatnonzero(splits == SPLITS.index(TRAIN)) if own is not None else slice(None)
         names = keys if groups is None else groups

@@ -1,4 +1,4 @@
-"""Warns if most words of a held-out split are unknown, because a model cannot use what it learned there."""
+"""Warns if most words of a held-out split are unknown, because a model cannot predict them well."""
 
 from collections.abc import Sequence
 

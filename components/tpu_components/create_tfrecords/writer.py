@@ -154,7 +154,7 @@ def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
             copies = dataclasses.replace(copies, splits=kept)
             examples = merger.examples
             merger = regroup(plan.redivided(examples, kept[examples]), merger, prepared.bytes_each, staged)
-    asked = TASKS[params.asked]
+    kind = TASKS[params.asked]
     own = (TEXT_FEATURE,) if isinstance(encoder, TextEncoder) else ()
     manifest = Manifest(
         fingerprint=merger.fingerprint(encoder.input),
@@ -162,10 +162,10 @@ def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
         split_rule=plan.split_rule,
         split_rule_version=plan.rule_version,
         input=encoder.input,
-        task=asked.name,
+        task=kind.name,
         features={
             **dict.fromkeys((encoder.input.feature, *own), "bytes"),
-            LABEL_FEATURE: asked.stored_dtype,
+            LABEL_FEATURE: kind.stored_dtype,
             KEY_FEATURE: "bytes",
             **({} if listing.weights is None else {WEIGHT_FEATURE: "float32"}),
         },
@@ -185,7 +185,7 @@ def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
 def _describe_examples(
     prepared: Prepared, manifest: Manifest, merger: Merger, copies: Copies, staged: Path
 ) -> Manifest:
-    """Write the metadata files beside the records; returns the manifest with the number of left-out examples."""
+    """Write the metadata files next to the records; returns the manifest with the number of left-out examples."""
     plan = prepared.plan
     encoder = prepared.encoder
     stored = merger.by_split("examples")

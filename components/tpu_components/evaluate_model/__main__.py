@@ -1,4 +1,4 @@
-"""Evaluate from the command line: `python -m tpu_components.evaluate_model --records DIR --model DIR --output DIR`."""
+"""Command line of evaluate_model: `python -m tpu_components.evaluate_model --records DIR --model DIR --output DIR`."""
 
 import sys
 

@@ -82,7 +82,7 @@ def _answer_frequencies(targets: np.ndarray, scores: np.ndarray, names: Sequence
     _, place, frequency = np.unique(targets[counts], return_inverse=True, return_counts=True)
     constant = np.zeros((*targets.shape, 2))
     constant[counts, 0] = -np.log(frequency / counts.sum())[place]
-    return "foretelling every character by its frequency alone", constant, ""
+    return "predicting every character by its frequency alone", constant, ""
 
 
 _CONSTANT_ANSWERS: Mapping[str, Callable[[np.ndarray, np.ndarray, Sequence[str]], tuple[str, np.ndarray, str]]] = {

@@ -61,11 +61,11 @@ def evaluate_model(
             compared with the best model that was ever promoted. In a configuration, the default is 0 for the task's own
             metric: accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
         confidence: Confidence level of the comparison with the champion, at least 0.5. With 0.95, at most about 5% of
-            the models that are no better (with a margin: that are worse by the margin) are promoted. With 0.5 there is
+            the models that are not better (with a margin: that are worse by the margin) are promoted. With 0.5 there is
             no significance test: the measured values are compared, and a tie is promoted.
         test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`. With 52, a
-            retraining every week makes a false promotion in at most one of twenty years. With 1, each decision has the
-            whole rate. Decisions are counted in the registry of the champion.
+            retraining every week makes a false promotion in at most one of twenty years. With 1, every decision may use
+            the full error rate. Decisions are counted in the registry of the champion.
         bound_confidence: Confidence level of `minimum` and `maximum`. With 0.95, at most about one in twenty of the
             models whose true value is the bound passes. 0.5 compares the measured value; the reason says how often a
             model at the bound scores as high.

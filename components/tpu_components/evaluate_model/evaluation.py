@@ -105,8 +105,8 @@ def check_slices(params: EvaluateParams, manifest: Manifest, records_dir: Path) 
     kept = [*known, *load_slices(records_dir, params.split)]
     if SIZE in params.slices and SIZE not in kept and isinstance(manifest.input, ImageInput):
         raise InputError(
-            f"Cannot divide the examples by {SIZE!r}, as slices asks: expected the sizes of all pictures beside the "
-            f"records, received none in {records_dir}, which an older version wrote. Run create_tfrecords again."
+            f"Cannot divide the examples by {SIZE!r}, which slices requires: an older version wrote {records_dir} "
+            "without the sizes of the images. Run create_tfrecords again."
         )
     params.check_slices(kept)
 

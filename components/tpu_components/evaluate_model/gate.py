@@ -89,12 +89,12 @@ def _check_bound(challenger: ModelMetrics, metric: str, bound: float, word: str,
     text = f"{metric} {show(value, *digits)}, required {word} {show(bound, *digits)}"
     if confidence > NO_CONFIDENCE:
         passed = reached and probability is not None and probability <= 1 - confidence
-        unknown = "" if probability is not None else ", which so few examples cannot say"
+        unknown = "" if probability is not None else ", which cannot be tested with so few examples"
         text += f" with {level(confidence)} confidence{unknown}"
     if probability is not None:
         side = "high" if value >= bound else "low"
         share = percent(probability)
-        text += f"; a model of exactly {show(bound, *digits)} comes out as {side} in {share} of cases"
+        text += f"; a model with a true value of {show(bound, *digits)} scores as {side} in {share} of cases"
     note = macro_notes(challenger.details).get(metric)
     return Rule(passed, metric, f"{text} ({note})" if note else text)
 
@@ -112,11 +112,11 @@ def _compare(challenger: ModelMetrics, comparison: Comparison, metric: str, allo
         passed = worse_by <= allowed or _tie(theirs - sign * allowed, ours)
         return Rule(passed, metric, f"{text}; it may be worse by {show(allowed)}")
     if difference is None:
-        return Rule(False, metric, f"{text}, but what chance leaves of that is not defined on so few examples")
+        return Rule(False, metric, f"{text}, but so few examples do not show whether this is chance")
     sure = f"with {level(confidence)} confidence"
     passed, limit = (_is_better if allowed == 0 else _is_no_worse)(difference, allowed, confidence, sure)
     if not passed and difference.detectable is not None:
-        limit += f". These examples show a difference of {show(difference.detectable)} in 80 cases of 100"
+        limit += f". These examples reveal a difference of {show(difference.detectable)} in 80 of 100 cases"
     if not passed and allowed == 0 and _tie(ours, theirs):
         limit += f". With gate.max_regression.{metric} above 0, an equal model may pass"
     return Rule(passed, metric, f"{text}{limit}")
@@ -124,26 +124,26 @@ def _compare(challenger: ModelMetrics, comparison: Comparison, metric: str, allo
 
 def _is_better(difference: Difference, allowed: float, confidence: float, sure: str) -> tuple[bool, str]:
     if difference.advantage <= 0:
-        return False, f"; it has to be better, {sure}"
+        return False, f"; it must be better {sure}"
     counts = ""
     if difference.num_better is not None:
-        counts = f" ({difference.num_better:,} right that were wrong, {difference.num_worse:,} wrong that were right)"
+        counts = f" ({difference.num_better:,} newly right, {difference.num_worse:,} newly wrong)"
     if difference.luck > 1 - confidence or difference.least is None:
         luck = percent(difference.luck)
-        return False, f"{counts}, but luck gives as much in {luck} of cases; it has to be better {sure}"
+        return False, f"{counts}, but chance alone gives as much in {luck} of cases; it must be better {sure}"
     return True, f"{counts}, {sure} by more than {show(max(difference.least, 0.0))}"
 
 
 def _is_no_worse(difference: Difference, allowed: float, confidence: float, sure: str) -> tuple[bool, str]:
     limit = f"; it may be worse by {show(allowed)}"
     if difference.least is None:
-        return False, f"{limit}, which so few examples cannot say {sure}"
+        return False, f"{limit}, which cannot be tested {sure} with so few examples"
     worst = show(-difference.least, allowed)
     if difference.least <= -allowed:
-        return False, f"{limit}, but as much as {worst} is not ruled out {sure}"
+        return False, f"{limit}, but a loss of {worst} is not ruled out {sure}"
     if difference.least >= 0:
         return True, f"{limit}, and is no worse {sure}"
-    return True, f"{limit}, and is not by more than {worst} {sure}"
+    return True, f"{limit}, and is worse by at most {worst} {sure}"
 
 
 def _check_slices(params: EvaluateParams, slices: Sequence[SliceMetric]) -> list[Rule]:
@@ -151,7 +151,7 @@ def _check_slices(params: EvaluateParams, slices: Sequence[SliceMetric]) -> list
     sure = f"with {level(params.confidence)} confidence in all {len(slices):,} slices"
     rules = []
     if slices and params.slice_minimum:
-        least = f"the least that a slice may have, {show(params.slice_minimum)}"
+        least = f"the minimum of slices, {show(params.slice_minimum)}"
         low = [
             f"{part.metric} {show(part.value)} of {part} is below {least}, {sure}"
             for part in sorted(slices, key=lambda part: part.value)
@@ -175,7 +175,7 @@ def _check_slices(params: EvaluateParams, slices: Sequence[SliceMetric]) -> list
 def _list_slices(metric: str, failed: Sequence[str], otherwise: str) -> list[Rule]:
     if not failed:
         return [Rule(True, metric, otherwise)]
-    more = [f"{len(failed) - _LISTED_SLICES:,} more slices are as bad"] if len(failed) > _LISTED_SLICES else []
+    more = [f"{len(failed) - _LISTED_SLICES:,} more slices fail"] if len(failed) > _LISTED_SLICES else []
     return [Rule(False, metric, text) for text in [*failed[:_LISTED_SLICES], *more]]
 
 
@@ -185,4 +185,4 @@ def _tie(value: float, other: float) -> bool:
 
 def _why_undefined(metric: str) -> str:
     needs = BY_NAME[metric].needs if metric in BY_NAME else "finite results of Keras, and a model that measures it"
-    return f"it needs {needs}" if needs else "it is of another task"
+    return f"it needs {needs}" if needs else "it belongs to another task"

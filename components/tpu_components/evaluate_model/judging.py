@@ -28,7 +28,7 @@ def judge(
     seen: np.ndarray | None,
     held_out: HeldOutSet | None,
 ) -> tuple[Evaluation, list[ModelMetrics], list[Comparison]]:
-    """Judge a model by the examples that no compared model was trained on; by all examples if none is left.
+    """Judge a model by the examples that no compared model was trained on; if there are none, by all examples.
 
     Args:
         params: The rules of the gate.
@@ -106,7 +106,6 @@ def _describe_groups(truth: GroundTruth, measured: ModelMetrics) -> Groups | Non
 
 
 def _compute_metrics(params: EvaluateParams, predictions: Predictions) -> list[ModelMetrics]:
-    """Return the metrics and details of each model."""
     further = [*predictions.further.values()]
     return [compute_metrics(predictions.truth, outputs, params.top_k, further) for outputs in predictions.outputs]
 

@@ -37,11 +37,11 @@ class EvaluateParams:
             compared with the best model that was ever promoted. In a configuration, the default is 0 for the task's own
             metric: accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
         confidence: Confidence level of the comparison with the champion, at least 0.5. With 0.95, at most about 5% of
-            the models that are no better (with a margin: that are worse by the margin) are promoted. With 0.5 there is
+            the models that are not better (with a margin: that are worse by the margin) are promoted. With 0.5 there is
             no significance test: the measured values are compared, and a tie is promoted.
         test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`. With 52, a
-            retraining every week makes a false promotion in at most one of twenty years. With 1, each decision has the
-            whole rate. Decisions are counted in the registry of the champion.
+            retraining every week makes a false promotion in at most one of twenty years. With 1, every decision
+            may use the full error rate. Decisions are counted in the registry of the champion.
         bound_confidence: Confidence level of `minimum` and `maximum`. With 0.95, at most about one in twenty of the
             models whose true value is the bound passes. 0.5 compares the measured value; the reason says how often a
             model at the bound scores as high.
@@ -119,29 +119,29 @@ class EvaluateParams:
                     if not meant and (near := did_you_mean(metric, list(known))):
                         meant = f"{near} It can only have a {'maximum' if name == 'minimum' else 'minimum'}."
                     raise InputError(
-                        f"{metric!r} in {name} is no metric of the task {task}: expected one of {', '.join(offered)}, "
-                        f"or a name in training.metrics.{meant} Change {name}, or data.task."
+                        f"{metric!r} in {name} is not a metric of the task {task}: expected one of "
+                        f"{', '.join(offered)}, or a name in training.metrics.{meant} Change {name}, or data.task."
                     )
                 if known[metric] == NEITHER and name == "max_regression":
                     raise InputError(
-                        f"{metric} cannot be in max_regression: Keras does not know whether more of it is better. Give "
-                        "it a minimum or a maximum, or a class of keras.metrics with `_direction`."
+                        f"{metric} cannot be in max_regression: Keras does not know whether higher is better. Set "
+                        "a minimum or a maximum, or use a class of keras.metrics with `_direction`."
                     )
                 if not fits(metric, name):
-                    better, other = ("more", "minimum") if name == "maximum" else ("less", "maximum")
+                    better, other = ("higher", "minimum") if name == "maximum" else ("lower", "maximum")
                     raise InputError(
-                        f"{metric} cannot have a {name}: {better} of it is better, so that it would bound good models "
-                        f"only. Received: {name}.{metric}={value!r}. Move it to {other}."
+                        f"{metric} cannot have a {name}: {better} is better, so that it would reject good models. "
+                        f"Received: {name}.{metric}={value!r}. Move it to {other}."
                     )
         if self.test_decisions > 1 and task == LANGUAGE_MODEL:
             raise InputError(
-                f"test_decisions={self.test_decisions} cannot be counted for a {task}: the passages of a corpus have "
-                "no IDs that identify a test set. Remove test_decisions."
+                f"test_decisions={self.test_decisions} is not supported for a {task}: the passages of a corpus have no "
+                "IDs that identify a test set. Remove test_decisions."
             )
         if self.slice_minimum and task in (REGRESSION, LANGUAGE_MODEL):
             raise InputError(
-                f"slice_minimum={self.slice_minimum:g} bounds accuracy or F1, which a {task} has not. Leave it out, "
-                "and bound slices by max_slice_regression."
+                f"slice_minimum={self.slice_minimum:g} is not supported for a {task}, which has no accuracy or F1. "
+                "Remove it, and use max_slice_regression."
             )
 
     def check_slices(self, kept: Sequence[str]) -> None:
@@ -153,8 +153,8 @@ class EvaluateParams:
         for name in self.slices:
             if name not in kept:
                 raise InputError(
-                    f"Cannot divide the examples by {name!r}, as slices asks: expected one of {', '.join(kept)}. A "
-                    f"column of a CSV file is kept beside the records by data.slice_columns.{did_you_mean(name, kept)}"
+                    f"Cannot divide the examples by {name!r}, which slices names: expected one of {', '.join(kept)}. "
+                    f"To use a column of a CSV file, name it in data.slice_columns.{did_you_mean(name, kept)}"
                 )
 
 

@@ -72,7 +72,7 @@ _NUM_PASSAGES = 8
 _BITS_OF_FULL_COLOUR = 10.0  # A probability of one in a thousand.
 _NOTES = {
     CLASSIFICATION: "the most confident first: the model's answer, the true class, and the probability of each.",
-    MULTI_LABEL: "the greatest loss first: labels predicted wrongly, rightly, and missed, with their probability.",
+    MULTI_LABEL: "the greatest loss first: wrong, correct and missed labels, with their probabilities.",
     REGRESSION: "the greatest loss first; an error is the predicted number less the true one.",
 }
 
@@ -105,7 +105,7 @@ def render_report(
         [
             Section(
                 "Headline figures",
-                ["A range below a figure holds with 95% confidence.", _headline_figures(evaluation, manifest.task)],
+                ["Ranges below figures are 95% confidence intervals.", _headline_figures(evaluation, manifest.task)],
             ),
             *compare_slices(evaluation),
             Section("Training", chart_training(history)),
@@ -164,8 +164,8 @@ def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block
         Section(
             "Calibration",
             [
-                "How often the model is right when it is so confident; a larger dot stands for more examples. Below "
-                "the line it is too sure of itself.",
+                "How often the model is right at each confidence; larger dots have more examples. Below the line, the "
+                "model is overconfident.",
                 [page.draw("reliability", "confidence", "accuracy", lambda axes: _plot_reliability(axes, figures))],
             ],
         )
@@ -209,7 +209,7 @@ def _confused_pairs(rows: Sequence[Mapping[str, Any]], confusions: Sequence[tupl
             for count, share, true, predicted in sorted(pairs, key=lambda pair: pair[:2])[:_MAX_PAIRS]
         ],
     )
-    return Section("Most confused classes", [table if pairs else "No class was taken for another."])
+    return Section("Most confused classes", [table if pairs else "No class was confused with another."])
 
 
 def chart_training(history: History) -> list[Block]:
@@ -233,11 +233,11 @@ def chart_training(history: History) -> list[Block]:
     notes: list[Block] = []
     if "penalty" in history[-1]:
         notes.append(
-            "The loss is without the penalty of the model's regularisers, which has a curve of its own: so training "
-            "and validation compare."
+            "The loss excludes the penalty of the model's regularisers, which has its own curve, so that training and "
+            "validation are comparable."
         )
     if "stage" in history[-1]:
-        notes.append("A dotted line stands where a stage of the training begins.")
+        notes.append("Dotted lines mark the starts of training stages.")
     return [*notes, curves]
 
 
@@ -339,14 +339,14 @@ def show_examples(
     if task.name == REGRESSION:
         sections += _chart_targets(names, targets, models[0])
     elif others:
-        note = f"{num_fixed:,} right that were wrong, {len(broken):,} wrong that were right"
+        note = f"{num_fixed:,} newly right, {len(broken):,} newly wrong"
         rest = f" of these {len(shown[2]):,}, the worst first." if len(shown[2]) < len(broken) else ""
         sections.append(Section("Changed since the champion", [f"{note}{':' if shown[2] else '.'}{rest}", of_broken]))
     title = "Largest errors" if task.name == REGRESSION else "Wrong predictions"
     if len(wrong):
         sections.append(Section(title, [f"{len(shown[0]):,} of {len(wrong):,}, {_NOTES[task.name]}", of_wrong]))
     else:
-        sections.append(Section(title, [f"None: all {len(targets):,} examples were predicted right."]))
+        sections.append(Section(title, [f"None: all {len(targets):,} examples were predicted correctly."]))
     if len(right):
         sections.append(Section("Right predictions", ["A sample, with the model's confidence.", of_right]))
     return sections
@@ -480,12 +480,10 @@ def show_passages(
         rows = zip(following, bits[index].tolist(), counts[index].tolist(), strict=True)
         parts = [_show_character(alphabet.decode([id_]), value, counted) for id_, value, counted in rows]
         passages.append(Passage(f"{keys[index]}: {means[index]:.2f} bits per character", parts))
-    written = (
-        "What the model writes after a prompt (grey) from the text it was scored on; at a lower temperature it keeps "
-    )
-    colours = "The redder a character, the less the model expected it; grey ones were only read. Hover for the bits."
+    written = "Texts that the model writes after a prompt (grey) from the scored text; at a lower temperature it stays "
+    colours = "The redder a character, the less the model expected it; grey ones are context. Hover for the bits."
     return [
-        Section("Samples", [f"{written}to what is likely.", (samples)]),
+        Section("Samples", [f"{written}closer to likely characters.", (samples)]),
         Section("Hardest passages", [colours, (passages)]),
     ]
 

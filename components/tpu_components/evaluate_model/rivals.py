@@ -25,7 +25,7 @@ class Rival:
         directory: Folder of the model, written by train_model.
         number: Number of its version in the registry; empty without a registry, like the digest and the place.
         digest: Digest of the model.
-        place: Folder for the decisions on test sets, beside the versions of the registry.
+        place: Folder for the decisions on test sets, next to the versions in the registry.
         registry: The registry; None for a model that is only a folder.
         whose: Words that name the model in a reason of the gate, for example `the champion's`.
     """

@@ -23,7 +23,7 @@ _Part = tuple[str, str, int, np.ndarray | tuple[slice, slice]]
 
 
 def find_slices(params: EvaluateParams, truth: GroundTruth, outputs: np.ndarray) -> tuple[SliceMetric, ...]:
-    """Return the metric of every slice that has examples, beside the champion's; () for a language model.
+    """Return the metric of every slice that has examples, with the champion's; () for a language model.
 
     All bounds together hold with the gate's confidence: each has a higher one, by the Bonferroni correction.
 

@@ -1,4 +1,4 @@
-"""Export from the command line: `python -m tpu_components.export_model --records DIR --model DIR --output DIR`."""
+"""Command line of export_model: `python -m tpu_components.export_model --records DIR --model DIR --output DIR`."""
 
 import sys
 

@@ -114,7 +114,7 @@ def export_model(
         left_out |= scorer.find_differing(params, measured)
         for name in measured:
             if (origin := FORMATS[name].quantized_from) in left_out:  # Int8 is compared by the judged metric only.
-                left_out.setdefault(name, f"the {origin} model, of which it is made, is left out")
+                left_out.setdefault(name, f"the {origin} model, from which it is made, is left out")
         _check(params, left_out)
         formats: dict[str, FormatFacts] = {
             name: typed_values.read({**facts, "score": _finite(facts["score"])}, FormatFacts, name)
@@ -149,8 +149,8 @@ def export_model(
         on_sample = ""
         if facts.num_compared != result.num_examples:
             on_sample = (
-                f" on {facts.num_compared:,} of {result.num_examples:,}, chosen at random: with 95% confidence at "
-                f"most {facts.most_disagreeing:,} of all are answered otherwise"
+                f" on {facts.num_compared:,} of {result.num_examples:,} random examples: with 95% confidence, at most "
+                f"{facts.most_disagreeing:,} of all get another answer"
             )
         progress.say(
             _STEP,
@@ -229,8 +229,8 @@ def try_out(
 
     model = training.model
     parameters = training.model_parameters
-    said = list[str]()
-    built = build_model(model, interface, parameters, said.append)
+    notes = list[str]()
+    built = build_model(model, interface, parameters, notes.append)
     freezer = Freezer(built)
     for stage in training.stages:
         freezer.freeze(stage.frozen)
@@ -243,7 +243,7 @@ def try_out(
         compile_model(built, interface, training, 1, steps_per_epoch=1, jit_compile=False)
         save_architecture(built, work, check_rebuilds(built, model, interface.task_name))
         if used := say_what_is_used(built, training):
-            said.append(f"The model {model!r}: {used}.")
+            notes.append(f"The model {model!r}: {used}.")
         classes = tuple(map(str, range(interface.num_classes)))
         info = ModelInfo(model, parameters, classes, interface.input, interface.task_name, "", {})
 
@@ -255,11 +255,11 @@ def try_out(
             if left_out := _write_formats(trained, work, wanted)[0]:
                 reasons = ". ".join(f"{name}: {reason.removesuffix('.')}" for name, reason in left_out.items())
                 raise InputError(
-                    f"The model {model!r} cannot be exported as export.required={list(required)} asks, found before "
-                    f"its training: {reasons}. Or ask for less."
+                    f"The model {model!r} cannot be exported as export.required={list(required)} requires: {reasons}. "
+                    "Or require fewer formats."
                 )
     seconds = _time_example(built, interface, training.batch_size_per_replica) if is_timed else 0.0
-    return Trial(tuple(said), seconds)
+    return Trial(tuple(notes), seconds)
 
 
 def _time_example(model: Any, interface: Interface, batch_size: int) -> float:
@@ -272,7 +272,7 @@ def _time_example(model: Any, interface: Interface, batch_size: int) -> float:
     inputs, targets, _ = (np.zeros(shape, kind) for shape, kind in interface.batch_shapes(batch_size))
     weights = np.ones(batch_size, np.float32)
     times: list[float] = []
-    with contextlib.suppress(Exception):  # Of the model's own code: the training says more of it.
+    with contextlib.suppress(Exception):  # An error of the model's own code, which the training reports in detail.
         model.train_on_batch(inputs, targets, weights)  # The first call traces the step.
         while sum(times) < _TIMED_SECONDS and len(times) < _TIMED_STEPS:
             start = time.perf_counter()
@@ -315,8 +315,8 @@ def _check(params: ExportParams, left_out: Mapping[str, str]) -> None:
     lacking = [name for name in params.required if name in left_out]
     if lacking or set(left_out) == set(FORMATS):
         reasons = [f"{name}: {left_out[name].removesuffix('.')}" for name in lacking or FORMATS]
-        wanted = f"export.required asks for {', '.join(lacking)}" if lacking else "no format is left"
+        wanted = f"export.required names {', '.join(lacking)}" if lacking else "no format is left"
         raise InputError(
-            f"Nothing was exported: {wanted}. {'. '.join(reasons)}. Check the model for layers that LiteRT lacks or "
-            "that behave differently on a CPU, or loosen the export section."
+            f"Nothing was exported: {wanted}. {'. '.join(reasons)}. Check the model for layers that LiteRT does not "
+            "support or that behave differently on a CPU, or relax the limits in the export section."
         )

@@ -200,7 +200,7 @@ _SIGNATURES: Mapping[str, Callable[..., dict[str, Any]]] = {
 
 
 def write_lite(trained: TrainedModel, path: Path, is_int8: bool) -> str:
-    """Write a LiteRT file with weights as float32 or int8; returns what is quantised, in words.
+    """Write a LiteRT file with weights as float32 or int8; returns a description of the quantised parts.
 
     The int8 model of images is calibrated, and takes uint8. A model with a loop cannot be calibrated: only its weights
     are int8, activations are quantised while the model runs, and the state between two steps stays float32. The file of
@@ -225,8 +225,8 @@ def write_lite(trained: TrainedModel, path: Path, is_int8: bool) -> str:
     except Exception as error:  # Each of the converter's passes raises another class.
         operations = sorted(set(re.findall(r"'(tf\.\w+)' op", str(error))))
         raise InputError(
-            f"LiteRT has no form for a part of this model: {', '.join(operations) or describe(error)}. Replace the "
-            "layer by others that it can run on a CPU, and train again"
+            f"LiteRT does not support part of this model: {', '.join(operations) or describe(error)}. Replace the "
+            "layer with layers that LiteRT can run on a CPU, and train again"
         ) from error
     path.write_bytes(with_plain_pixels(content) if is_int8 else content)
     return quantized

@@ -278,9 +278,9 @@ def _load(path: Path, work: Path, task: dict[str, Any]) -> Candidate:
 def _failure(error: Exception) -> dict[str, Any]:
     """Return `error`, why a format cannot be measured, and `errno` of an operating system's error or None."""
     line, *_ = str(error).strip().splitlines() or [""]
-    said = f"It does not answer in a fresh process: {type(error).__name__}: {line}"
+    message = f"It does not answer in a fresh process: {type(error).__name__}: {line}"
     is_its_own = isinstance(error, DisagreementError)
-    return {"error": str(error) if is_its_own else said, "errno": getattr(error, "errno", None)}
+    return {"error": str(error) if is_its_own else message, "errno": getattr(error, "errno", None)}
 
 
 def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:

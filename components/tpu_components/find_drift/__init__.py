@@ -1,4 +1,4 @@
-"""Detect drift: compare records with the data of a registered version, or with other records."""
+"""Detects drift: compares records with the data of a registered version, or with other records."""
 
 from tpu_components.find_drift.finding import find_drift
 from tpu_components.find_drift.params import DriftParams, DriftResult

@@ -1,4 +1,4 @@
-"""Compare data: `python -m tpu_components.find_drift --records DIR --against VERSION --output DIR`."""
+"""Command line of find_drift: `python -m tpu_components.find_drift --records DIR --against VERSION --output DIR`."""
 
 import sys
 

@@ -52,8 +52,8 @@ def find_drift(
         drift.metadata.update({"alike": result.alike, "drifted": list(result.drifted)})
         if stop and not result.alike:
             raise InputError(
-                f"Stopped, since the data have drifted from those of {against}: {', '.join(result.drifted)}. "
-                "Look at the page, and correct the data or leave stop out."
+                f"Stopped because the data have drifted from those of {against}: {', '.join(result.drifted)}. "
+                "Check the page, and correct the data or remove stop."
             )
         return not result.alike
 

@@ -35,7 +35,7 @@ from tpu_components.find_drift.params import DriftParams, DriftResult
 
 DRIFT_FILE, DRIFT_PAGE_FILE = "drift.json", "drift.html"
 _JOIN = markupsafe.Markup("").join
-_COLOURS = {"these": "orange", "those before": "blue"}
+_COLOURS = {"now": "orange", "before": "blue"}
 _MOST_READ, _SHOWN, _PICTURE_PIXELS = 200, 6, 72
 _FROM, _TO = 0.05, 0.95  # Quantiles of the first and the last image that are shown.
 _PICTURES = PICTURES.format(SWATCH + "{}")

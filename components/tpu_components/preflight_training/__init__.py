@@ -1,4 +1,4 @@
-"""Compile the training step for a TPU without a TPU, to know whether it fits, how long it takes and what it costs."""
+"""Compiles the training step for a TPU, without a TPU, to estimate its memory, time and price."""
 
 from tpu_components.preflight_training.examining import preflight_training
 from tpu_components.preflight_training.params import PreflightParams, PreflightResult

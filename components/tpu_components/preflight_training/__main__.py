@@ -1,4 +1,4 @@
-"""Compile a training step: `python -m tpu_components.preflight_training --records DIR --output DIR --model NAME`."""
+"""Command line: `python -m tpu_components.preflight_training --records DIR --output DIR --model NAME`."""
 
 import sys
 

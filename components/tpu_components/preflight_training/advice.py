@@ -1,4 +1,4 @@
-"""Advice from a preflight: what to change, whether a TPU is worth its price, and which machine to take."""
+"""Advice from a preflight: changes to make, whether a TPU is worth its price, and the best machine."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -20,9 +20,11 @@ _FEW_PRODUCTS = 0.1  # Share of a step's time in matrix products.
 _MUCH_COMMUNICATION = 0.3
 _ADVISED_LAYERS = 3
 _AS_FAST = 1.1
-_UNTIMED = "No compiler tells the memory and time of a GPU: try an epoch there, with a low machine.timeout_seconds."
+_UNTIMED = (
+    "Memory and time on a GPU cannot be predicted: train for one epoch there, with a low machine.timeout_seconds."
+)
 _CHEAPEST_GPU = "t4-1"
-_LET_IT_BE_RESIDENT = "backend=jax, residency=auto and in_memory_mib of at least that let it lie there"
+_LET_IT_BE_RESIDENT = "set backend=jax, residency=auto and in_memory_mib to at least this size"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Adviser:
         report = self.report
         if report.verdict == DOES_NOT_COMPILE:
             return (
-                "Replace what the reason names by operations of fixed shape that run on a TPU, or train on a GPU or "
+                "Replace the operations that the reason names with ones of fixed shape for a TPU, or train on a GPU or "
                 f"CPU{self._prices()}."
             )
         if report.verdict != DOES_NOT_FIT:
@@ -68,13 +70,13 @@ class Adviser:
         largest = report.largest_batch
         larger = self._with_more_memory()
         if largest is None or not largest.size:
-            return f"Not one example fits: take a machine with more memory per device{larger}, or a smaller model."
+            return f"Not even one example fits: use a machine with more memory per device{larger}, or a smaller model."
         sure = "compiled" if largest.is_exact else "compiled; more may fit"
         usable = min(largest.size, self._most_of_the_data)
         if usable < largest.size:
-            sure = f"all that the data set has; {largest.size:,} would fit, {sure}"
+            sure = f"the whole data set; {largest.size:,} would fit, {sure}"
         return (
-            f"Set training.batch_size_per_replica to {usable:,} or less ({sure}), or take a machine with more memory "
+            f"Set training.batch_size_per_replica to {usable:,} or less ({sure}), or use a machine with more memory "
             f"per device{larger}."
         )
 
@@ -108,21 +110,20 @@ class Adviser:
         yield from self._advise_batch()
         if report.unknown_loops:
             yield (
-                f"{report.unknown_loops} loops have a length that the program does not say: each is counted once, and "
-                "the step takes longer than said."
+                f"{report.unknown_loops} loops have an unknown length: each is counted once, so the step takes longer "
+                "than estimated."
             )
         if report.cost is None:
             yield f"No trustworthy price is known for {report.label}."
 
     def _advise_batch(self) -> Iterator[str]:
-        """Yield the advice about the batch of a training that fits."""
         batch_size = self.report.batch_size_per_replica
         largest = self.report.largest_batch
         most = self._most_of_the_data
         if batch_size % SUBLANES:
             yield (
                 f"A batch of {batch_size} per replica leaves rows of the vector units empty: use a multiple of "
-                f"{SUBLANES}, best of 128."
+                f"{SUBLANES}, preferably of 128."
             )
         if largest and largest.size >= 2 * batch_size:
             bound = "At most" if largest.is_upper_bound else "Up to"
@@ -132,13 +133,13 @@ class Adviser:
     def _advise_waiting(self, epoch: EpochTime) -> str:
         report, data = self.report, self.data
         words = (
-            f"The device waits for data {percent(epoch.host_wait)} of the time: it takes "
-            f"{epoch.needed_per_second:,.0f} examples/s, and is fed {report.fed_by(data.host)}."
+            f"The device waits for data {percent(epoch.host_wait)} of the time: it needs "
+            f"{epoch.needed_per_second:,.0f} examples/s, and gets {report.fed_by(data.host)}."
         )
         if not report.is_resident and data.decoded_bytes < report.capacity_bytes // 2:
             words += (
-                f" The decoded training split ({byte_size(data.decoded_bytes)}) fits in the devices' memory, where "
-                f"no host would be in the way: {_LET_IT_BE_RESIDENT}."
+                f" The decoded training split ({byte_size(data.decoded_bytes)}) fits in the devices' memory, where it "
+                f"needs no host: {_LET_IT_BE_RESIDENT}."
             )
         if not self._is_smallest and epoch.host_wait > _MUCH_WAITING:
             words += " A slice of half the size would be as fast."
@@ -149,13 +150,13 @@ class Adviser:
         report = self.report
         products_share = sum(layer.ms for layer in report.layers if layer.mxu_utilization) / step.compute_ms
         if products_share < _FEW_PRODUCTS:
-            yield f"matrix products take {percent(products_share)} of a step, and nothing else is faster on a TPU"
+            yield f"matrix products take {percent(products_share)} of a step, and only they are faster on a TPU"
         elif step.mxu_utilization < _LOW_UTILIZATION:
             yield f"the matrix units are {percent(step.mxu_utilization, 1)} busy while it computes"
         if report.host_calls:
             yield f"{len(report.host_calls)} operations call the host in every step ({report.host_calls[0]})"
         if epoch.host_wait > _MUCH_WAITING and self._is_smallest:
-            yield f"{report.machine}, the least there is, waits for data {percent(epoch.host_wait)} of the time"
+            yield f"{report.machine}, the smallest machine, waits for data {percent(epoch.host_wait)} of the time"
 
     @property
     def _most_of_the_data(self) -> int:
@@ -204,12 +205,12 @@ def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:
     fastest = min(passed, key=lambda report: (report.epoch_seconds, report.usd_per_run))
     words += [f"Cheapest: {_describe(best)}."] if best.cost else []
     if best.cost and best.epoch_seconds < _AS_FAST * fastest.epoch_seconds:
-        which = "None of those compiled" if undecided else "None"
+        which = "No other compiled machine" if undecided else "No other machine"
         words.append(f"{which} is more than {_AS_FAST - 1:.0%} faster.")
     else:
         words.append(f"Fastest: {_describe(fastest)}.")
     if all(report.epoch and report.epoch.host_wait > _MUCH_WAITING for report in passed):
-        words.append("All of them wait for data most of the time: the machine hardly matters before that is solved.")
+        words.append("All of them wait for data most of the time: the machine hardly matters until that is solved.")
     return tuple(words)
 
 

@@ -52,13 +52,12 @@ def preflight_training(
             `early_stopping_epochs`, `monitor`, `callbacks`, `seed`, `backend`, `accelerator`, `num_replicas`,
             `precision`, `in_memory_mib`, `shuffle_buffer`, `residency`, `steps_per_execution`, `sharding`,
             `checkpoint_seconds`, `profile_steps`.
-        epochs: Passes over the training split, for the time and price of a run; 0 takes the epochs of the training.
+        epochs: Passes over the training split, for the time and price of a run; 0 means the epochs of the training.
         paid: The machine that is paid for: `machine`; `region`, `spot` and `target` (the platform), which decide its
             price; `timeout_seconds`, the time limit of the training (0 derives it from the estimate); `attempts`, the
             largest number of starts, each with this limit.
         find_largest_batch: Find the largest batch per replica that fits, by compiling several. If false, only an upper
-            bound is computed; if the configured batch does not fit, the largest batch is found by compiling all the
-            same.
+            bound is computed; if the configured batch does not fit, the largest batch is found by compiling anyway.
         max_step_ms: Refuse a training whose step takes longer than this on the device, in milliseconds; 0 is no limit.
         max_price_usd: Refuse a run whose expected price, at the target's prices, is above this number of US dollars; 0
             is no limit. On Kubeflow and for GPUs, it also determines the time limit of the training, unless

@@ -75,7 +75,7 @@ class DataFacts:
         num_examples: Number of examples in the training split.
         decoded_bytes: Bytes of the training split in memory.
         host: Examples per second that this machine reads and decodes; None if no estimate needs it, because the
-            training split lies in the devices' memory or no time is estimated.
+            training split is in the devices' memory or no time is estimated.
         num_validation: Number of examples in the validation split; 0 if there is none.
         assumed: How the data are assumed to differ from the measured data, in words; empty if they do not.
     """
@@ -190,7 +190,6 @@ class Measurement:
 
 
 def _first_shards(manifest: Manifest) -> Manifest:
-    """Return a manifest of only the first shards of the training split."""
     split = manifest.split(TRAIN)
     share = min(1.0, MEASURED_BYTES / max(records.decoded_bytes(manifest, TRAIN), 1))
     count = max(1, int(len(split.shards) * share))

@@ -1,4 +1,4 @@
-"""Preflight of a training: compiles its step for one or several machines and reports time, price and what to change."""
+"""Preflight of a training: compiles its step for one or several machines and reports time, price and advice."""
 
 import dataclasses
 import functools
@@ -93,7 +93,7 @@ def preflight_training(
 def order_rate(num_examples: int, global_batch: int) -> float:
     """Measure for how many examples per second one CPU of this machine draws the random order of an epoch.
 
-    A split that lies in device memory needs nothing else of the host. The best of five measurements counts, because the
+    A split in device memory needs nothing else from the host. The best of five measurements counts, because the
     machine may be busy. Of a large split only a part is drawn, which is still far larger than any cache.
     """
     drawn = min(num_examples, _MOST_DRAWN)
@@ -180,8 +180,8 @@ class Examination:
         """Compile for every machine; the data are in device memory if `residency` allows it and they fit."""
         training = self.params.training
         names = ", ".join(dict.fromkeys(paid.machine for paid in self.machines))
-        progress.say(_STEP, f"compiling the training step of {training.model} for {names}; minutes at worst, and kept")
-        # A validation split that is held in memory lies beside a resident training split.
+        progress.say(_STEP, f"compiling the training step of {training.model} for {names}; this may take minutes, once")
+        # A validation split that is held in memory is on the device together with a resident training split.
         num_bytes = data.num_validation * input_bytes(data.interface.input)
         self._validation_bytes = num_bytes if is_held_in_memory(num_bytes, training.in_memory_mib) else 0
         decoded_bytes = data.num_examples * input_bytes(data.interface.input, with_margin=True)
@@ -212,7 +212,7 @@ class Examination:
     def _within(self, outcome: Outcome, compilation: Compilation) -> Outcome:
         """Return the outcome with the memory of data outside of the program; the verdict may become DOES_NOT_FIT.
 
-        If the training split lies in device memory, a validation split that is held in memory lies there too. On a GPU,
+        If the training split is in device memory, a validation split that is held in memory is there too. On a GPU,
         the lower bound may exceed the memory.
         """
         capacity = compilation.machine.generation.hbm_usable_bytes
@@ -223,9 +223,7 @@ class Examination:
             needed = f"weights, optimizer state and a batch take at least {peak:,} bytes of {capacity:,}"
             return dataclasses.replace(outcome, verdict=DOES_NOT_FIT, reason=needed)
         if beside and held > capacity:
-            reason = (
-                f"the {beside:,} bytes that it is validated on have no room beside the program and the training split"
-            )
+            reason = f"the validation split ({beside:,} bytes) does not fit beside the program and the training split"
             return Outcome(DOES_NOT_FIT, reason, compile_seconds=outcome.compile_seconds, peak_bytes=held)
         return outcome
 
@@ -327,11 +325,11 @@ class MachineExamination:
 
     @property
     def _untimed(self) -> str:
-        """Return why no time is known of a program that fits; empty if it is known."""
+        """Why the time of a program that fits is unknown; empty if it is known."""
         if self.outcome.verdict != FITS or self._step:
             return ""
         if not self.whole.is_timed:
-            return "left out, like prices of a run: run preflight without --quick"
+            return "not estimated, like the price of a run: run preflight without --quick"
         return "unknown: the compiler has no estimate for any part of this program"
 
     def _epoch_at(self, step: StepTime, host_rate: float) -> EpochTime:
@@ -396,7 +394,7 @@ class MachineExamination:
             yield self.outcome.objection
         if machine.hosts > 1 and compilation.training.backend != "jax":
             yield (
-                f"{machine.name} has {machine.hosts} hosts, and the jax backend alone trains on several: take a slice "
+                f"{machine.name} has {machine.hosts} hosts, and only the jax backend trains on several: use a slice "
                 "of one host, or training.backend=jax"
             )
         if compilation.batch_size > compilation.num_examples:
@@ -413,7 +411,7 @@ class MachineExamination:
             return
         untimed = [name for name in ("max_step_ms", "max_host_wait") if step is None and getattr(params, name)]
         if untimed:
-            yield f"no time is known of {label}, so {' and '.join(untimed)} cannot be kept: leave it out"
+            yield f"the time on {label} is unknown, so {' and '.join(untimed)} cannot be checked: remove it"
         if params.max_step_ms and step and step.total_ms > params.max_step_ms:
             yield f"a step takes {time(step.total_ms / 1e3)} on {label}, max_step_ms={params.max_step_ms:g}"
         if params.max_host_wait and epoch and epoch.host_wait > params.max_host_wait:
@@ -424,13 +422,14 @@ class MachineExamination:
         if cost is None:
             how = (" as a spot machine" if paid.spot else "") + (f" in {paid.region}" if paid.region else "")
             yield (
-                f"no trustworthy price is known for {paid.machine}{how}, so max_price_usd={most_usd:g} cannot be kept; "
-                "set it to 0, or choose another machine, region or kind of price"
+                f"no trustworthy price is known for {paid.machine}{how}, so max_price_usd={most_usd:g} cannot be "
+                "checked; set it to 0, or choose another machine, region or kind of price"
             )
         elif cost.usd_per_run is None and (cost.most_usd_per_run or 0) > most_usd:
             yield (
-                f"no time is known of {label}, and its time limit costs up to {dollars(cost.most_usd_per_run or 0)} at "
-                f"{billed_by(cost.target)}, max_price_usd={most_usd:g}: lower machine.timeout_seconds"
+                f"the time on {label} is unknown, and its time limit costs up to "
+                f"{dollars(cost.most_usd_per_run or 0)} at {billed_by(cost.target)}, max_price_usd={most_usd:g}: "
+                "lower machine.timeout_seconds"
             )
         elif cost.usd_per_run and cost.usd_per_run > most_usd:
             yield (
@@ -442,7 +441,7 @@ class MachineExamination:
         training = self.compilation.training
         machine = self.compilation.machine
         outcome = self.outcome
-        asked = training.batch_size_per_replica
+        first_size = training.batch_size_per_replica
         capacity = machine.generation.hbm_usable_bytes
 
         def attempt(batch_size: int) -> Outcome:
@@ -452,7 +451,7 @@ class MachineExamination:
         if machine.is_gpu:
             return None
         if outcome.verdict == DOES_NOT_FIT or (outcome.verdict == FITS and self.whole.params.find_largest_batch):
-            return find_largest_batch(attempt, asked, capacity)
+            return find_largest_batch(attempt, first_size, capacity)
         if outcome.verdict != FITS or not outcome.example_bytes:
             return None
-        return bound_largest_batch(asked, outcome.fixed_bytes, outcome.example_bytes, capacity)
+        return bound_largest_batch(first_size, outcome.fixed_bytes, outcome.example_bytes, capacity)

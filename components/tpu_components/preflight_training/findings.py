@@ -83,8 +83,8 @@ class Cost:
 
 
 LEFT_OUT = (
-    "expected is the time of the epochs: start-up, compilation, validation and checkpoints are paid for too; "
-    "at most is the machine until its training is stopped; both leave out the other steps, disks, storage and network"
+    "the expected price covers the epochs, without start-up, compilation, validation and checkpoints; the highest "
+    "price covers the machine until its training is stopped; both exclude the other steps, disks, storage and network"
 )
 # Fields of a 90% interval, which older files lack; there, the first field of each tuple takes their place.
 _INTERVALS = {
@@ -135,7 +135,7 @@ class MachineReport:
         host_cpus: Number of CPUs of each host; 0 if not published.
         feed_per_second: Examples per second that the hosts are estimated to read.
         stage: Stage of the training whose step was compiled, for example `2 of 2`; empty for a training without stages.
-        is_resident: Whether the training split lies in the devices' memory; the host then sends only the order of
+        is_resident: Whether the training split is in the devices' memory; the host then sends only the order of
             the examples.
         has_namesakes: Whether the report has another machine of the same name and target.
         target: Platform that trains; empty unless the report compares several platforms.
@@ -217,23 +217,23 @@ class MachineReport:
         """Describe the examples per second that the hosts feed, and the measurement on this machine behind it."""
         whose = f"its {self.hosts} hosts" if self.hosts > 1 else "its host"
         if self.is_resident or measured is None:
-            return f"from the devices' own memory, their order at {self.feed_per_second:,.0f} by {whose}"
+            return f"from the devices' memory, in an order that {whose} can draw at {self.feed_per_second:,.0f}/s"
         where = "memory" if measured.in_memory else "files"
         low, high = (f"{times * measured.feed_per_second:,.0f}" for times in measured.spread)
         passes = f" ({low}–{high})" if low != high else ""
         load = (
-            f"; measure again when this machine is idle, other processes used {percent(measured.load)} of it"
+            f"; measure again when this machine is idle: other processes used {percent(measured.load)} of it"
             if measured.is_disturbed
             else ""
         )
         cpus = f"{measured.cpus} CPUs, {measured.feed_per_cpu:,.0f} each"
         here = f"{measured.feed_per_second:,.0f}{passes} here ({cpus}, from {where}{load})"
         if not self.host_cpus:
-            each = f"{self.feed_per_second:,.0f} by {whose}, if each feeds what this machine does: "
+            each = f"{self.feed_per_second:,.0f} from {whose}, if each reads as fast as this machine: "
             return here if self.hosts == 1 else each + here
         each = " each" if self.hosts > 1 else ""
         vcpus = f"{self.host_cpus} vCPUs{each}"
-        return f"{self.feed_per_second:,.0f} by {whose} ({vcpus}), if that grows with the CPUs: {here}"
+        return f"{self.feed_per_second:,.0f} from {whose} ({vcpus}), if the rate grows with the CPUs: {here}"
 
     @property
     def passed(self) -> bool:
@@ -272,7 +272,7 @@ class MachineReport:
         if self.verdict == MAY_FIT:
             return (
                 f"may fit {self.label}: weights, optimizer state and a batch take {used} of its memory; activations "
-                f"and the time are not known{price}"
+                f"and the time are unknown{price}"
             )
         if self.epoch is None:
             return f"fits {self.label} ({used} of its memory); time {self.untimed}{price}"

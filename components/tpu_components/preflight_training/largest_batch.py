@@ -1,4 +1,4 @@
-"""Finds the largest batch that fits, by compiling several; or an upper bound of it, from one compiled batch."""
+"""Finds the largest batch that fits by compiling several, or an upper bound by compiling one."""
 
 import dataclasses
 from collections.abc import Callable

@@ -30,19 +30,19 @@ def timeout_seconds(run_seconds: float) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class PreflightParams:
-    """The training to compile, the machine, and what it may cost; one field per component input.
+    """The training to compile, the machine, and the budgets; one field per component input.
 
     Attributes:
         training: Parameters of train_model: model, hyper-parameters, backend, precision, and input pipeline. The `jax`
             backend compiles the step of all replicas, `tensorflow` the step of one replica; `auto` is jax. A precision
             of `auto` is mixed_bfloat16, as on a TPU.
-        epochs: Passes over the training split, for the time and price of a run; 0 takes the epochs of the training.
+        epochs: Passes over the training split, for the time and price of a run; 0 means the epochs of the training.
         paid: The machine that is paid for: `machine`; `region`, `spot` and `target` (the platform), which decide its
             price; `timeout_seconds`, the time limit of the training (0 derives it from the estimate); `attempts`, the
             largest number of starts, each with this limit.
         find_largest_batch: Find the largest batch per replica that fits, by compiling several. If false, only an
-            upper bound is computed; if the configured batch does not fit, the largest batch is found by compiling all
-            the same.
+            upper bound is computed; if the configured batch does not fit, the largest batch is found by
+            compiling anyway.
         max_step_ms: Refuse a training whose step takes longer than this on the device, in milliseconds; 0 is no limit.
         max_price_usd: Refuse a run whose expected price, at the target's prices, is above this number of US dollars; 0
             is no limit. On Kubeflow and for GPUs, it also determines the time limit of the training, unless

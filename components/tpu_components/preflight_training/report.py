@@ -28,13 +28,13 @@ _TIMES_ORIGIN = (
     f"communication as an upper bound; nothing was run on a TPU. {INTERVALS}"
 )
 _TENSORFLOW_ORIGIN = (
-    "TensorFlow jobs run an older compiler than this one: figures are estimates, and the sum over replicas is added by "
-    "rule"
+    "TensorFlow jobs use an older compiler than this one: figures are estimates, and a formula adds the time of the "
+    "sum over replicas"
 )
 _NO_ESTIMATE = " of the computation, from the bytes that it moves: the compiler has no estimate"
-_GUESSED = 0.1  # A larger share of a step's computation is told beside the step's time.
-_UNKNOWN_LINKS = "? communication is left out where no source says how fast the links between chips are"
-_LARGEST_STAGE = "in which the most of the model learns; the others are counted as if they took as long"
+_GUESSED = 0.1  # A larger share of a step's computation is shown next to the step's time.
+_UNKNOWN_LINKS = "? communication is left out if the speed of the links between chips is unknown"
+_LARGEST_STAGE = "the stage with the most trainable parameters; the others are assumed to take as long"
 _COMPARISON = {
     "machine": "<",
     "verdict": "<",
@@ -50,14 +50,21 @@ _COMPARISON = {
     "at most": ">",
 }
 _COMPARISON_NOTES = [
-    ("GiB", "memory of a device: the peak, of what a program may use"),
-    ("batch", "the most examples per replica that fit; ≤: at most, and preflight.find_largest_batch finds how many"),
-    ("step", "ms; comm: the part of it, at most, that is communication between replicas"),
+    ("GiB", "memory of a device: the peak, and the limit of a program"),
+    ("batch", "largest batch per replica that fits; ≤: an upper bound, preflight.find_largest_batch finds the number"),
+    ("step", "ms; comm: upper bound of the part that is communication between replicas"),
     ("MXU", "use of the matrix units while the device computes"),
-    ("epoch", "s; wait: the share of it in which the device waits for data"),
+    ("epoch", "s; wait: share of it in which the device waits for data"),
     ("$/run", "expected, plus start-up; at most: until the training is stopped"),
 ]
-_LAYERS = {"layer": "<", "ms": ">", "share": ">", "MXU": ">", "padding ms": ">", "dimensions that fill no tile": "<"}
+_LAYERS = {
+    "layer": "<",
+    "ms": ">",
+    "share": ">",
+    "MXU": ">",
+    "padding ms": ">",
+    "dimensions that do not fill a tile": "<",
+}
 
 
 def write_report(report: PreflightReport, directory: Path) -> None:
@@ -215,7 +222,7 @@ class _MachineText:
             ("guessed", percent(step.guessed_share) + _NO_ESTIMATE if step else ""),
             ("host calls", ", ".join(machine.host_calls)),
             ("loops", f"{machine.unknown_loops} of unknown length, counted once" if machine.unknown_loops else ""),
-            ("compilation", f"{machine.compile_seconds:,.1f} s{' when it was done; cached' if machine.cached else ''}"),
+            ("compilation", f"{machine.compile_seconds:,.1f} s{', cached' if machine.cached else ''}"),
         ]
 
     def _untimed(self) -> list[tuple[str, str]]:
@@ -245,7 +252,7 @@ class _MachineText:
                 "data",
                 f"{epoch.needed_per_second:,.0f} examples/s needed, fed {fed}: {percent(epoch.host_wait)} waiting",
             ),
-            ("timeout", f"training is to be stopped after {hours:g} h" if hours else ""),
+            ("timeout", f"training is stopped after {hours:g} h" if hours else ""),
             ("price", price),
         ]
 
@@ -331,10 +338,10 @@ def _milliseconds(ms: float | None) -> str:
 
 def _most_that_fit(batch: LargestBatch | None) -> str:
     if batch is None:
-        return "the most that fit is not known"
+        return "the largest batch that fits is unknown"
     if batch.is_upper_bound:
         return f"at most {batch.size:,} per replica fit"
-    return f"the most that fit: {batch.text} per replica"
+    return f"largest that fits: {batch.text} per replica"
 
 
 def _largest(batch: LargestBatch | None) -> str:
@@ -356,7 +363,7 @@ def _advice(report: PreflightReport) -> Sentences:
 
 
 def _origins(report: PreflightReport) -> list[tuple[str, str]]:
-    """Describe how the numbers of the report were computed, and what they leave out."""
+    """Return the origin of the report's numbers, and the costs that they exclude."""
     estimated = [machine for machine in report.machines if machine.step]
     accuracies = [machine.accuracy.text for machine in estimated]
     prices = [

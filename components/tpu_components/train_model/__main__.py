@@ -1,4 +1,4 @@
-"""Train from the command line: `python -m tpu_components.train_model --model NAME --records DIR --output DIR`."""
+"""Command line of train_model: `python -m tpu_components.train_model --model NAME --records DIR --output DIR`."""
 
 import sys
 
@@ -17,12 +17,12 @@ def main() -> int:
         optional={
             "checkpoint_dir": (
                 command_line.local_path,
-                "Folder of the checkpoints between sessions; beside the output if not given.",
+                "Folder of the checkpoints between sessions; by default next to the output.",
             ),
             "hosts": (
                 parse_host,
-                "Where several hosts train together, which one this is: INDEX/COUNT@ADDRESS[:PORT], with the address "
-                "of host 0; as the environment says if not given.",
+                "This host, if several hosts train together: INDEX/COUNT@ADDRESS[:PORT], with the address of host 0; "
+                "by default from the environment.",
             ),
         },
     )

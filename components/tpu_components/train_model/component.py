@@ -145,7 +145,7 @@ def train_model(
     from tpu_components.core.machines.hosts import is_writer
     from tpu_components.train_model import TrainParams, jobset, train_model
 
-    ask = jobset.asked()
+    ask = jobset.requested_jobset()
     work = functools.partial(jobset.train_on_hosts, ask) if ask else train_model
     run_component("train_model", work, TrainParams, inputs, "records", "trained")
     if not is_writer():

@@ -1,7 +1,7 @@
 """Goodput: the share of paid time in which a run trained, over all its sessions.
 
 The terms are those of https://github.com/AI-Hypercomputer/ml-goodput-measurement. That library stores its records in
-Cloud Logging; this module stores them in a file beside the checkpoints.
+Cloud Logging; this module stores them in a file next to the checkpoints.
 """
 
 import contextlib

@@ -64,14 +64,14 @@ def required() -> Iterator[None]:
 
     def end_if_stopped() -> bool:
         if stopped := has_stopped():
-            progress.say("train_model", "the step that follows this training has died: the training ends")
+            progress.say("train_model", "the step that started this training has stopped: ending the training")
             os.kill(os.getpid(), signal.SIGTERM)
         return stopped
 
     if has_stopped():
         raise InputError(
-            f"Cannot train: the step that started these hosts has not followed them for {time.time() - last:.0f} s, as "
-            f"{name} says. Run the step again; it starts them anew, and they continue from the checkpoint."
+            f"Cannot train: the step that started these hosts has not updated {name} for {time.time() - last:.0f} s. "
+            "Run the step again; it restarts the hosts, which continue from the checkpoint."
         )
     with repeated(end_if_stopped, EVERY_SECONDS):
         yield

@@ -67,7 +67,7 @@ def find_initial_model(named: str, manifest: Manifest, scratch: Path) -> Initial
         scratch: Folder for a model on gs://.
 
     Raises:
-        InputError: If there is no such model or version, a file of the version was changed after registration, or the
+        InputError: If the model or version does not exist, a file of the version was changed after registration, or the
             model has other inputs, task or classes than the data set, or for texts another vocabulary.
     """
     if not named:
@@ -86,7 +86,7 @@ def find_initial_model(named: str, manifest: Manifest, scratch: Path) -> Initial
     info.check_files(directory)
     if not info.fits(manifest):
         raise InputError(
-            f"The initial model {name} does not fit the data set: {info.compare_with(manifest)}. Train on such "
+            f"The initial model {name} does not fit the data set: {info.compare_with(manifest)}. Use matching "
             "data, or remove training.initial_model."
         )
     progress.say(STEP, f"starting with the weights of {name}")

@@ -52,7 +52,7 @@ OVERLAP_SECONDS = 30  # Covers a different clock of the node and a slow response
 _GONE_SECONDS = 120.0
 
 
-def asked() -> Mapping[str, Any] | None:
+def requested_jobset() -> Mapping[str, Any] | None:
     """Return the JobSet request from the environment; None if this process trains itself."""
     text = os.environ.get(JOBSET_VARIABLE, "")
     return json.loads(text) if text else None
@@ -140,7 +140,7 @@ def name_jobset(ask: Mapping[str, Any], params: TrainParams, records: str) -> st
     (jobset/pkg/webhooks/jobset_webhook.go).
 
     Args:
-        ask: The request, as `asked` returns it.
+        ask: Result of `requested_jobset`.
         params: Parameters of the training.
         records: Fingerprint of the records.
     """
@@ -207,7 +207,9 @@ class JobSet:
             try:
                 kubernetes.config.load_kube_config()
             except kubernetes.config.ConfigException as error:
-                raise InputError(f"Cannot train on several hosts: no Kubernetes cluster is known ({error}).") from error
+                raise InputError(
+                    f"Cannot train on several hosts: no Kubernetes cluster is configured ({error})."
+                ) from error
             _, context = kubernetes.config.list_kube_config_contexts()
             self.namespace = context["context"].get("namespace", "default")
         self._client = kubernetes.client.ApiClient()
@@ -257,7 +259,7 @@ class JobSet:
         except MissingError as error:
             raise InputError(
                 f"Cannot train on several hosts: the cluster has no JobSets ({GROUP}/{VERSION}). Install them, "
-                "https://jobset.sigs.k8s.io/docs/installation, or name a machine of one host."
+                "https://jobset.sigs.k8s.io/docs/installation, or use a machine with one host."
             ) from error
 
     def follow(self, poll_seconds: float) -> None:
@@ -278,7 +280,7 @@ class JobSet:
                 raise PlatformError(f"The jobset {self.name} was deleted while it trained. Run the step again.")
             if state.restarts > restarts:
                 restarts = state.restarts
-                progress.say(STEP, f"all hosts start again (restart {restarts})")
+                progress.say(STEP, f"all hosts are restarted (restart {restarts})")
             if state.is_complete:
                 return
             self.has_failed = state.failure is not None
@@ -339,10 +341,9 @@ class JobSet:
             PlatformError: If the cluster rejects the request, or does not respond for long.
         """
         denied = (
-            f"Cannot train on several hosts: the service account of this step may not ask the cluster for "
-            f"{method.__name__.replace('_namespaced', '')} in namespace {self.namespace}. Grant it to get, "
-            "create and delete jobsets, and to get and list pods and their logs; "
-            "pipelines/tpu_pipelines/platforms/README.md says how."
+            f"Cannot train on several hosts: the service account of this step may not call "
+            f"{method.__name__.replace('_namespaced', '')} in namespace {self.namespace}. Allow it to get, create and "
+            "delete jobsets, and to get and list pods and their logs; see pipelines/tpu_pipelines/platforms/README.md."
         )
 
         def ask() -> Any:

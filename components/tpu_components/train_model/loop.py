@@ -320,11 +320,11 @@ def make_loop(session: Session, records_dir: Path, validation_bytes: int) -> Dev
             return DeviceLoop(session, program, ResidentFeed(program, examples, params.seed, share))
         if params.residency == DEVICE:
             raise InputError(
-                "The training split does not fit in the device's memory beside the model, as residency=device asks "
-                "for. Set training.residency to auto, or lower training.batch_size_per_replica."
+                "The training split does not fit in the device's memory together with the model, which "
+                "residency=device requires. Set training.residency to auto, or lower training.batch_size_per_replica."
             )
         progress.say(
-            STEP, "the data do not fit in the device's memory beside the model: they are streamed from the host"
+            STEP, "the data do not fit in the device's memory together with the model and are streamed from the host"
         )
         program = dataclasses.replace(program, is_resident=False)
     reader = open_training_split(

@@ -1,4 +1,4 @@
-"""Measures what the host waits for during a training, and profiles a few steps for TensorBoard."""
+"""Measures the waiting times of the host during a training, and profiles a few steps for TensorBoard."""
 
 import contextlib
 import time
@@ -16,7 +16,7 @@ _WAITS = (INPUT, CHECKPOINT)
 
 
 class Stopwatch:
-    """Measures seconds by what the host waits for. Time outside of `measure` counts as `host`.
+    """Measures the host's waiting time by cause. Time outside of `measure` counts as `host`.
 
     Args:
         kinds: Kinds of wait to measure: `compute`, `input`, `checkpoint`.
@@ -102,7 +102,7 @@ class StepProfile:
             self._end()
 
     def update(self, count: int, note: str = "") -> None:
-        """Advance the progress bar by `count` examples, with `note` beside it.
+        """Advance the progress bar by `count` examples, and show `note` next to it.
 
         The first call starts the profile; the call after `profile_steps` more steps ends it.
         """

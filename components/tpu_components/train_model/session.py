@@ -339,8 +339,8 @@ class Session:
             loaded = {**self.group.broadcast_arrays({name: np.asarray(array) for name, array in arrays.items()})}
         elif loaded is None:
             raise InputError(
-                f"Host {self.group.hosts.index} does not see the checkpoint that host 0 has in "
-                f"{self.checkpoint_dir}. Start all hosts again, with one folder of checkpoints."
+                f"Host {self.group.hosts.index} cannot see the checkpoint of host 0 in {self.checkpoint_dir}. "
+                "Restart all hosts with one shared checkpoint folder."
             )
         with self.device.scope():
             checkpoint.restore(self.variables(), loaded)
@@ -367,7 +367,7 @@ class Session:
         # Schedules depend on the optimizer's steps, and the number of steps per epoch has changed.
         epochs = now.epoch - self.stage.first_epoch
         self.model.optimizer._iterations.assign(epochs * self.steps + now.step)
-        progress.say(STEP, f"the checkpoint is of another number of replicas; a batch has {self.batch_size} now")
+        progress.say(STEP, f"the checkpoint has another number of replicas; the batch size is now {self.batch_size}")
 
     def _load(self) -> dict[str, Array] | None:
         """Load the checkpoint and set `progress`; returns the arrays, or None if the run has no checkpoint."""
@@ -381,7 +381,9 @@ class Session:
         # Another run may have used the folder and died after it wrote best weights and before its first checkpoint.
         is_best_ours = of_best is not None and of_best.identity == identity
         if saved is None or saved.identity != identity or (saved.best_epoch and not is_best_ours):
-            progress.say(STEP, f"the checkpoint in {self.checkpoint_dir} is of another training; starting fresh")
+            progress.say(
+                STEP, f"the checkpoint in {self.checkpoint_dir} belongs to another training; starting from scratch"
+            )
             self.recorder.forget()
             return None
         self.progress = saved

@@ -64,7 +64,7 @@ _LOG_DIR = "AIP_TENSORBOARD_LOG_DIR"  # Set by Vertex for a job: custom_job.prot
 
 
 def default_checkpoint_dir(output: Path) -> Path:
-    """Return the folder of checkpoints: AIP_CHECKPOINT_DIR, which Vertex AI sets, or a folder beside `output`."""
+    """Return the folder of checkpoints: AIP_CHECKPOINT_DIR, which Vertex AI sets, or a folder next to `output`."""
     uri = os.environ.get("AIP_CHECKPOINT_DIR", "")
     return storage.mounted(uri) if uri else output.parent / f"{output.name}-checkpoints"
 
@@ -194,8 +194,8 @@ class _Training:
         if not known.get(name):
             names = [name for name, way in known.items() if way]
             raise InputError(
-                f"Cannot judge epochs by monitor={monitor!r}: expected one of {', '.join(names)}, of which Keras knows "
-                f"whether more is better.{did_you_mean(name, names)}"
+                f"Cannot judge epochs by monitor={monitor!r}: expected one of {', '.join(names)}, for which Keras "
+                f"knows whether higher is better.{did_you_mean(name, names)}"
             )
         return name, known[name]
 
@@ -203,7 +203,7 @@ class _Training:
         """Train from the checkpoint or the start to the end."""
         session = self._session
         if self._validation is None and session.params.monitor == AUTO:
-            progress.say(STEP, "there is no validation split: the best epoch is that of the lowest training loss")
+            progress.say(STEP, "there is no validation split: the best epoch is the one with the lowest training loss")
         is_continued = session.restore(self._call_callbacks)
         if session.is_writer:
             if not is_continued:  # Delete the curves of another run.
@@ -232,7 +232,7 @@ class _Training:
             epochs = f"{params.epochs} epochs{' at most' if params.early_stopping_epochs else ''}"
             progress.say(
                 STEP,
-                f"training: {session.num_examples:,} {plural}, {session.steps:,} steps an epoch, {epochs}; the first "
+                f"training: {session.num_examples:,} {plural}, {session.steps:,} steps per epoch, {epochs}; the first "
                 "step compiles the model",
             )
         session.stopwatch.take()  # The time before is start-up, in which a program may have been compiled.
@@ -398,7 +398,7 @@ class _Training:
         progress.say(STEP, describe_time(result.time))
         if result.sessions > 1:
             progress.say(
-                STEP, f"goodput {result.goodput:.0%}: of the time of {result.sessions} sessions went into the result"
+                STEP, f"goodput {result.goodput:.0%}: share of the time of {result.sessions} sessions behind the result"
             )
         session.freezer.freeze(())  # Restore the trainable layers of the built model.
         with storage.staged_directory(output) as staged:

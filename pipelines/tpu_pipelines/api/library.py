@@ -54,7 +54,7 @@ _OBJECTS_DIR = ".objects"  # Folder in a workspace for models and arrays that ar
 
 
 class RunFailedError(RuntimeError):
-    """Error of a run with a failed step; `summary` is the content of summary.json."""
+    """Raised when a step of a run fails; `summary` is the content of summary.json."""
 
     def __init__(self, summary: Mapping[str, Any]) -> None:
         super().__init__(summary["error"])
@@ -167,8 +167,8 @@ class Run(Displayed):
         """
         if not (self.path / EXPORT_DIR / EXPORT_FILE).is_file():
             raise InputError(
-                f"Cannot predict with {self.name}: the run is {self.status} and has exported no model. "
-                "`export()` of the run exports it, whatever the gate says."
+                f"Cannot predict with {self.name}: the run's status is {self.status!r}, and it has no exported model. "
+                "Call `export()` of the run to export the model even if the gate rejected it."
             )
         return predict(self.path, *inputs, top=top)
 
@@ -177,9 +177,9 @@ class Run(Displayed):
         rows = {name: f"{value:,}" if isinstance(value, int) else show(value) for name, value in known.items()}
         rows |= {name: State.CACHED if step.cached else step.state for name, step in self.facts.steps.items()}
         cells = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in rows.items())
-        said = "".join(f"<li>{html.escape(str(rule))}</li>" for rule in self.reasons)
+        items = "".join(f"<li>{html.escape(str(rule))}</li>" for rule in self.reasons)
         table = f"<table>{''.join(cells)}</table>"
-        return visible(f"<h4>{html.escape(self.name)}: {self.status}</h4>{table}<ul>{said}</ul>")
+        return visible(f"<h4>{html.escape(self.name)}: {self.status}</h4>{table}<ul>{items}</ul>")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -337,7 +337,7 @@ def compare(*runs: Place | Run) -> comparison.RunComparison:
         runs: Runs, or their folders.
 
     Raises:
-        InputError: If an argument is no run, or all arguments are the same run.
+        InputError: If an argument is not a run, or all arguments are the same run.
     """
     return comparison.compare([run.path if isinstance(run, Run) else Path(run) for run in runs])
 
@@ -443,12 +443,14 @@ def _as_array(values: Any) -> np.ndarray:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise InputError(f"Cannot use lists that are no array: {error}. Give rows of one length.") from error
+        raise InputError(
+            f"Cannot convert the lists to an array: {str(error).rstrip('.')}. Use rows of equal length."
+        ) from error
     if array.dtype.hasobject and all(isinstance(value, str) for value in array.flat):  # As pandas holds strings.
         array = array.astype(str)
     if array.dtype.hasobject:
         kinds = ", ".join(sorted({type(value).__name__ for value in array.flat}))
-        raise InputError(f"Cannot use an array of {kinds}: expected numbers, or only strings. Convert its values.")
+        raise InputError(f"Cannot use an array of {kinds}: expected only numbers or only strings. Convert the values.")
     return array
 
 
@@ -464,11 +466,11 @@ def model_value(model: Any, folder: Path) -> Any:
 
     if not isinstance(model, keras.Model):
         raise InputError(
-            f"Cannot train {type(model).__name__}: expected a keras.Model, a ready model's name or a model's file."
+            f"Cannot train {type(model).__name__}: expected a keras.Model, a ready model's name or a model file."
         )
     if not model.built:
         raise InputError(
-            "Cannot train a model whose shapes are not known. Begin it with keras.Input(image_shape, dtype='uint8')."
+            "Cannot train a model with unknown shapes. Start it with keras.Input(image_shape, dtype='uint8')."
         )
     digest = hashlib.sha256(model.to_json().encode())
     for weight in model.get_weights():
@@ -489,7 +491,7 @@ def data_section(data: Any, folder: Path) -> Any:
         folder: Folder for the arrays; created if missing.
 
     Raises:
-        InputError: If the data are none of these, or lists of different lengths.
+        InputError: If the data have another type, or their lists differ in length.
     """
     if isinstance(data, str | Path):
         return {"source": source_of(str(data))}

@@ -1,4 +1,4 @@
-"""Lets only one thread of a process do work that changes the process: its output, environment or current folder."""
+"""A lock for functions that change the whole process: its output, environment or current folder."""
 
 import functools
 import sys
@@ -16,7 +16,7 @@ _TURN = threading.RLock()
 
 
 def in_turn(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function with calls in several threads one after the other, also with those of other such functions.
+    """Make a function wait while another thread of the process runs a function with this decorator.
 
     Runs, checks and predictions redirect `print` and file descriptors, set environment variables and configure
     kfp.local, which all threads of a process share. Waiting keeps programs right that start several runs at once, for

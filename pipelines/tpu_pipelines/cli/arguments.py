@@ -70,7 +70,7 @@ def targets(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if unknown := [name for name in names if name not in PLATFORMS]:
         raise argparse.ArgumentTypeError(
-            f"unknown target {unknown[0]!r}: expected {' or '.join(PLATFORMS)}, or several with commas between"
+            f"unknown target {unknown[0]!r}: expected {' or '.join(PLATFORMS)}, or several separated by commas"
         )
     return names
 
@@ -122,8 +122,8 @@ def confidence(what: str) -> Argument:
 
 
 def limit(name: str, what: str) -> Argument:
-    """Return an option with a limit for `--against`; `what` follows "by how much" in its help."""
-    text = f"with --against: by how much {what}, as a share (default: {LIMIT})"
+    """Return an option with a limit for `--against`; `what` follows "how much" in its help."""
+    text = f"with --against: how much {what}, as a fraction (default: {LIMIT})"
     return typed(name, Amount, "SHARE", text)
 
 
@@ -131,8 +131,8 @@ def target(is_required: bool = False, is_here_too: bool = False) -> tuple[Argume
     """Return `--target` and `--settings`.
 
     Args:
-        is_required: Whether `--target` must be given; else it is the default platform.
-        is_here_too: Whether `HERE` is a target too.
+        is_required: Whether `--target` is required; otherwise the default platform is used.
+        is_here_too: Whether `HERE` is also a target.
     """
     default = None if is_required else default_platform().name
     text = f"platform (default: {default})" if default else "platform"
@@ -168,7 +168,7 @@ MARKDOWN = argument(
 )
 POLL = typed("--poll-seconds", TIME, "N", "seconds between requests (default: 20)", default=20.0)
 WAIT = (flag("--wait", "wait until the run ends; may be interrupted and repeated"), POLL)
-NO_DOCTOR = flag("--no-doctor", "do not check sign-in, bucket, image and service account first")
+NO_DOCTOR = flag("--no-doctor", "skip the checks of sign-in, bucket, image and service account")
 EXPORTED = (
     argument(
         "model",

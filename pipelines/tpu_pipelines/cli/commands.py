@@ -53,7 +53,7 @@ COMMANDS = (
                 default="",
                 metavar="DIR",
                 help="a folder of images, texts, .tar, .parquet or .tfrecord files, or a .csv, .npz or .txt file; "
-                "gs:// too. With --from model: its file",
+                "may be on gs://. With --from model: the model's file",
             ),
             argument(
                 "--from",
@@ -66,7 +66,7 @@ COMMANDS = (
             argument("--model", default="", metavar="MODEL", help="a ready model, or your .py or .keras file"),
             argument("--name", default="", metavar="NAME", help="name of the runs and files (default: that of DIR)"),
             argument(
-                "--output", type=user_path, default=Path(), metavar="DIR", help="folder for the files (default: here)"
+                "--output", type=user_path, default=Path(), metavar="DIR", help="folder for the files (default: .)"
             ),
             flag("--workflow", "also write a GitHub workflow that retrains"),
             flag("--force", "overwrite existing files"),
@@ -77,7 +77,7 @@ COMMANDS = (
         "check",
         "find in seconds what would stop a run or bias its result",
         "Check a configuration within seconds: the settings, the data and some examples, the model, which is imported "
-        "and built, the machine, and settings that contradict each other; with --target also what a platform needs. "
+        "and built, the machine, and contradictory settings; with --target also the requirements of a platform. "
         "Without --target, estimate from a few training steps how long a training takes on this machine. Sends no "
         "request to a platform.",
         "flowers.yaml",
@@ -169,7 +169,7 @@ COMMANDS = (
         "export",
         "export a run's model even if the gate has rejected it",
         "Export the model that a run has trained, even if the gate has rejected it, to try it with `predict` and "
-        "`serve`. Registers and promotes nothing. The next run with the same name removes the export.",
+        "`serve`. Does not register or promote the model. The next run with the same name removes the export.",
         "runs/digits --set export.max_int8_accuracy_drop=0.02",
         "runs.export",
         (
@@ -205,7 +205,7 @@ COMMANDS = (
                 "--output",
                 type=user_path,
                 metavar="FILE",
-                help="page to write (default: comparison.html beside the first run)",
+                help="page to write (default: comparison.html next to the first run)",
             ),
             either(json_flag(), flag("--markdown", "print Markdown tables, for a pull request")),
         ),
@@ -262,8 +262,8 @@ COMMANDS = (
                 type=user_path,
                 metavar="FILE",
                 help="predict every example of INPUT (a folder, a table or any source, for example csv:FILE) once, and "
-                "write the predictions to a .jsonl or .parquet file. A command that was interrupted continues. "
-                "Unreadable examples are listed with the reason in a file beside it",
+                "write the predictions to a .jsonl or .parquet file. Run an interrupted command again to continue it. "
+                "Unreadable examples are listed with the reason in a file next to it",
             ),
             flag("--lines", "files have one text per line"),
             argument("--column", default="text", metavar="NAME", help="column of a .csv file (default: text)"),
@@ -338,7 +338,7 @@ COMMANDS = (
             argument("name", nargs="?", default="", metavar="NAME", help="name of the model"),
             argument("version", nargs="?", default="", metavar="VERSION", help="for example 0001"),
             WORKSPACE,
-            argument("--registry", type=user_path, metavar="DIR", help="another registry than that of the workspace"),
+            argument("--registry", type=user_path, metavar="DIR", help="registry (default: that of the workspace)"),
             argument("--reason", default="", metavar="TEXT", help="reason to record in the history"),
             argument(
                 "--verify",
@@ -350,7 +350,7 @@ COMMANDS = (
     ),
     Command(
         "preflight",
-        "compile the training step for a TPU, without one: fit, time, price",
+        "compile the training step for a TPU you need not have: fit, time, price",
         "Compile the training step with the real TPU compiler on this machine, which needs no TPU. Report whether the "
         "step fits, the time of a step and an epoch, the price of a run, and how long the device waits for data.",
         "digits --compare v2-8,v5e-4",
@@ -370,7 +370,7 @@ COMMANDS = (
                 type=targets,
                 default=(default_platform().name,),
                 metavar="NAME[,NAME]",
-                help=f"platform of the price: {', '.join(PLATFORMS)}, or several, side by side "
+                help=f"platform whose prices apply: {', '.join(PLATFORMS)}, or several, side by side "
                 f"(default: {default_platform().name})",
             ),
             argument(
@@ -394,10 +394,10 @@ COMMANDS = (
             argument(
                 "--quick",
                 action="store_true",
-                help="say only whether the training fits and how much memory it takes; leave out times and prices",
+                help="report only whether the training fits and how much memory it takes, without times and prices",
             ),
-            limit("--slower", "an epoch may be slower"),
-            limit("--dearer", "a run may be more expensive"),
+            limit("--slower", "slower an epoch may be"),
+            limit("--dearer", "more expensive a run may be"),
             MARKDOWN,
             WORKSPACE,
             SETTINGS,
@@ -435,17 +435,17 @@ COMMANDS = (
         "submit",
         "run the pipeline on a cloud platform",
         "Compile the pipeline and start it on a cloud platform. A run is identified by its configuration, data and "
-        "code: it is started once, and found again if it is submitted again. If its machine is not available, the "
-        "fallbacks are tried.",
+        "code: it is started only once, and a repeated command finds the existing run. If its machine is not "
+        "available, the fallbacks are tried.",
         "digits --set machine=v5e-4 --wait",
         "platforms.submit",
         (
             *CONFIG,
             *target(),
             *WAIT,
-            flag("--again", "start the run once more if it has ended"),
+            flag("--again", "start the run again if it has ended"),
             NO_DOCTOR,
-            flag("--dry-run", "describe the run, and submit nothing"),
+            flag("--dry-run", "describe the run without submitting it"),
             argument("--output", type=output_file, metavar="FILE", help="with --dry-run: write the request as JSON"),
             json_flag("print the run, or with --dry-run the request, as JSON, and nothing else, on stdout"),
         ),
@@ -468,7 +468,7 @@ COMMANDS = (
     ),
     Command(
         "schedule",
-        "run the pipeline on a cloud platform at certain times",
+        "run the pipeline on a cloud platform on a schedule",
         "Create or change the schedule of a configuration, and print the changes. Each name has one schedule. The "
         "platform starts its runs on the configuration's machine, without fallbacks.",
         "digits --cron '0 3 * * *'",
@@ -482,7 +482,7 @@ COMMANDS = (
                 *(
                     argument(f"--{action}", action="store_const", const=action, dest="action", help=text)
                     for action, text in (
-                        ("pause", "start no more runs"),
+                        ("pause", "start no further runs until --resume"),
                         ("resume", "start runs again"),
                         ("delete", "delete the schedule"),
                     )
@@ -491,7 +491,7 @@ COMMANDS = (
             ),
             *target(),
             NO_DOCTOR,
-            flag("--dry-run", "print the changes, and change nothing"),
+            flag("--dry-run", "print the changes without making them"),
         ),
     ),
     Command(
@@ -499,8 +499,8 @@ COMMANDS = (
         "run the pipeline again if something has changed: for CI",
         "Run the pipeline if its data, configuration or code have changed since the last run of its name, and print "
         "what has changed. An unchanged run is not repeated, unless it failed. The command can be called at any time, "
-        "also after it was killed; on a platform, concurrent calls start one run. Every decision is stored beside the "
-        "registry, or in the bucket or workspace if there is no registry.",
+        "also after it was killed; on a platform, concurrent calls start one run. Every decision is stored in the "
+        "registry's folder, or in the bucket or workspace if there is no registry.",
         "digits --target local --when changed,older-than=30d",
         "retraining.retrain",
         (
@@ -515,7 +515,7 @@ COMMANDS = (
                 "(or 12h), always (default: changed)",
             ),
             either(
-                flag("--dry-run", "print whether a run is needed, and why, and start none"),
+                flag("--dry-run", "print whether a run is needed and why, without starting it"),
                 flag("--history", "list earlier decisions and the outcomes of their runs"),
             ),
             NO_DOCTOR,
@@ -534,10 +534,10 @@ COMMANDS = (
     ),
     Command(
         "doctor",
-        "find what a cloud platform still lacks for a run",
-        "Ask a cloud platform, with read-only requests, for everything that a run of the configuration needs. Results: "
-        "ok; error, if something is missing; hint, if something should be changed; unknown, if it does not tell. "
-        "Errors and hints say what to do, and give exit code 2.",
+        "check that a cloud platform has everything that a run needs",
+        "Check, with read-only requests, that a cloud platform has everything that a run of the configuration needs. "
+        "Results: ok; error, if something is missing; hint, if something should be changed; unknown, if the platform "
+        "refuses to answer. Errors and hints say what to do, and give exit code 2.",
         "digits --target vertex",
         "platforms.doctor",
         (

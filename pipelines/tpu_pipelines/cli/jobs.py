@@ -58,7 +58,7 @@ def tell_submission(submission: Submission, as_json: bool, facts: Mapping[str, A
     show({**known, **facts}, "\n".join(lines), as_json)
     if submission.state in (State.FAILED, State.CANCELLED):
         tell_error(f"{submission.error or submission.state}")
-        tell_hint("`tpu-pipelines submit … --again` starts it once more")
+        tell_hint("`tpu-pipelines submit … --again` starts it again")
         return FAILED
     return REJECTED if submission.result == NOT_PROMOTED else DONE
 
@@ -72,7 +72,7 @@ def cancel(arguments: argparse.Namespace) -> int:
     """Stop the latest run of a name; returns the exit code."""
     submitter, submission = _latest(arguments)
     if submission.state.is_final:
-        show_text(f"{submission.job_id}: {submission.state} already")
+        show_text(f"{submission.job_id}: already {submission.state}")
         return DONE
     submitter.cancel(submission.job_id)
     show_text(f"{submission.job_id}: being cancelled")
@@ -88,7 +88,7 @@ def _latest(arguments: argparse.Namespace) -> tuple[Retrying, Submission]:
         where = ", ".join(f"{name} {getattr(settings, name)}" for name in platform.required_settings)
         place = f"with {hide_credentials(where)}" if where else f"on {platform.title}"
         raise InputError(
-            f"There is no run {arguments.name!r} {place}: expected the name of a configuration "
-            "that was submitted, or the id of a job. Check the name and the settings."
+            f"There is no run {arguments.name!r} {place}: expected the name of a submitted configuration, "
+            "or the id of a job. Check the name and the settings."
         )
     return submitter, submission

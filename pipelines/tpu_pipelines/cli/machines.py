@@ -14,7 +14,7 @@ from tpu_pipelines.cli.output import show
 _COLUMNS = {
     "name": "<",
     "machine type": "<",
-    "Vertex takes": "<",
+    "accelerator": "<",
     "chips": ">",
     "devices": ">",
     "hosts": ">",
@@ -22,17 +22,17 @@ _COLUMNS = {
     "TFLOP/s": ">",
     "Vertex $": ">",
     "GKE $": ">",
-    "in": "<",
+    "region": "<",
 }
 _WIDTH = 110
 _PRICE_LISTS = {VERTEX: "Vertex", KUBEFLOW: "GKE"}
 _NOTES = """\
-devices   as JAX counts them: replicas
-GiB       what a compiled program may use of a device's memory; of a GPU all that it has
-TFLOP/s   bfloat16 peak of a whole TPU slice; no time is estimated for a GPU
-$         an hour, of the whole machine
--         not offered there, or not known
-quota     0 by default: ask for training quota in your region first"""
+devices   number of JAX devices; each is a replica
+GiB       memory of a device that a compiled program can use; of a GPU, all of its memory
+TFLOP/s   bfloat16 peak of the whole TPU slice; no time is estimated for a GPU
+$         per hour, for the whole machine
+-         not offered, or unknown
+quota     0 by default: request training quota in your region first"""
 
 
 def machines(arguments: argparse.Namespace) -> int:

@@ -33,10 +33,10 @@ def predict(arguments: argparse.Namespace) -> int:
     """Print or write an exported model's predictions, or print texts that it continues; returns the exit code."""
     if arguments.output is None and (arguments.columns or arguments.keep):
         raise InputError(
-            "--columns and --keep need --output. Received: no --output. Set it, for example to answers.jsonl."
+            "--columns and --keep require --output, which is missing. Set it, for example to answers.jsonl."
         )
     if arguments.output is None and (source := next(filter(exports.is_source, arguments.inputs), "")):
-        raise InputError(f"A source needs --output. Received: {source!r}. Set it, for example to answers.jsonl.")
+        raise InputError(f"The source {source!r} requires --output. Set it, for example to answers.jsonl.")
     with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
         export_dir = fetch_folder(exports.find_export(arguments.model, arguments.workspace), Path(scratch))
         if arguments.output is not None:
@@ -98,7 +98,7 @@ def verify(arguments: argparse.Namespace) -> int:
     """Verify the signatures of a version or an export; returns the exit code."""
     uri = exports.find_export(arguments.model, arguments.workspace)
     checked = verify_export(uri, arguments.key, exports.name_on_vertex(arguments.model))
-    show_text(f"{arguments.key} verifies {checked}: every file is as it was signed")
+    show_text(f"{checked} is signed with {arguments.key}: no file has changed since")
     return DONE
 
 

@@ -52,7 +52,7 @@ def write_pipeline(arguments: argparse.Namespace) -> int:
         # The name contains the digest, so no other file is overwritten.
         path = output.parent / f"{Path(place.name).stem}-{place.parent.name[:12]}{Path(place.name).suffix}"
         storage.write_bytes(path, content)
-        tell_hint(f"copy the model, which is beside the pipeline: {shlex.join(copy_words(str(path), place))}")
+        tell_hint(f"copy the model, which is next to the pipeline: {shlex.join(copy_words(str(path), place))}")
     show_text(f"{output}: {config.name} for {arguments.target}, to train on {compiled.run.machine.slice}")
     show_text(compiled.run.timeout.reason)
     return DONE
@@ -89,7 +89,7 @@ def plan_checked(arguments: argparse.Namespace, config: Config, settings: Settin
 
 
 def ask_first(arguments: argparse.Namespace, config: Config, settings: Settings) -> None:
-    """Check on the platform whether the run can work, unless --no-doctor is given; prints hints."""
+    """Check on the platform whether the run can work, unless --no-doctor is set; prints hints."""
     if not arguments.no_doctor:
         _tell_findings(require_ready(config, PLATFORMS[arguments.target], settings))
 
@@ -97,7 +97,7 @@ def ask_first(arguments: argparse.Namespace, config: Config, settings: Settings)
 def submit(arguments: argparse.Namespace) -> int:
     """Compile the pipeline, and start or find its run; returns the exit code."""
     if arguments.output and not arguments.dry_run:
-        raise InputError("--output is of a dry run: expected --dry-run beside it. Add that, or leave --output out.")
+        raise InputError("--output requires --dry-run. Add --dry-run, or remove --output.")
     settings = load_settings(os.environ, arguments.settings)
     platform = PLATFORMS[arguments.target]
     config = load_config(arguments.config, arguments.overrides)
@@ -133,7 +133,7 @@ def _has_all_first(arguments: argparse.Namespace, config: Config, settings: Sett
 
 
 def _tell_dry_run(arguments: argparse.Namespace, config: Config, plan: RunPlan, requests: Sequence[Any]) -> None:
-    """Print the planned run and what is missing to submit it; --json also prints the requests, --output writes them."""
+    """Print the planned run and its missing requirements; --json also prints the requests, --output writes them."""
     stream = sys.stderr if arguments.json else sys.stdout
     show_text(f"{config.name} for {arguments.target}, not sent (dry run)\n", stream)
     show_findings(list(describe(config, plan)), stream=stream)
@@ -144,7 +144,7 @@ def _tell_dry_run(arguments: argparse.Namespace, config: Config, plan: RunPlan, 
     if arguments.json:
         print(content)
     elif not arguments.output:
-        tell_hint("--output FILE writes what is sent, and --json prints it")
+        tell_hint("--output FILE writes the request, and --json prints it")
 
 
 def schedule(arguments: argparse.Namespace) -> int:
@@ -170,11 +170,11 @@ def schedule(arguments: argparse.Namespace) -> int:
     change = upsert(client, plan.jobs[0], arguments.cron, Backoff(report=tell_hint), arguments.dry_run)
     if change.difference:
         show_text(change.difference)
-    state = "paused" if change.schedule.is_paused else f"next run {change.schedule.next_run or 'not known yet'}"
+    state = "paused" if change.schedule.is_paused else f"next run {change.schedule.next_run or 'unknown'}"
     show_text(f"{config.name}: {change.action}{dry}, {state}\n{change.schedule.url}")
     if change.duplicates:
         tell_hint(
-            f"other schedules have this name and run beside it: {', '.join(change.duplicates)}. `--delete` "
+            f"other schedules with this name also start runs: {', '.join(change.duplicates)}. `--delete` "
             "deletes all of them",
         )
     return DONE
@@ -187,11 +187,9 @@ def doctor(arguments: argparse.Namespace) -> int:
     findings = examine(config, ASKED, PLATFORMS[arguments.target], settings, context=arguments.kube_context)
     show_findings(findings, arguments.json)
     if arguments.script:
-        title = (
-            f"Creates and grants what {config.name} lacks on {arguments.target}, as `tpu-pipelines doctor` found it."
-        )
+        title = f"Creates and grants what `tpu-pipelines doctor` found missing for {config.name} on {arguments.target}."
         storage.write_bytes(arguments.script, as_script(findings, title).encode())
         has_commands = any(finding.commands for finding in findings)
-        advice = "read {0}, then run it: bash {0}" if has_commands else "{0} has no commands yet: do what it says"
+        advice = "read {0}, then run it: bash {0}" if has_commands else "{0} contains no commands: follow its comments"
         tell_hint(advice.format(shlex.quote(str(arguments.script))))
     return BAD_INPUT if {Status.ERROR, Status.HINT} & {finding.state for finding in findings} else DONE

@@ -51,14 +51,18 @@ def registry(arguments: argparse.Namespace) -> int:
         raise InputError(f"Expected registry {action} {words}. Received: registry {action} {name} {number}".rstrip())
     verify_key = key_to_verify(arguments.verify, {})
     if verify_key and action not in ("promote", "rollback"):
-        raise InputError(f"registry {action} verifies nothing: --verify is of promote and rollback. Use `verify`.")
+        raise InputError(
+            f"--verify is not supported with registry {action}: expected promote or rollback. "
+            "To only verify a version, use `tpu-pipelines verify`."
+        )
     models = [ModelRegistry(root, name)] if name else list_models(root)
     for model in models:
         model.require()
     if action == "list":
         if not models:
             raise InputError(
-                f"Nothing is registered in {root}. A run registers a model that the gate promotes. Check --workspace."
+                f"No models are registered in {root}. A run registers its model if the gate promotes it. "
+                "Check --workspace."
             )
         # Every file of every version is read and checked.
         rows = [_row(model, each) for model in models for each in model.numbers()]
@@ -113,7 +117,7 @@ def _describe(model: ModelRegistry, number: str) -> dict[str, Any]:
     version = model.find(number)
     if version is None:
         raise InputError(
-            f"{model.model_name!r} has no {number} in {model.root}. Name a version; `registry list` shows them."
+            f"{model.model_name!r} has no {number} in {model.root}. `tpu-pipelines registry list` shows the versions."
         )
     return {
         "model": model.model_name,

@@ -42,12 +42,12 @@ def retrain(arguments: argparse.Namespace) -> int:
     """Run the pipeline if something has changed, or list earlier decisions; returns the exit code."""
     occasion = Occasion.parse("changed" if arguments.when is None else arguments.when)
     if arguments.output and not arguments.history:
-        raise InputError("--output FILE is the page of --history. Received: no --history. Add it, or leave both out.")
+        raise InputError("--output requires --history. Add --history, or remove --output.")
     for action, others in _ALONE.items():
         idle = [f"--{other}" for other in others if getattr(arguments, other) not in (None, False)]
         if idle and getattr(arguments, action):
             action = action.replace("_", "-")
-            raise InputError(f"--{action} does nothing with {' and '.join(idle)}. Leave out the one or the other.")
+            raise InputError(f"--{action} cannot be combined with {' and '.join(idle)}. Remove one of them.")
     config = load_config(arguments.config, arguments.overrides)
     if arguments.history:
         return _tell_history(arguments, config)
@@ -119,7 +119,7 @@ class _Report:
     def __init__(self, arguments: argparse.Namespace, config: Config) -> None:
         self._arguments = arguments
         self._config = config
-        self._decision = self._entry = RunDecision.make(True, "it could not be decided")
+        self._decision = self._entry = RunDecision.make(True, "the decision failed")
         self._is_decided = False
 
     @property
@@ -152,7 +152,7 @@ class _Report:
         try:
             deciding.record(_place(self._arguments, self._config), entry)
         except (InputError, PlatformError, OSError) as error:
-            tell_hint(f"the decision is not kept: {error}")
+            tell_hint(f"the decision could not be recorded: {error}")
 
     def fail(self, error: Exception) -> None:
         """Record and report an error: the run was refused, or the decision failed."""
@@ -207,7 +207,7 @@ def _tell_history(arguments: argparse.Namespace, config: Config) -> int:
     platform = PLATFORMS.get(arguments.target)
     price = partial(_price, config, machines, platform, settings.region)
     ask = connect(platform, settings).get if platform else (lambda run: None)
-    known = deciding.entries(place, ask, price, lambda name: tell_hint(f"left out, as no decision: {name}"))
+    known = deciding.entries(place, ask, price, lambda name: tell_hint(f"ignored {name}: not a decision"))
     if not known:
         tell_hint(f"looked for decisions about {config.name!r} in {place}")
     if arguments.output:

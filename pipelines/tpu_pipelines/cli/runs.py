@@ -51,7 +51,7 @@ def tell_outcome(outcome: RunOutcome, as_json: bool, facts: Mapping[str, Any] = 
         tell_error(summary.error)
     if summary.status == State.REJECTED:
         run_dir = os.path.relpath(Path(summary.artifacts["evaluation"]).parent)
-        tell_hint(f"to try the model all the same: tpu-pipelines export {shlex.quote(run_dir)}")
+        tell_hint(f"to try the model anyway: tpu-pipelines export {shlex.quote(run_dir)}")
     sys.stdout.flush()
 
 
@@ -78,7 +78,7 @@ def compare(arguments: argparse.Namespace) -> int:
     comparison.check_page(path)
     result = comparison.compare(folders)
     if others:
-        tell_hint(f"left out, as no run that has ended: {', '.join(map(str, others))}")
+        tell_hint(f"left out because they are not finished runs: {', '.join(map(str, others))}")
     comparison.write_page(result, path)
     if not arguments.markdown:
         show(result.as_dict(), f"{comparison.as_text(result)}\n\n{os.path.relpath(path)}", arguments.json)
@@ -104,25 +104,25 @@ def runs(arguments: argparse.Namespace) -> int:
         rows = history.as_rows(workspace, name)
         if not name:
             try:
-                tell_hint(f"the same as a page: {os.path.relpath(history.write_index(workspace, rows))}")
+                tell_hint(f"the list as a page: {os.path.relpath(history.write_index(workspace, rows))}")
             except (InputError, OSError) as error:  # For example on a read-only disk: the list is printed nevertheless.
-                tell_hint(f"no page is written: {error}")
+                tell_hint(f"cannot write the page: {error}")
         show(rows, history.as_table(rows), arguments.json)
         return DONE
     if action == "delete":
         if not name:
-            raise InputError("Missing: the run to delete. Expected tpu-pipelines runs delete NAME, or NAME@3.")
+            raise InputError("The run to delete is missing. Use tpu-pipelines runs delete NAME, or NAME@3.")
         run, number = history.find_run(workspace, name)
         if not _is_confirmed(f"run {run}, {number}", arguments):
             return DONE
         deleted = [delete_runs(workspace, run, number)]
     else:
         if arguments.keep < 0:
-            raise InputError(f"Expected --keep of 0 or more. Received: {arguments.keep}.")
+            raise InputError(f"--keep must be at least 0. Received: {arguments.keep}.")
         known = history.names(workspace)
         if name and name not in known:
             raise InputError(
-                f"There is no run of the name {name!r} in {workspace}: expected one of {', '.join(known) or 'none'}. "
+                f"There is no run named {name!r} in {workspace}: expected one of {', '.join(known) or 'none'}. "
                 "Check --workspace."
             )
         names = [name] if name else known
@@ -146,7 +146,7 @@ def _is_confirmed(what: str, arguments: argparse.Namespace) -> bool:
     if arguments.yes:
         return True
     if not sys.stdin.isatty():
-        raise InputError(f"Nothing was deleted: expected --yes, which confirms that this may go: {what}.")
+        raise InputError(f"Nothing was deleted. Add --yes to delete {what}.")
     print(in_one_line(f"Delete {what}? y or n [n]: "), end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True
@@ -164,8 +164,8 @@ def board(arguments: argparse.Namespace) -> int:
     }
     if not logs or set(arguments.names) - set(logs):
         raise InputError(
-            f"No curves of {', '.join(arguments.names) or 'any run'} in {arguments.workspace}: expected some of "
-            f"{', '.join(logs or known) or 'none'}. Check --workspace."
+            f"There are no curves of {', '.join(arguments.names) or 'any run'} in {arguments.workspace}: expected "
+            f"some of {', '.join(logs or known) or 'none'}. Check --workspace."
         )
     importlib.import_module("tensorboard")  # If it is missing, the error names the extra to install.
     where = ",".join(f"{name}:{folder.resolve()}" for name, folder in logs.items())

@@ -27,20 +27,20 @@ from tpu_pipelines.starting.first_configuration import name_of, plan_start
 
 def init(arguments: argparse.Namespace) -> int:
     """Write a first configuration and model for data; returns the exit code."""
-    asked = arguments if arguments.place or not sys.stdin.isatty() else _ask(arguments)
-    kind, place, model = asked.kind, asked.place, asked.model
+    chosen = arguments if arguments.place or not sys.stdin.isatty() else _ask(arguments)
+    kind, place, model = chosen.kind, chosen.place, chosen.model
     if kind == MODEL or place.endswith((".py", ".keras")):
-        kind, place, model = "", asked.data, place
+        kind, place, model = "", chosen.data, place
     if not place:
         raise InputError(
-            "Missing: where the data are. Expected tpu-pipelines init DIR, or tpu-pipelines init MODEL --data DIR."
+            "The data location is missing. Use tpu-pipelines init DIR, or tpu-pipelines init MODEL --data DIR."
         )
     source = source_of(place, kind)
     show_text(f"looking at {source}", sys.stderr)
-    overview = look_at(read_data(source, asked.overrides), asked.overrides)
-    name = asked.name or name_of(source)
-    start = plan_start(overview, name, model, asked.output, asked.overrides, asked.workflow)
-    start.write(asked.force)
+    overview = look_at(read_data(source, chosen.overrides), chosen.overrides)
+    name = chosen.name or name_of(source)
+    start = plan_start(overview, name, model, chosen.output, chosen.overrides, chosen.workflow)
+    start.write(chosen.force)
     try:
         load_config(str(start.config_path))
     except InputError:
@@ -63,8 +63,8 @@ def _ask(arguments: argparse.Namespace) -> argparse.Namespace:
     model = arguments.model or input("Your model's .py or .keras file, if you have one: ").strip()
     name = arguments.name or ask("A name for the runs", name_of(str(Path(place).resolve())))
     workflow = arguments.workflow or ask("Write a GitHub workflow that retrains? y or n", "n").lower().startswith("y")
-    said = {"place": place, "model": model, "name": name, "workflow": workflow}
-    return argparse.Namespace(**{**vars(arguments), **said})
+    answers = {"place": place, "model": model, "name": name, "workflow": workflow}
+    return argparse.Namespace(**{**vars(arguments), **answers})
 
 
 def check(arguments: argparse.Namespace) -> int:
@@ -87,12 +87,12 @@ def preflight(arguments: argparse.Namespace) -> int:
     """Compile the training step for a TPU, or compute a lower bound of its memory on a GPU; returns the exit code."""
     limits = [LIMIT if limit is None else limit for limit in (arguments.slower, arguments.dearer)]
     if not arguments.against and (arguments.slower, arguments.dearer) != (None, None):
-        raise InputError("--slower and --dearer are limits beside another training. Received: no --against. Name one.")
+        raise InputError("--slower and --dearer require --against, the training to compare with. Add --against.")
     names = [name.strip() for name in (arguments.compare or arguments.machine or "").split(",") if name.strip()]
     config = load_config(arguments.config, arguments.overrides)
     baseline = None
     if arguments.against and arguments.quick:
-        raise InputError("--against compares times and prices, which --quick leaves out. Use one of them.")
+        raise InputError("--against compares times and prices, which --quick does not estimate. Remove one of them.")
     if arguments.against:
         named = find_compared(arguments.against, arguments.workspace, "a preflight.json or its folder")
         baseline = load_baseline(named)
@@ -105,9 +105,9 @@ def preflight(arguments: argparse.Namespace) -> int:
     report = compiling.preflight(config, names, directory, like, platforms, planned, region, is_timed)
     comparison = FootprintComparison.make(report, baseline, *limits) if baseline else None
     if baseline and not comparison and report.machines[0].passed:
-        tell_hint(f"no time is known of {report.machines[0].machine}, so nothing is held against {baseline.name}")
+        tell_hint(f"not compared with {baseline.name}: the time on {report.machines[0].machine} is unknown")
     if baseline and len(report.machines) > 1:
-        tell_hint(f"of these machines the first alone, {report.machines[0].machine}, is held against {baseline.name}")
+        tell_hint(f"only the first machine, {report.machines[0].machine}, is compared with {baseline.name}")
     compared = {"against": comparison.as_dict()} if comparison else {}
     text = as_text(report) + (f"\n\n{comparison.as_text()}" if comparison else "")
     page = os.path.relpath(directory / PREFLIGHT_REPORT_FILE)
@@ -125,12 +125,10 @@ def _planned(arguments: argparse.Namespace) -> compiling.PlannedData | None:
     """Return the expected size of the data from --examples; None without this flag."""
     if arguments.examples is None:
         if arguments.image_bytes is not None:
-            raise InputError(
-                "--image-bytes is of examples to come. Received: no --examples. Say how many there will be."
-            )
+            raise InputError("--image-bytes requires --examples, the expected number of examples. Add --examples.")
         return None
     if arguments.against:
         raise InputError(
-            "--against counts as many examples as the other training had. Received: --examples as well. Use one."
+            "--against uses the number of examples of the other training, so --examples cannot be set. Remove one."
         )
     return compiling.PlannedData(arguments.examples, arguments.image_bytes or 0)

@@ -46,8 +46,8 @@ CONFIGS_DIR = Path(__file__).parents[1] / "configs"
 # In a workspace, `NAME.runs` is the folder of the earlier runs of NAME; the others are its registry and its pages.
 RUN_NAME = Pattern(
     r"(?![.-])(?!(registry|index\.html|comparison\.html)$)(?!.*\.runs$)[\w.-]{1,64}",
-    "letters, digits, '-', '_' and '.', at most 64, not '-' or '.' first, and not 'registry', 'index.html', "
-    "'comparison.html' or a name that ends in '.runs', which a workspace uses for other things",
+    "at most 64 letters, digits, '-', '_' and '.', without '-' or '.' at the start, and not 'registry', 'index.html', "
+    "'comparison.html' or a name that ends in '.runs', which a workspace reserves",
 )
 _NAME = Annotated[str, RUN_NAME]
 
@@ -135,11 +135,11 @@ class Config:
         Raises:
             InputError: If the catalogue or the training's region does not have the machine.
         """
-        asked = self.resources.get("evaluate_model", StepResources())
-        if not asked.machine:
+        requested = self.resources.get("evaluate_model", StepResources())
+        if not requested.machine:
             return None
         region = self.machine.region if self.machine else ""
-        return MachineSpec(asked.machine, region=region, timeout_seconds=asked.timeout)
+        return MachineSpec(requested.machine, region=region, timeout_seconds=requested.timeout)
 
     @property
     def machines(self) -> tuple[MachineSpec, ...]:
@@ -165,7 +165,7 @@ class Config:
             elif section != "machine":
                 plain[section] = False
         if self.resources:
-            plain["resources"] = {step: changed_values(asked) for step, asked in self.resources.items()}
+            plain["resources"] = {step: changed_values(requested) for step, requested in self.resources.items()}
         return as_json(plain)
 
 
@@ -198,7 +198,7 @@ def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
 
 def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ()) -> ExportParams:
-    """Read section `export` alone, and apply overrides `export.key=value` to it.
+    """Read only section `export`, and apply overrides `export.key=value` to it.
 
     Raises:
         InputError: If a key or value is wrong, or an override changes another section.
@@ -273,7 +273,7 @@ class ModelSection:
     def __post_init__(self) -> None:
         for file in self.files:
             if not Location(file).is_remote and not Path(file).exists():
-                raise InputError(f"model.files names {file!r}, and there is no such file. Check it, or remove it.")
+                raise InputError(f"model.files names {file!r}, which does not exist. Check the path, or remove it.")
         check_model(self.name, self.parameters)
 
 
@@ -312,7 +312,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
         _check_sections(raw, where)
     raw = _expand_home(raw)
     if missing := [key for key in ("name", "data", "model") if key not in raw]:
-        mistakes.add(f"Missing in {where}: {', '.join(missing)}. Expected name, data and model at least.")
+        mistakes.add(f"Missing in {where}: {', '.join(missing)}. Expected at least name, data and model.")
         mistakes.raise_all()
     sections: dict[str, Any] = {}
 
@@ -346,12 +346,12 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
 
 def _check_machines(config: Config) -> None:
     """Check the machines of steps other than the training."""
-    for step, asked in config.resources.items():
-        if asked.machine and step != "evaluate_model":
-            advice = "Use section machine." if step == "train_model" else "Set its cpu and memory."
+    for step, requested in config.resources.items():
+        if requested.machine and step != "evaluate_model":
+            advice = "Use section machine." if step == "train_model" else "The step runs on CPUs: set cpu and memory."
             raise InputError(
-                f"Only evaluate_model can have a TPU or GPU as resources.{step}.machine; the other steps work on CPUs. "
-                f"Received: {asked.machine!r}. {advice}"
+                f"resources.{step}.machine is not supported: expected resources.evaluate_model.machine. "
+                f"Received: {requested.machine!r}. {advice}"
             )
     if (machine := config.evaluation_machine) is None:
         return
@@ -366,7 +366,7 @@ def _check_machines(config: Config) -> None:
 
 
 def _read_model(value: Any) -> ModelSection:
-    """Read section model, which may be the name alone."""
+    """Read section model, which may be only the name."""
     values = {"name": value} if isinstance(value, str) else value
     if isinstance(values, dict):
         _check_plain(values.get("parameters"))
@@ -405,9 +405,7 @@ def _check_sections(raw: Mapping[str, Any], where: str) -> None:
     for key in raw:
         if homes := [section for section, keys in SETTINGS.items() if key not in KEYS and key in keys]:
             full = " or ".join(f"{section}.{key}" for section in homes)
-            raise InputError(
-                f"Unknown key {key!r} in {where}: a setting has its section before it. Did you mean {full}?"
-            )
+            raise InputError(f"Unknown key {key!r} in {where}: settings need their section. Did you mean {full}?")
     if strange := [unknown_key(key, KEYS, where) for key in raw if key not in KEYS]:
         raise InputError("\n".join(strange))
 
@@ -435,14 +433,14 @@ def _read_optional(values: Any, kind: type, section: str, fixed: Mapping[str, An
     if values is False:
         return None
     if values not in (None, True) and not isinstance(values, dict):
-        raise InputError(f"Cannot use {section}: expected a mapping, or false to leave it out, received {values!r}.")
+        raise InputError(f"Cannot use {section}: expected a mapping, or false to skip the step. Received: {values!r}.")
     return _read_section(values if isinstance(values, dict) else {}, kind, section, fixed)
 
 
 def _read_deploy(values: Any, name: str, is_exported: bool) -> DeployParams | None:
     if values not in (None, False) and not is_exported:
         raise InputError(
-            "Cannot deploy what is not exported: export is false, which ends the run after the gate. Received: "
+            "Cannot deploy a model that is not exported: export is false, which ends the run after the gate. Received: "
             f"deploy={values!r}. Remove deploy, or export: false."
         )
     if values in (None, True) or isinstance(values, dict):
@@ -468,6 +466,6 @@ def _check_plain(value: Any) -> None:
         is_plain = False
     if not is_plain:
         raise InputError(
-            "Cannot use model.parameters: expected texts, finite numbers, true, false, lists, and mappings whose keys "
-            f"are texts. Received: {value!r}. Put dates and keys in quotes."
+            "Cannot use model.parameters: expected strings, finite numbers, true, false, lists, and mappings with "
+            f"string keys. Received: {value!r}. Put dates and keys in quotes."
         )

@@ -28,7 +28,6 @@ def settings() -> Iterator[Field]:
 
 
 def _setting(field: Field) -> dict[str, Any]:
-    """Return the JSON Schema of a setting."""
     schema = {"description": field.meaning, **_type_of(field.kind)}
     return schema if field.is_required else {**schema, "default": field.default}
 
@@ -125,7 +124,7 @@ def _shown(setting: Field) -> str:
 
 
 def _table(first: str, rows: list[tuple[str, str, str]]) -> str:
-    lines = [f"| {first} | default | what it is |", "|---|---|---|"]
+    lines = [f"| {first} | default | meaning |", "|---|---|---|"]
     return "\n".join(
         [*lines, *(f"| `{name}` | {default} | {text.replace('|', chr(92) + '|')} |" for name, default, text in rows)]
     )

@@ -98,7 +98,7 @@ class Settings:
             s3:// that contains the URL, gets a JSON message for Slack or Google Chat if a run does not succeed. With
             `mailto:` and addresses, Vertex AI sends an e-mail for every run. The compiled file contains a URL; a file
             keeps it secret.
-        images: Container images, from the environment alone.
+        images: Container images, only from the environment.
 
     Raises:
         InputError: If a value has the wrong form.
@@ -115,7 +115,7 @@ class Settings:
     network: str = _text(
         "projects/12345/global/networks/my-network",
         rf"projects/[0-9]+/global/networks/{COMPUTE_NAME}",
-        " The project stands there by its number: gcloud projects describe PROJECT --format='value(projectNumber)'.",
+        " It needs the project's number: gcloud projects describe PROJECT --format='value(projectNumber)'.",
     )
     network_attachment: str = _text(
         "projects/my-project/regions/us-west1/networkAttachments/my-attachment",
@@ -154,7 +154,7 @@ class Settings:
                 if text and not re.fullmatch(field.metadata["pattern"], text):
                     # The URL of a webhook is a secret, also if a part of it is missing.
                     is_secret = field.name == "notify"
-                    received = "something else, which may be secret" if is_secret else repr(hide_credentials(text))
+                    received = "another value, which may be secret" if is_secret else repr(hide_credentials(text))
                     mistakes.add(
                         f"Cannot use the setting {field.name} ({variable(field.name)}): expected something like "
                         f"{field.metadata['example']}. Received: {received}."
@@ -174,11 +174,11 @@ class Settings:
             mount = f"{variable(setting)}={name}={path}"
             if name in _KFP_VOLUMES or folder in _KFP_FOLDERS:
                 kept = name if name in _KFP_VOLUMES else folder
-                yield f"Cannot mount {mount}: {kept} is Kubeflow's own in each pod. Choose another name or path."
+                yield f"Cannot mount {mount}: Kubeflow uses {kept} in every pod. Choose another name or path."
             for key, what in ((name, "name"), (folder, "path")):
                 if other := seen.get(key):
                     yield (
-                        f"Cannot mount {mount} beside {other}: a pod has one volume of a {what}. "
+                        f"Cannot mount both {mount} and {other}: the volumes of a pod must differ in {what}. "
                         f"{'Rename the claim or the secret' if what == 'name' else 'Choose another path'}."
                     )
                 seen[key] = mount
@@ -259,7 +259,7 @@ def load_settings(environment: Mapping[str, str], file: Path | None = None) -> S
 
         values = read_mapping(file, "the settings", "names and values")
     if "image" in values:
-        raise InputError(f"Cannot use {file}: the image is set by TPU_PIPELINES_IMAGE alone. Remove image.")
+        raise InputError(f"Cannot use {file}: only TPU_PIPELINES_IMAGE sets the image. Remove the key image.")
     for field in fields_of_one_variable():
         if text := environment.get(variable(field.name), ""):
             values[field.name] = _split(field.name, text) if field.default_factory is dict else text
@@ -275,5 +275,5 @@ def _split(name: str, text: str) -> dict[str, str]:
         )
     names = [key.strip() for key, _, _ in pairs]
     if repeated := [key for key in names if names.count(key) > 1]:
-        raise InputError(f"Cannot use {variable(name)}: {repeated[0]!r} is given twice. Received: {text!r}.")
+        raise InputError(f"Cannot use {variable(name)}: {repeated[0]!r} appears twice. Received: {text!r}.")
     return {key.strip(): value.strip() for key, _, value in pairs}

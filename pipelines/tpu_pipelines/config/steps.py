@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tpu_components.core.base.typed_values import NotNegative, Pattern, Range, check_fields
 
-_QUANTITY = Pattern(r"(?:([1-9]\d*)(Mi|Gi|Ti|M|G|T))?", "a whole number with a unit, as 16Gi")
+_QUANTITY = Pattern(r"(?:([1-9]\d*)(Mi|Gi|Ti|M|G|T))?", "a whole number with a unit, for example 16Gi")
 _GIB = {"Mi": 2.0**-10, "Gi": 1.0, "Ti": 2.0**10, "M": 1e6 / 2**30, "G": 1e9 / 2**30, "T": 1e12 / 2**30}
 
 

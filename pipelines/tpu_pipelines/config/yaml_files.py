@@ -30,18 +30,18 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self._depth -= 1
         if is_alias and id(node) not in self._sizes:
-            raise yaml.YAMLError("a value holds itself")
+            raise yaml.YAMLError("a value contains itself")
         self._num_values += self._sizes[id(node)] if is_alias else 1
         if self._num_values > _MOST_VALUES:
-            raise yaml.YAMLError(f"it holds more than {_MOST_VALUES:,} values")
+            raise yaml.YAMLError(f"it contains more than {_MOST_VALUES:,} values")
         self._sizes[id(node)] = self._num_values - before
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Construct a mapping as the base class does, after a check that no key is given twice."""
+        """Construct a mapping as the base class does, after checking that its keys are unique."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         if repeated := [key for key in keys if keys.count(key) > 1]:
-            raise yaml.YAMLError(f"the key {repeated[0]!r} is given twice{node.start_mark}")
+            raise yaml.YAMLError(f"the key {repeated[0]!r} appears twice{node.start_mark}")
         mapping = super().construct_mapping(node, deep)
         return dict(_with_space(*item) for item in mapping.items()) if node.flow_style else mapping
 
@@ -56,7 +56,8 @@ def read_value(text: str) -> Any:
     """Return a YAML value.
 
     Raises:
-        yaml.YAMLError: If the text is not YAML, gives a key twice or holds too many values; or a ValueError.
+        yaml.YAMLError: If the text is not YAML, repeats a key or contains too many values.
+        ValueError: If YAML cannot convert a value.
     """
     return yaml.load(text, _Loader)
 
@@ -66,11 +67,11 @@ def read_mapping(path: Path, what: str, content: str) -> dict[str, Any]:
 
     Args:
         path: YAML file.
-        what: Name of the file in errors, as "the configuration".
-        content: Name of its content in errors, as "sections".
+        what: Name of the file in errors, for example "the configuration".
+        content: Name of its content in errors, for example "sections".
 
     Raises:
-        InputError: If the file cannot be read, is not YAML, gives a key twice, or contains no mapping.
+        InputError: If the file cannot be read, is not YAML, repeats a key, or contains no mapping.
     """
     try:
         raw = read_value(path.read_text(encoding="utf-8"))

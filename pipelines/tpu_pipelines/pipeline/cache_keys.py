@@ -88,7 +88,7 @@ def _remote_files(place: Location) -> list[storage.StoredFile]:
     same = [file for file in storage.list_files(place.parent) if f"{file.name}/".startswith(f"{place.name}/")]
     if not same:
         raise InputError(
-            f"Cannot read what model.files names: there is no {place!r}. Expected a file or a folder. Check the path."
+            f"model.files names {place!r}, which does not exist. Expected a file or a folder. Check the path."
         )
     return same
 
@@ -183,8 +183,8 @@ def checkpoint_folder(config: Config, fingerprint: Mapping[str, str]) -> str:
         fingerprint: Fingerprint of the training step, from `platform_fingerprints`.
     """
     initial = [config.training.initial_model] if config.training.initial_model else []
-    asked = digest_of([_params(config.data), _params(config.training), *initial])[:12]
-    made_of = {**{part: value for part, value in fingerprint.items() if part != "machine"}, "configuration": asked}
+    inputs = digest_of([_params(config.data), _params(config.training), *initial])[:12]
+    made_of = {**{part: value for part, value in fingerprint.items() if part != "machine"}, "configuration": inputs}
     return f"{config.name}/{digest_of(made_of)[:12]}"
 
 

@@ -42,7 +42,7 @@ _HEADER = "# PIPELINE DEFINITION"  # First line of a file that KFP compiles.
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedRun:
-    """All that is decided about a run on a platform before its pipeline is built.
+    """Decisions about a run on a platform, made before its pipeline is built.
 
     Attributes:
         config: Parameters of every step, with the registry's location, the models' URIs and the machines filled in.
@@ -177,8 +177,8 @@ def build(run: ResolvedRun) -> str:
             uses_s3="evaluate_model" in on_s3,
         )
         steps["evaluate_model"] = platform.on_machine(component, run.judge, settings, placement)
-    # The limits of a step on a machine are for its task there, not for the small one (mark_promoted) beside it.
-    others = {step: asked for step, asked in config.resources.items() if step not in steps}
+    # The limits of a step on a machine are for its task there, not for the small one (mark_promoted) next to it.
+    others = {step: requested for step, requested in config.resources.items() if step not in steps}
     unlimited = dataclasses.replace(config, resources=others)
     pipeline = training_pipeline(
         config,
@@ -215,7 +215,7 @@ def _require_image(image: str, platform: Platform, what: str, variable: str) -> 
 def _cannot_pull(title: str, image: str, what: str, variable: str) -> str:
     made = "make image-beam" if what == "beam" else "make image"
     return (
-        f"{title} cannot fetch the {what} image {image!r}: expected one in a registry, as "
+        f"{title} cannot pull the {what} image {image!r}: expected an image in a registry, for example "
         f"europe-docker.pkg.dev/PROJECT/REPOSITORY/{what}@sha256:…. Build it with `{made}`, push "
         f"it, and set {variable}."
     )
@@ -234,8 +234,8 @@ def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
         )
     if training.accelerator == own and training.num_replicas not in (0, devices):
         raise InputError(
-            f"A machine is used whole: expected training.num_replicas={devices} or 0 with {machine.name}. "
-            f"Received: {training.num_replicas}."
+            f"A training uses all devices of its machine: expected training.num_replicas={devices} or 0 with "
+            f"{machine.name}. Received: {training.num_replicas}."
         )
     return training
 
@@ -268,22 +268,22 @@ def check_readable(config: Config, platform: Platform) -> None:
     for name, place in unreadable_places(config, platform).items():
         mistakes.add(
             f"{refused} {name} must be on {platform.readable_places}, where the steps can read it. Received: "
-            f"{place!r}. Copy it to gs://BUCKET/… and name that."
+            f"{place!r}. Copy it to gs://BUCKET/… and use that path."
         )
     if config.deploy and config.deploy.registry and not config.deploy.is_on_vertex:
         mistakes.add(
-            f"{refused} containers cannot see a registry in a folder on this machine. Received: deploy.registry="
-            f"{config.deploy.registry!r}. Leave it out, or use deploy.registry=vertex."
+            f"{refused} containers cannot read a registry in a local folder. Received: deploy.registry="
+            f"{config.deploy.registry!r}. Remove the setting, or use deploy.registry=vertex."
         )
     if local := [file for file in config.model_files if not Location(file).is_remote]:
         mistakes.add(
-            f"{refused} model.files names {local[0]!r}, which containers cannot see. Put it on gs://BUCKET/… and read "
-            "it from there; files beside the model's file that its code names are uploaded too."
+            f"{refused} model.files names {local[0]!r}, which containers cannot read. Copy it to gs://BUCKET/… and "
+            "read it from there; files next to the model's file that its code names are uploaded too."
         )
     if named := named_files(config.training.model_parameters):
         mistakes.add(
-            f"{refused} a parameter of the model names the file {next(iter(named))!r}, which containers cannot see. "
-            "Put it beside the model's file and open it there as Path(__file__).parent / NAME: it is uploaded with the "
+            f"{refused} a parameter of the model names the file {next(iter(named))!r}, which containers cannot read. "
+            "Put it next to the model's file and open it as Path(__file__).parent / NAME: it is uploaded with the "
             "model."
         )
     mistakes.raise_all()
@@ -298,17 +298,17 @@ def with_carried_model(config: Config, platform: Platform, settings: Settings) -
     bundle = bundle_of(model)
     if bundle is None and model.endswith((".py", ".keras")):
         raise InputError(
-            f"Cannot compile {config.name!r} for {platform.name}: the model {model!r} is in the code of this "
-            "project or of a library, which is not uploaded. Move it to a folder of its own."
+            f"Cannot compile {config.name!r} for {platform.name}: the model {model!r} is part of this "
+            "project or of a library, whose code is not uploaded. Move it to a separate folder."
         )
     has_bucket = settings.bucket_location.is_remote
     if bundle is None or Location(model).is_remote or (":" in model and not has_bucket):
         return config, {}  # The image or the bucket already holds it.
     if not has_bucket:
         raise InputError(
-            f"Cannot compile {config.name!r} for {platform.name}: the model {model!r} is uploaded through a bucket. "
+            f"Cannot compile {config.name!r} for {platform.name}: uploading the model {model!r} requires a bucket. "
             f"Received: bucket={settings.bucket!r}. Set TPU_PIPELINES_BUCKET=gs://BUCKET, which the steps can read; or "
-            "install the model in the image, and --set model=MODULE:build_model."
+            "install the model in the image, and use --set model=MODULE:build_model."
         )
     place = bundle.reference(settings.bucket_location.child("models"))
     return config.changed("training", model=place), {place: bundle.content}
@@ -322,8 +322,8 @@ def with_registry(config: Config, platform: Platform, settings: Settings) -> Con
     if deploy.signing_key and not Location(deploy.signing_key).is_remote:
         raise InputError(
             f"Cannot compile {config.name!r} for {platform.name}: containers cannot read a key on this machine. "
-            f"Received: deploy.signing_key={deploy.signing_key!r}. Put it on gs://BUCKET/…, where the steps' account "
-            "alone may read it."
+            f"Received: deploy.signing_key={deploy.signing_key!r}. Put it on gs://BUCKET/…, where only the "
+            "steps' service account may read it."
         )
     image = deploy.serving_image or settings.images.serving
     if not is_in_registry(image):  # The registry's service pulls it, whatever platform the steps run on.
@@ -347,13 +347,12 @@ def check_output(output: Path) -> None:
     """Check that a compiled pipeline may be written to a file.
 
     Raises:
-        InputError: If the file cannot be written, or exists and is no compiled pipeline.
+        InputError: If the file cannot be written, or exists and is not a compiled pipeline.
     """
     if output.suffix not in (".yaml", ".yml"):
         raise InputError(f"Cannot write {output}: expected a name that ends in .yaml. Choose another --output.")
     storage.require_file(output)
     if output.exists() and not output.read_bytes().startswith(_HEADER.encode()):
         raise InputError(
-            f"Refused to overwrite {output}: expected a compiled pipeline, received something else. Choose another "
-            "--output."
+            f"Refused to overwrite {output}: the file exists and is not a compiled pipeline. Choose another --output."
         )

@@ -1,1 +1,1 @@
-"""What the project asks of a platform, and a folder for each: Vertex AI, Kubeflow, and this machine."""
+"""Interface of a platform, and a folder for each: Vertex AI, Kubeflow, and this machine."""

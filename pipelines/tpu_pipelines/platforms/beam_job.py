@@ -19,20 +19,20 @@ def with_settings(config: Config, platform: Platform, settings: Settings) -> Con
         InputError: If neither the configuration nor the platform names a runner, or if project, region or bucket are
             missing for Dataflow.
     """
-    asked = config.data.beam_options
-    runner = asked.get("runner", platform.beam_runner)
+    configured = config.data.beam_options
+    runner = configured.get("runner", platform.beam_runner)
     if not runner:
         raise InputError(
-            f"Cannot compile {config.name!r} for {platform.name}: {platform.title} has no Beam runner of its own. "
-            f"Expected data.beam_options.runner, as {DATAFLOW} or FlinkRunner, or data.engine=fan_out."
+            f"Cannot compile {config.name!r} for {platform.name}: {platform.title} does not include a Beam runner. "
+            f"Set data.beam_options.runner, for example to {DATAFLOW} or FlinkRunner, or use data.engine=fan_out."
         )
-    options = {"runner": runner, **(_on_dataflow(config, settings) if runner == DATAFLOW else {}), **asked}
+    options = {"runner": runner, **(_on_dataflow(config, settings) if runner == DATAFLOW else {}), **configured}
     return config.changed("data", beam_options=options)
 
 
 def _on_dataflow(config: Config, settings: Settings) -> dict[str, str]:
     """Return the settings as Beam options, by name, without empty ones."""
-    asked = config.data.beam_options
+    configured = config.data.beam_options
     bucket = settings.bucket_location
     options = {
         "project": settings.project,
@@ -44,9 +44,9 @@ def _on_dataflow(config: Config, settings: Settings) -> dict[str, str]:
         "labels": json.dumps(dict(settings.labels)) if settings.labels else "",
     }
     for name, setting in (("project", "project"), ("region", "region"), ("temp_location", "bucket")):
-        if not (options[name] or asked.get(name)):
+        if not (options[name] or configured.get(name)):
             raise InputError(
-                f"Cannot compile {config.name!r}: its records are written on Dataflow. Expected "
-                f"TPU_PIPELINES_{setting.upper()}, or data.beam_options.{name}. Received neither."
+                f"Cannot compile {config.name!r}: Dataflow, which writes its records, requires "
+                f"TPU_PIPELINES_{setting.upper()} or data.beam_options.{name}. Set one of them."
             )
     return {name: value for name, value in options.items() if value}

@@ -90,24 +90,24 @@ def with_sizes(config: Config, size: DataSize, platform: Platform) -> tuple[Conf
     resources = dict(config.resources)
     words = []
     for step, need_gib in _needs(config, size):
-        asked = config.resources.get(step, StepResources())
+        requested = config.resources.get(step, StepResources())
         usual = resources_of(config, step)
         request_gib = platform.memory_request(config, step, need_gib)
-        if request_gib is None or asked.memory:
+        if request_gib is None or requested.memory:
             continue
         memory = f"{math.ceil(max(request_gib, STEP_GIB))}Gi"
         if gib(memory) != gib(usual.memory):
-            resources[step] = dataclasses.replace(asked, memory=memory)
+            resources[step] = dataclasses.replace(requested, memory=memory)
             words.append(f"{step} {memory} of memory")
-    asked = resources.get("create_tfrecords", StepResources())
+    requested = resources.get("create_tfrecords", StepResources())
     disk = platform.disk_request(2 * size.records)  # Staged and final files are on the same disk.
-    if disk and not asked.disk:
-        resources["create_tfrecords"] = dataclasses.replace(asked, disk=disk)
+    if disk and not requested.disk:
+        resources["create_tfrecords"] = dataclasses.replace(requested, disk=disk)
         words.append(f"create_tfrecords {disk} of disk")
-    told = [f"by {byte_size(size.records)} of records at most: {', '.join(words)}"] if words else []
+    messages = [f"for up to {byte_size(size.records)} of records: {', '.join(words)}"] if words else []
     if warning := platform.disk_warning(size.records):
-        told.append(warning)
-    return dataclasses.replace(config, resources=resources), "; ".join(told)
+        messages.append(warning)
+    return dataclasses.replace(config, resources=resources), "; ".join(messages)
 
 
 def _needs(config: Config, size: DataSize) -> Iterator[tuple[str, float]]:

@@ -92,7 +92,7 @@ class Finding:
     """Result of a check.
 
     Attributes:
-        about: Name of what was checked, as `bucket`.
+        about: Subject of the check, for example `bucket`.
         state: `ok`, `hint`, `error` or `unknown`.
         said: Sentence with the result, or with the reason why it could not be checked.
         remedy: Advice if the state is not `ok`; a shell command if one is enough.
@@ -133,10 +133,10 @@ class CannotAskError(_CheckError):
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """Check of something that a run needs.
+    """A check of something that a run needs.
 
     Attributes:
-        about: Name of what is checked, for example `bucket`.
+        about: Subject of the check, for example `bucket`.
         ask: Runs the check: returns a sentence for the state `ok`, or findings; raises `LackError` or `CannotAskError`.
         cost: Cost of the check.
         needs: Name of a check that must succeed first, for example `sign-in`; empty for none.
@@ -188,7 +188,7 @@ def ask_all(checks: Sequence[Check]) -> list[Finding]:
 
     def ask(check: Check) -> list[Finding]:
         if check.needs in failed:
-            return [Finding(check.about, Status.UNKNOWN, f"not asked without the {check.needs}")]
+            return [Finding(check.about, Status.UNKNOWN, f"not checked without the {check.needs}")]
         return first.get(check.about) or list(answer(check))
 
     here = [finding for check in checks if check.cost < CheckCost.REQUEST for finding in ask(check)]

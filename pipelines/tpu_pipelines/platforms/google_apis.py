@@ -67,7 +67,7 @@ class GoogleApis:
         except exceptions.TransportError as error:
             raise CannotAskError(f"the sign-in cannot be renewed now: {error}") from error
         except exceptions.GoogleAuthError as error:
-            raise InputError(f"it is not, or no longer, valid: {error}") from error
+            raise InputError(f"the sign-in is not valid, or has expired: {error}") from error
 
     def principal(self) -> str:
         """Return the signed-in user as a member of IAM policies, `user:EMAIL`; empty if unknown."""
@@ -134,7 +134,7 @@ class GoogleApis:
         text = _message(response)
         if response.status_code == 404:
             raise MissingError(text)
-        raise CannotAskError(f"{host} does not say: {response.status_code} {text}")
+        raise CannotAskError(f"{host} refuses to answer: {response.status_code} {text}")
 
 
 def create_bucket(place: Location, region: str, project: str) -> ShellCommand:
@@ -154,7 +154,7 @@ def judge_quota(name: str, region: str, limit: int, needed: int, project: str) -
         LackError: If the quota is too small.
     """
     if 0 <= limit < needed:
-        remedy = f"ask for more: https://console.cloud.google.com/iam-admin/quotas?project={project}"
+        remedy = f"request more: https://console.cloud.google.com/iam-admin/quotas?project={project}"
         raise LackError(f"{name} in {region} is {limit}, and {needed} are needed", remedy)
     return f"{limit if limit >= 0 else 'any number'} in {region}, {needed} needed"
 
@@ -224,11 +224,11 @@ class Permissions:
 
     def denied(self, role: Role, resource: Resource) -> list[str]:
         """Return the needed permissions of a role that the signed-in user lacks on a resource."""
-        asked = {"permissions": role.needed}
+        question = {"permissions": role.needed}
         if resource.host == STORAGE:
-            answer = self._apis.get(STORAGE, f"{resource.path}/iam/testPermissions", **asked)
+            answer = self._apis.get(STORAGE, f"{resource.path}/iam/testPermissions", **question)
         else:
-            answer = self._apis.post(resource.host, f"{resource.path}:testIamPermissions", asked)
+            answer = self._apis.post(resource.host, f"{resource.path}:testIamPermissions", question)
         return [permission for permission in role.needed if permission not in answer.get("permissions", ())]
 
     def judge(self, member: str, role: Role, resource: Resource) -> str:
@@ -316,7 +316,7 @@ def _content(response: Any, host: str) -> dict[str, Any]:
     try:
         return dict(response.json())
     except (ValueError, TypeError) as error:
-        raise CannotAskError(f"{host} does not answer in JSON; check what answers in its place") from error
+        raise CannotAskError(f"{host} did not answer with JSON; check for a proxy that answers instead") from error
 
 
 def _message(response: Any) -> str:

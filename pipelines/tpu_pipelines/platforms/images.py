@@ -81,9 +81,9 @@ def find_image(image: str, apis: GoogleApis) -> Image:
             entries = [get(f"blobs/{manifest['config']['digest']}").json()]
             variables = entries[0].get("config", {}).get("Env") or []
         else:
-            raise CannotAskError(f"{host} has a manifest of an unknown kind: {manifest.get('mediaType', 'none named')}")
+            raise CannotAskError(f"{host} returned a manifest of unknown type: {manifest.get('mediaType', 'none')}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CannotAskError(f"{host} does not answer as a registry does") from error
+        raise CannotAskError(f"{host} does not answer like a registry") from error
     digest = reference if separator else f"sha256:{hashlib.sha256(response.content).hexdigest()}"
     platforms = dict.fromkeys(f"{entry.get('os')}/{entry.get('architecture')}" for entry in entries)
     platforms.pop("unknown/unknown", None)  # The platform of attestations.
@@ -107,26 +107,26 @@ def look_at_image(
         LackError: If there is no such image, or it is for another platform or an older Python.
         CannotAskError: If the registry does not answer.
     """
-    build = f"`make image`, docker push, and set {variable}=…@sha256:…"
+    build = f"run `make image` and docker push, and set {variable}=…@sha256:…"
     if not is_in_registry(image, is_clusters_own):
-        raise LackError(f"no platform can fetch {image}", build)
+        raise LackError(f"platforms cannot pull {image}, because its name contains no registry", build)
     try:
         known = find_image(image, apis)
     except MissingError as error:
-        raise LackError(f"{image} is not there: {error}", build) from error
+        raise LackError(f"{image} does not exist: {error}", build) from error
     if PLATFORM not in known.platforms:
         raise LackError(
             f"{image} is for {', '.join(known.platforms) or 'no platform'}, and TPU hosts are {PLATFORM}",
-            f"docker build --platform={PLATFORM}, docker push, and set {variable}=…@sha256:…",
+            f"run docker build --platform={PLATFORM} and docker push, and set {variable}=…@sha256:…",
         )
     if known.python and _version(known.python) < _version(least_python):
         raise LackError(
             f"{image} has Python {known.python}, and the machine requires {least_python} or later",
             f"build it on a newer base, as make image BASE=python:{least_python}-slim, or take another machine",
         )
-    tag = "" if is_pinned(image) else f"; it is named by a tag, and means {known.digest} now"
+    tag = "" if is_pinned(image) else f"; its tag currently means {known.digest}"
     is_unsaid = least_python and not known.python
-    unsaid = f"; it does not say its Python, of which {least_python} is required" if is_unsaid else ""
+    unsaid = f"; its Python version is unknown, and {least_python} or later is required" if is_unsaid else ""
     return f"{image}, {PLATFORM}{tag}{unsaid}"
 
 
@@ -148,10 +148,10 @@ def _get(apis: GoogleApis, host: str, path: str, image: str) -> Any:
     except requests.RequestException as error:
         raise CannotAskError(f"{host} does not answer: {error}") from error
     if response.status_code == 404:
-        raise MissingError(f"{host} has none of that name")
+        raise MissingError(f"{host} has no image of that name")
     if not response.ok:
         raise CannotAskError(
-            f"{host} does not say without a sign-in: {response.status_code} {response.reason}",
+            f"{host} does not allow anonymous access: {response.status_code} {response.reason}",
             str(ShellCommand(("docker", "manifest", "inspect", image))),
         )
     return response

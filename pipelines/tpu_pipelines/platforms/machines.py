@@ -40,8 +40,8 @@ def check_resources(config: Config, platform: Platform) -> None:
     """
     if timeout := config.resources.get("train_model", StepResources()).timeout:
         raise InputError(
-            f"The machine sets the training's time limit. Received: resources.train_model.timeout={timeout}. Set "
-            "machine.timeout_seconds."
+            f"The training's time limit belongs to its machine. Received: resources.train_model.timeout={timeout}. "
+            "Set machine.timeout_seconds instead."
         )
     platform.check_config(config)
 
@@ -73,10 +73,12 @@ def training_timeout(config: Config, platform: Platform) -> TrainingTimeout:
     hours = "{:g} h".format
     floor = TIMEOUT_FLOOR_SECONDS / 3600
     if machine.timeout_seconds:
-        reason = f"training is stopped after {hours(machine.timeout_seconds / 3600)}, as machine.timeout_seconds says"
+        reason = (
+            f"training is stopped after {hours(machine.timeout_seconds / 3600)}, because of machine.timeout_seconds"
+        )
         return TrainingTimeout(machine.timeout_seconds, False, reason)
     seconds = TIMEOUT_WITHOUT_ESTIMATE_SECONDS
-    why = "nothing is estimated before it starts"
+    why = "its time is not estimated"
     price = machine.slice.price(machine.region, machine.spot, platform.catalogue_name)
     if config.preflight and config.preflight.max_price_usd and price:
         paid = config.preflight.max_price_usd / price.usd_per_hour * 3600

@@ -1,4 +1,4 @@
-"""What this project asks of a platform, and the platforms that it knows.
+"""Interface of a platform, and the table of platforms.
 
 Each platform has a folder here with one object, an instance of a class in its `platform.py`, which answers everything
 that differs between platforms. Nothing outside of these folders compares the name of a platform. To add a platform, add

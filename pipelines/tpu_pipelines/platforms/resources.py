@@ -27,26 +27,26 @@ def resources_of(config: Config, step: str, default_retries: int = 0) -> StepRes
         step: Name of the step.
         default_retries: Retries if the configuration sets none; for the training, `Platform.training_retries`.
     """
-    asked = config.resources.get(step, StepResources())
+    requested = config.resources.get(step, StepResources())
     held = {
         "preflight_training": BASE_GIB + (config.preflight.compile_memory_mib if config.preflight else 0) / 2**10,
         "train_model": BASE_GIB + 2 * config.training.in_memory_mib / 2**10,  # Twice while it is read.
     }
     return dataclasses.replace(
-        asked,
-        cpu=asked.cpu or STEP_CPU,
-        memory=asked.memory or f"{math.ceil(max(held.get(step, 0), STEP_GIB))}Gi",
-        retries=asked.retries if asked.retries >= 0 else default_retries,
+        requested,
+        cpu=requested.cpu or STEP_CPU,
+        memory=requested.memory or f"{math.ceil(max(held.get(step, 0), STEP_GIB))}Gi",
+        retries=requested.retries if requested.retries >= 0 else default_retries,
     )
 
 
-def apply(task: Any, asked: StepResources) -> Any:
+def apply(task: Any, requested: StepResources) -> Any:
     """Set the CPUs, memory and retries of a task; returns the task."""
-    task.set_cpu_limit(str(asked.cpu)).set_memory_limit(asked.memory)
-    return apply_retries(task, asked)
+    task.set_cpu_limit(str(requested.cpu)).set_memory_limit(requested.memory)
+    return apply_retries(task, requested)
 
 
-def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0, is_of_all: bool = False) -> Any:
+def apply_retries(task: Any, requested: StepResources, timeout_seconds: int = 0, is_of_all: bool = False) -> Any:
     """Set the retries of a task; returns the task.
 
     Argo counts `maxDuration` from the start of the first attempt (argo-workflows, workflow/controller/operator.go).
@@ -55,15 +55,15 @@ def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0, is_
 
     Args:
         task: Task of the step.
-        asked: Resources of the step, with the number of retries.
-        timeout_seconds: Time limit of one attempt; 0 means `asked.timeout`, or else a day.
+        requested: Resources of the step, with the number of retries.
+        timeout_seconds: Time limit of one attempt; 0 means `requested.timeout`, or else a day.
         is_of_all: Whether this is the time limit of all attempts together.
     """
-    if not asked.retries:
+    if not requested.retries:
         return task
-    seconds = timeout_seconds or asked.timeout or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
-    longest = seconds if is_of_all else (asked.retries + 1) * (seconds + 3600)  # Up to an hour to get a machine.
-    return task.set_retry(asked.retries, "60s", 2.0, f"{longest}s")
+    seconds = timeout_seconds or requested.timeout or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
+    longest = seconds if is_of_all else (requested.retries + 1) * (seconds + 3600)  # Up to an hour to get a machine.
+    return task.set_retry(requested.retries, "60s", 2.0, f"{longest}s")
 
 
 _RUN_THE_MODELS_CODE = ("preflight_training", "train_model", "evaluate_model", "export_model")

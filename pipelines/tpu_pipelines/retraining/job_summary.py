@@ -93,9 +93,9 @@ class RunFindings:
             def fetch(step: str, output: str, name: str) -> Path:
                 place = submitter.find_output(submission.job_id, step, output)
                 if not place:
-                    raise InputError(f"the platform does not say where it keeps what {step} has written")
+                    raise InputError(f"the platform does not report where the output of {step} is")
                 if not Location(place).is_remote:
-                    raise InputError(f"what {step} has written lies in {place}, which cannot be read from here")
+                    raise InputError(f"the output of {step} cannot be read from here: {place}")
                 return storage.localize(Location(place).child(name), Path(folder)).parent
 
             try:
@@ -122,9 +122,9 @@ def render_markdown(
         links: URLs by link text.
         findings: Findings of the run.
     """
-    told = outcome if decision.needed else f"not needed ({outcome})"
+    result = outcome if decision.needed else f"not needed ({outcome})"
     linked = [f"[{in_markdown(text)}]({address})" for text, address in links.items() if address.startswith("https://")]
-    title = f"{_SIGNS.get(outcome, '▶️')} {name}: {told}"
+    title = f"{_SIGNS.get(outcome, '▶️')} {name}: {result}"
     blocks = [decision.reason, *_told_by(findings), markupsafe.Markup("\n".join(linked))]
     return as_markdown([Section(title, blocks)], _HEADING_LEVEL) + "\n"
 
@@ -139,8 +139,8 @@ def render_preflight(name: str, report: PreflightReport, comparison: FootprintCo
     """
     failed = [reason for machine in report.machines for reason in machine.reasons]
     failed += comparison.broken if comparison else ()
-    told = comparison.summary if comparison else report.machines[0].summary
-    title = f"{SIGNS[not failed]} preflight of {name}: {told}"
+    result = comparison.summary if comparison else report.machines[0].summary
+    title = f"{SIGNS[not failed]} preflight of {name}: {result}"
     blocks: list[Block] = [Sentences([f"{SIGNS[False]} {reason}" for reason in failed])]
     if comparison:
         blocks += _beside(comparison)
@@ -201,9 +201,9 @@ def _told_by(findings: RunFindings) -> Iterator[Block]:
     if findings.error:
         yield fence(findings.error)
     if findings.unread:
-        yield f"The figures are not shown: {findings.unread}"
+        yield f"The metrics are not shown: {findings.unread}"
     if findings.same_as:
-        yield f"The same model as version {findings.same_as}, which is the champion already."
+        yield f"The model is the same as version {findings.same_as}, which is already the champion."
     yield Sentences([f"{SIGNS[rule.passed]} {rule.text}" for rule in findings.reasons])
     if findings.evaluation is None:
         return
@@ -212,7 +212,7 @@ def _told_by(findings: RunFindings) -> Iterator[Block]:
     if findings.preflight:
         yield f"Preflight: {findings.preflight.machines[0].summary}"
         if findings.champion and (comparison := FootprintComparison.make(findings.preflight, findings.champion)):
-            yield f"Training beside the champion's: {comparison.summary}"
+            yield f"Training compared with the champion's: {comparison.summary}"
             yield from _beside(comparison)
 
 
@@ -235,7 +235,7 @@ def _side_by_side(runs: Mapping[str, RunFindings]) -> Table:
 def _changed_slices(runs: Mapping[str, RunFindings]) -> Iterator[Block]:
     for name, findings in runs.items():
         if findings.evaluation and (table := _slices(findings.evaluation)).rows:
-            yield f"Slices of {name} that differ from its champion's:"
+            yield f"Slices of {name} that differ from the champion's:"
             yield table
 
 

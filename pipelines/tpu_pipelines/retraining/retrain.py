@@ -1,4 +1,4 @@
-"""Decides whether a run is needed, by the age of the last run with the same name and by what changed since then.
+"""Decides whether a run is needed, by the age of the last run with the same name and the changes since then.
 
 Every decision is kept:
 
@@ -76,7 +76,7 @@ class Occasion:
             elif word not in (CHANGED, DRIFTED, ALWAYS):
                 raise InputError(
                     f"Cannot use --when {text}: expected one or more of {CHANGED}, {DRIFTED}, {OLDER}=30d (or 12h) and "
-                    f"{ALWAYS}, with commas between. Received: {word!r}."
+                    f"{ALWAYS}, separated by commas. Received: {word!r}."
                 )
         return cls(CHANGED in words, older_than, ALWAYS in words, DRIFTED in words)
 
@@ -194,13 +194,13 @@ def _decide(
     since, before = last.job_id, last.fingerprints
     if is_change:
         changed = tuple(part for part in fingerprints if before.get(part) != fingerprints[part]) if before else ()
-        unknown = "where or with what it runs" if before else "what, that run does not say"
+        unknown = "its machine, image or settings" if before else "unknown, because that run has no fingerprints"
         words = f"changed since {since}: {' and '.join(changed) or unknown}"
         decision = RunDecision.make(True, words, since, changed)
     else:
         has_failed = last.state in (State.FAILED, State.CANCELLED)
         words = f"nothing has changed since {since} ({last.state})"
-        words += ", but that gave no result" if has_failed else ""
+        words += ", but that run has no result" if has_failed else ""
         decision = RunDecision.make(has_failed, words, since)
         if not last.state.is_final:  # Do not start a second run beside a running one.
             return decision
@@ -210,7 +210,7 @@ def _decide(
 def _apply(
     occasion: Occasion, decision: RunDecision, created: str, is_change: bool, look: Callable[[], Drift]
 ) -> RunDecision:
-    """Apply the conditions of `--when` to a decision. A new run is always needed if the last one gave no result."""
+    """Apply the conditions of `--when` to a decision. A new run is always needed if the last one has no result."""
     age = now() - datetime.datetime.fromisoformat(created) if created else None
     if occasion.always and not decision.needed:
         return dataclasses.replace(decision, needed=True, reason=f"always, though {decision.reason}")
@@ -230,7 +230,7 @@ def _apply(
         drift = look()
         words = f"{decision.reason}; {drift.reason}{'' if drift.matters else rests}"
         return dataclasses.replace(decision, needed=drift.matters, reason=words)
-    words = f"{decision.reason}, which is no occasion by --when{rests}"
+    words = f"{decision.reason}, which is not a reason to run according to --when{rests}"
     return dataclasses.replace(decision, needed=False, reason=words)
 
 
@@ -274,7 +274,7 @@ def entries(
         place: Folder from `place_of`.
         ask: Returns the state of a job by its id; None if the platform no longer has it.
         price: Returns the price of a machine in US dollars per hour; None if unknown.
-        leave_out: Called with the name of each file that is no decision.
+        leave_out: Called with the name of each file that is not a decision.
     """
     known = []
     for file in storage.list_known(place):
@@ -315,9 +315,9 @@ def write_page(known: Sequence[RunDecision], name: str, path: Path) -> None:
     """Write the decisions as a self-contained HTML page."""
     runs = len({entry.run for entry in known if entry.needed and entry.run})
     paid = sum(entry.usd or 0.0 for entry in known if entry.needed)
-    told = f"{len(known)} decisions, {runs} run{'' if runs == 1 else 's'}"
-    told += f", {paid:.2f} $ of machines, at their target's price" if paid else ""
-    storage.write_bytes(path, page.render(f"{name}: what retrain decided", [_table(known)], [told]).encode())
+    subtitle = f"{len(known)} decisions, {runs} run{'' if runs == 1 else 's'}"
+    subtitle += f", {paid:.2f} $ of machines, at their target's price" if paid else ""
+    storage.write_bytes(path, page.render(f"{name}: retraining decisions", [_table(known)], [subtitle]).encode())
 
 
 def _table(known: Sequence[RunDecision]) -> Table:

@@ -118,7 +118,7 @@ class RunComparison(Displayed):
         """How to choose a run, in words; empty if the runs are not ranked."""
         if not self.ranked_by:
             return ""
-        best = f"the best of {len(self.runs)} runs on it looks better than it is"
+        best = f"the best of {len(self.runs)} runs looks better there than it is"
         if self.split == VALIDATION:
             return f"Ranked by {self.ranked_by}: {best}. Judge it on the test split."
         return (
@@ -167,11 +167,13 @@ def compare(folders: Sequence[Path]) -> RunComparison:
         folders: Folders of runs. A folder that is named twice, for example by a link to the latest run, counts once.
 
     Raises:
-        InputError: If a folder is no run's folder, or all folders are the same.
+        InputError: If a folder is not a run's folder, or all folders are the same.
     """
     places = list(dict.fromkeys(folder.resolve() for folder in folders))
     if len(places) == 1 < len(folders):
-        raise InputError(f"Cannot compare a run with itself. Received: {', '.join(map(str, folders))}. Name each once.")
+        raise InputError(
+            f"Cannot compare a run with itself. Received: {', '.join(map(str, folders))}. Name two or more runs."
+        )
     runs = tuple(_load(place, label) for place, label in zip(places, _labels(places), strict=True))
     one_dataset = len({run.dataset for run in runs if run.dataset}) < 2
     runs, ranked_by = _rank(runs) if one_dataset else (runs, "")
@@ -183,10 +185,12 @@ def compare(folders: Sequence[Path]) -> RunComparison:
         "preflight": _preflight(runs),
         "configuration": _configuration(runs),
     }
-    notes = [] if one_dataset else ["The runs were trained and scored on different data: their results do not compare."]
+    notes = (
+        [] if one_dataset else ["The runs were trained and scored on different data: their results are not comparable."]
+    )
     notes += [f"{run.label} failed: {run.summary.error}" for run in runs if run.summary.status == State.FAILED]
     notes += [
-        f"{run.label}: {absent:,} classes have no examples in the split and count 0 in the macro figures"
+        f"{run.label}: {absent:,} classes have no examples in the split and count as 0 in macro averages"
         for run in runs
         if (absent := run.summary.metrics.get("num_absent_classes", 0))
     ]

@@ -55,19 +55,19 @@ def find_drift(config: Config, settings: Settings | None = None) -> Drift:
     referred = parse_reference(champion_of(config, settings))
     champion = referred and referred.find()
     if not referred or not champion:
-        return Drift(True, "there is no registered champion whose data these could be compared with")
+        return Drift(True, "there is no registered champion to compare the data with")
     origin = origin_of_version(referred.registry.model_name, champion)
     if not origin.lineage.get(SKETCH):
-        return Drift(True, f"{origin.name} keeps no sketch of its data, so that nobody can say whether they drifted")
+        return Drift(True, f"{origin.name} has no statistics of its data, so drift is unknown")
     before = sketch_of(origin)
     data = config.data
     if before.kind == TEXT:  # Words are comparable only if both data sets use the same tokenization.
         data = dataclasses.replace(data, tokenization=before.words_rule)
     sample = sketch_sample(data)
     shifts = [shift for shift in find_shifts(sample, before) if shift.drifted]
-    seen = f"by {sample.num_examples:,} examples against the {before.num_examples:,} of {origin.name}"
+    seen = f"comparing {sample.num_examples:,} examples with the {before.num_examples:,} of {origin.name}"
     if not shifts:
-        return Drift(False, f"no figure of the data has drifted, {seen}")
+        return Drift(False, f"no statistic of the data has drifted, {seen}")
     words = [f"{shift.figure.replace('_', ' ')} {shift.now}, {shift.before} before" for shift in shifts[:_NAMED]]
     more = f" and {len(shifts) - _NAMED} more" if len(shifts) > _NAMED else ""
     return Drift(True, f"the data have drifted, {seen}: {'; '.join(words)}{more}")
@@ -104,15 +104,15 @@ def sketch_sample(params: WriteParams) -> DataSketch:
     plan = plan_dataset(params)
     if plan.listing.corpus is not None:
         raise InputError(
-            f"Cannot tell whether {params.source!r} has drifted: expected images or texts, received a corpus, of which "
-            "no figures are kept. Use --when changed."
+            f"Cannot test {params.source!r} for drift: expected images or texts, received a corpus, which has no "
+            "statistics. Use --when changed."
         )
     # As many examples as are measured in a large data set.
     share = min(1.0, MOST_MEASURED / plan.num_examples)
     order = {name: examples[: math.ceil(share * len(examples))] for name, examples in plan.order.items()}
     lenient = dataclasses.replace(params, max_bad_fraction=_MOST_BAD)
     sample = dataclasses.replace(plan, params=lenient, order=order)
-    say("create_tfrecords", f"looking at {sample.num_examples:,} of {plan.num_examples:,} examples, for drift")
+    say("create_tfrecords", f"testing {sample.num_examples:,} of {plan.num_examples:,} examples for drift")
     with written(sample) as (_, manifest):
         return DataSketch.make(manifest)
 

@@ -55,7 +55,7 @@ def find_export(name: str, workspace: Path) -> str:
         )
     if (version := named.find()) is None:
         raise InputError(
-            f"Cannot find {name}: the alias stands nowhere in {named.registry.root}. `tpu-pipelines registry list` "
+            f"Cannot find {name}: no version in {named.registry.root} has this alias. `tpu-pipelines registry list` "
             "shows the versions."
         )
     return f"{version.uri}/{EXPORT_DIR}"
@@ -66,7 +66,7 @@ def _describe(path: Path) -> str:
     if not path.exists():
         return "no such folder"
     if (summary := Summary.find(path)) is None:
-        return f"a folder with no {EXPORT_FILE} in it, or in its {EXPORT_DIR}/"
+        return f"a folder without {EXPORT_FILE}, directly or in {EXPORT_DIR}/"
     others = [folder for _, folder in history.runs_of(path) if (folder / EXPORT_DIR / EXPORT_FILE).is_file()]
     return f"a run without an export, {summary.status}" + "".join(f"; {other} has one" for other in others[-1:])
 
@@ -78,7 +78,6 @@ def _in_workspace(text: str, workspace: Path) -> str:
 
 
 def _models(workspace: Path) -> list[str]:
-    """Return the names of the models in the workspace's registry."""
     return [model.model_name for model in list_models(workspace / "registry")]
 
 
@@ -113,9 +112,9 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
     if here := _in_workspace(name, workspace):
         return here
     raise InputError(
-        f"Cannot compare with {name!r}: expected NAME@VERSION or NAME@ALIAS of the registry in --workspace, as "
-        f"digits@champion, or of another one, REGISTRY/NAME@VERSION{others and f', or {others}'}. Received: nothing of "
-        f"that name; {workspace / 'registry'} holds {', '.join(_models(workspace)) or 'no model'}."
+        f"Cannot compare with {name!r}: expected NAME@VERSION or NAME@ALIAS of the registry in --workspace, for "
+        f"example digits@champion, REGISTRY/NAME@VERSION of another registry{others and f', or {others}'}. It does not "
+        f"exist; {workspace / 'registry'} holds {', '.join(_models(workspace)) or 'no model'}."
     )
 
 
@@ -148,7 +147,7 @@ def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> ExportI
         output: Folder of the export; an existing export is replaced.
 
     Raises:
-        InputError: If `run_dir` is no run's folder, or its model cannot be exported.
+        InputError: If `run_dir` is not a run's folder, or its model cannot be exported.
     """
     params = read_export(Summary.load(run_dir).config.get("export", {}), overrides)
     from tpu_components.export_model import export_model

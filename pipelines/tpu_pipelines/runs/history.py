@@ -122,8 +122,8 @@ def find_run(workspace: Path, reference: str) -> tuple[str, str]:
     Raises:
         InputError: If there is no such run.
     """
-    name, _, asked = reference.partition("@")
-    number = f"{int(asked):04d}" if asked.isdecimal() else asked or LATEST
+    name, _, suffix = reference.partition("@")
+    number = f"{int(suffix):04d}" if suffix.isdecimal() else suffix or LATEST
     known = {
         run: [
             number
@@ -194,7 +194,7 @@ def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
             rows.append(_unfinished_row(workspace, run))
     if not rows:
         raise InputError(
-            f"There is no run{f' of the name {name!r}' if name else ''} in {workspace}: "
+            f"There is no run{f' named {name!r}' if name else ''} in {workspace}: "
             f"{'expected one of ' + ', '.join(known) if (known := names(workspace)) else 'it holds none'}. Check "
             "--workspace."
         )
@@ -219,7 +219,7 @@ def curves_of(workspace: Path, name: str) -> Path | None:
 
 
 def _unfinished_row(workspace: Path, name: str) -> dict[str, Any]:
-    said = re.findall(
+    lines = re.findall(
         rf"^ *\[((?:{'|'.join(STEPS)})\] .+)$", (workspace / name / LOG_FILE).read_text(errors="replace"), re.MULTILINE
     )
     state = State.RUNNING if _is_locked(workspace / ".cache" / name / "lock") else State.INTERRUPTED
@@ -230,7 +230,7 @@ def _unfinished_row(workspace: Path, name: str) -> dict[str, Any]:
         "ended": "",
         "status": state,
         "result": state,
-        "training": said[-1].replace("] ", " ", 1) if said else "",
+        "training": lines[-1].replace("] ", " ", 1) if lines else "",
         "metrics": {},
         "gate": {},
         "num_bytes": 0,
@@ -286,7 +286,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
     trained = ["" if row["status"] in (State.RUNNING, State.INTERRUPTED) else row["training"] for row in rows]
     if len({*trained} - {""}) > 1:
         columns["training"] = "<"
-        cells = [[*row, said] for row, said in zip(cells, trained, strict=True)]
+        cells = [[*row, cell] for row, cell in zip(cells, trained, strict=True)]
     return "\n".join([*Table(columns, cells).lines(), *([""] if notes else []), *notes])
 
 
@@ -304,10 +304,12 @@ def _cells(row: Mapping[str, Any]) -> list[str | Cell]:
 
 def _note(row: Mapping[str, Any]) -> str:
     """Describe the progress of an unfinished run in one sentence."""
-    said = row["training"] or "no step has said anything"
+    last_line = row["training"] or "no step has printed anything"
     if row["status"] == State.RUNNING:
-        return f"{row['name']} is running: {said}"
-    return f"{row['name']} was interrupted after: {said}. `tpu-pipelines run` with its configuration continues it."
+        return f"{row['name']} is running: {last_line}"
+    return (
+        f"{row['name']} was interrupted after: {last_line}. Run `tpu-pipelines run` with its configuration to continue."
+    )
 
 
 def write_index(workspace: Path, rows: Sequence[Mapping[str, Any]]) -> Path:

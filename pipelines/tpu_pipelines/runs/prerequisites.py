@@ -55,7 +55,7 @@ def check_inputs(config: Config, workspace: Path, listing: Listing | None = None
     if "python3" in json.dumps([config.as_dict(), str(run_dir)], ensure_ascii=False):
         raise InputError(
             "Cannot run with 'python3' in a name, path or value: kfp.local rewrites the text 'python3' wherever it "
-            f"stands. Received workspace {str(workspace)!r}, data.source {config.data.source!r} and others. "
+            f"occurs. Received workspace {str(workspace)!r}, data.source {config.data.source!r} and others. "
             "Use another name."
         )
     check_run_dir(config, run_dir)
@@ -75,7 +75,7 @@ def check_deploy(config: Config) -> None:
         return
     if is_on_vertex(config.deploy.registry) and not config.deploy.artifacts_uri:
         raise InputError(
-            "Cannot register on Vertex AI without a place for the versions' files. Set deploy.artifacts_uri=gs://BUCKET/…"
+            "Registration on Vertex AI requires a folder for the versions' files. Set deploy.artifacts_uri=gs://BUCKET/…"
         )
     try_keys(config.deploy.signing_key, config.deploy.verify_key)
     open_registry(config.deploy.registry, config.deploy.model_name).find(config.deploy.alias)
@@ -197,7 +197,9 @@ def check_model(config: Config, interface: Interface, is_timed: bool = False) ->
     try:
         trial: Trial = in_fresh_process(try_out, config.training, interface, config.required_formats, is_timed)
     except RuntimeError as error:  # The model's code may end the process.
-        raise InputError(f"The model {model!r} ended the process that tried it: {error}. Correct the model.") from error
+        raise InputError(
+            f"The model {model!r} ended the process that tested it: {error}. Correct the model."
+        ) from error
     return trial
 
 

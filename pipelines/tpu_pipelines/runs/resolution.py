@@ -1,4 +1,4 @@
-"""What is decided about a run on this machine before its first step; see also `pipeline.compile.resolve`."""
+"""Decisions about a run on this machine before its first step; see also `pipeline.compile.resolve`."""
 
 import dataclasses
 import os
@@ -25,7 +25,7 @@ from tpu_pipelines.runs.workspace import with_registry
 
 @dataclasses.dataclass(frozen=True)
 class LocalRun:
-    """A run on this machine, with everything decided before its first step except what comes from the cache.
+    """A run on this machine, with all decisions before its first step except the use of cached steps.
 
     Attributes:
         config: Parameters of every step, with the registry's path and the price of preflight's machine.
@@ -49,7 +49,7 @@ class LocalRun:
 
 
 def resolve(config: Config, workspace: Path, listing: Listing | None = None) -> LocalRun:
-    """Check what a run on this machine needs, and decide everything before its first step.
+    """Check the requirements of a run on this machine, and decide everything before its first step.
 
     Args:
         config: Configuration to run.
@@ -109,7 +109,7 @@ def _without_missing_compiler(config: Config) -> Config:
         try:
             sandbox.require_compiler([config.preflight.paid.slice])
         except InputError as error:
-            say("preflight_training", f"left out. {error}")
+            say("preflight_training", f"skipped: {error}")
             return dataclasses.replace(config, preflight=None)
     return config
 

@@ -101,7 +101,7 @@ def run_local(
         if runner is Runner.SUBPROCESS and not session.is_trained:
             check_accelerator(run.config.training)
         if needs_check(run.config) and not session.is_trained:
-            say("train_model", "trying the model before it is trained")
+            say("train_model", "testing the model before training")
             check_model_works(run.config, run.data)
         if not session.is_the_same_again():
             history.set_aside(run_dir)

@@ -61,7 +61,7 @@ class StepCache:
         return Path(outputs[name]["uri"]) if _is_artifact(outputs.get(name)) else None
 
     def remove(self, output: Path) -> None:
-        """Delete an output, if it lies in this cache."""
+        """Delete an output, if it is in this cache."""
         if self._locate(str(output)) is not None:
             shutil.rmtree(output)
 
@@ -148,5 +148,4 @@ def _is_artifact(output: Any) -> bool:
 
 
 def _artifacts(outputs: Mapping[str, Any]) -> list[Path]:
-    """Return the paths of an entry's artifacts."""
     return [Path(output["uri"]) for output in outputs.values() if _is_artifact(output)]

@@ -106,7 +106,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
         return dict(_flatten(self.config))
 
     def number(self, setting: str) -> float | None:
-        """Return a setting by its full name; None if it is no number, or missing in an older file."""
+        """Return a setting by its full name; None if it is not a number, or missing in an older file."""
         value = self.settings.get(setting)
         return value if isinstance(value, int | float) else None
 

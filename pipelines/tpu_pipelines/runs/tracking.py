@@ -59,8 +59,8 @@ def record(run_dir: Path, tool: str, limit_seconds: float = _LIMIT_SECONDS) -> N
     except (PlatformError, RuntimeError) as error:
         is_late = isinstance(error.__cause__, TimeoutError)
         reason = f"it did not answer within {limit_seconds:g} s" if is_late else str(error).rstrip(".")
-        said = f"hint: the run is not recorded in {tool}: {reason}. Run the same command again to record it."
-        print(paragraph(said), file=sys.stderr)
+        text = f"hint: the run was not recorded in {tool}: {reason}. Run the same command again to record it."
+        print(paragraph(text), file=sys.stderr)
         return
     storage.write_json(run_dir / TRACKED_FILE, {"tool": tool, "place": place})
     print(paragraph(f"recorded in {tool}: {place}"), file=sys.stderr)

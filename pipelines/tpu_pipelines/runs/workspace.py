@@ -32,8 +32,8 @@ def check_history(run_dir: Path) -> None:
     directory = history_dir(run_dir)
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()) or (directory / SUMMARY_FILE).exists():
         raise InputError(
-            f"Refused to keep earlier runs in {directory}: expected a folder for them, received something else of that "
-            "name. Use another --workspace or --set name=…"
+            f"Refused to keep earlier runs in {directory}: expected a folder of earlier runs, received a file, link or "
+            "run. Use another --workspace or --set name=…"
         )
 
 
@@ -45,8 +45,8 @@ def with_registry(config: Config, workspace: Path) -> Config:
         return config
     if config.deploy.registry == VERTEX:
         raise InputError(
-            "A run on this machine knows no project. Received: deploy.registry=vertex. Use "
-            "deploy.registry=projects/PROJECT/locations/REGION/models, or leave it out."
+            "A run on this machine has no project. Received: deploy.registry=vertex. Use "
+            "deploy.registry=projects/PROJECT/locations/REGION/models, or remove the setting."
         )
     registry = Path(config.deploy.registry or workspace / "registry").absolute()
     return config.changed("deploy", registry=str(registry))
@@ -73,9 +73,9 @@ def _check_apart(config: Config, place: Path) -> None:
         theirs = Path(named).resolve()
         if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
             raise InputError(
-                f"Refused to write into {place}: {what} {named!r} lies there, or around it, and a run replaces what "
-                "its folder holds, moves it and deletes the oldest earlier runs. Use another --workspace or "
-                f"--set name=…, or another place for {what}."
+                f"Refused to write into {place}: it overlaps with {what} {named!r}, and a run replaces, moves and "
+                "deletes files in its folder. Use another --workspace or --set name=…, or another place for "
+                f"{what}."
             )
 
 

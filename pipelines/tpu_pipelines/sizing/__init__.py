@@ -1,1 +1,1 @@
-"""What a training takes: memory, time and price of its step on a machine, found before a run, and how they changed."""
+"""Memory, time and price of a training step on a machine, estimated before a run, and how they changed."""

@@ -46,16 +46,15 @@ def _of_version(origin: Origin) -> NamedFootprint:
     kept = origin.lineage.get(PREFLIGHT)
     if not kept:
         raise InputError(
-            f"Cannot compare with {name}: expected a version that keeps what its preflight found, received one of a "
-            "run without preflight, or from before versions kept it. Compare with a preflight.json, as that of the "
-            "commit before."
+            f"Cannot compare with {name}: the version has no preflight result, because its run had no preflight or an "
+            "older release made it. Compare with a preflight.json, for example that of the previous commit."
         )
     try:
         return NamedFootprint(name, Footprint.read(kept))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"Cannot compare with {name}: what it keeps of its preflight is not of this version ({error!r}). Compare "
-            "with a preflight.json."
+            f"Cannot compare with {name}: another release wrote its preflight result ({error!r}). Compare with a "
+            "preflight.json."
         ) from error
 
 
@@ -65,7 +64,7 @@ def _of_report(text: str) -> NamedFootprint:
     footprint = report.footprint(report.machines[0])
     if footprint is None:
         raise InputError(
-            f"Cannot compare with {text}: expected a training that fits its machine, received one of which it says: "
+            f"Cannot compare with {text}: expected a training that fits its machine, received: "
             f"{report.machines[0].summary}. Name another."
         )
     return NamedFootprint(report.run or report.model, footprint)
@@ -144,9 +143,9 @@ class FootprintComparison:
             _signed((new.step_ms - old.step_ms) / 1e3, time, f" a step{larger}{share}"),
             _signed(new.peak_bytes - old.peak_bytes, byte_size, " of memory"),
         ]
-        told = ", ".join(filter(None, changes)) or f"the same as {self.name}"
+        words_of_changes = ", ".join(filter(None, changes)) or f"the same as {self.name}"
         before = "" if new.machine == old.machine else f", {old.machine} before"
-        return f"{told}, {'fits' if before else 'still fits'} {new.machine}{before}"
+        return f"{words_of_changes}, {'fits' if before else 'still fits'} {new.machine}{before}"
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -175,7 +174,7 @@ class FootprintComparison:
         """Messages if the other run had another compiler, or another number of training examples."""
         compilers = {name: self.old.compiler.get(name, "another version") for name in sorted(self.new.compiler)}
         caveats = [
-            f"compiled by {name} {self.new.compiler[name]}, {self.name} by {before}"
+            f"compiled with {name} {self.new.compiler[name]}, {self.name} with {before}"
             for name, before in compilers.items()
             if before != self.new.compiler[name]
         ]
@@ -194,7 +193,7 @@ class FootprintComparison:
     def as_text(self) -> str:
         """Return the comparison for a terminal."""
         columns = {"": "<", "now": ">", self.name: ">", "difference": ">"}
-        lines = [f"beside {self.name}: {self.summary}", "", *Table(columns, self.rows).lines()]
+        lines = [f"compared with {self.name}: {self.summary}", "", *Table(columns, self.rows).lines()]
         return "\n".join([*lines, *(f"({words})" for words in self.caveats), *self.broken])
 
 

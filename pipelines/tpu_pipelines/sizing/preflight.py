@@ -55,7 +55,7 @@ class PlannedData:
     def __post_init__(self) -> None:
         if self.num_examples < 1 or self.image_bytes < 0:
             raise InputError(
-                f"Expected a positive number of examples, and of bytes. Received: --examples {self.num_examples}, "
+                f"Expected positive numbers of examples and bytes. Received: --examples {self.num_examples}, "
                 f"--image-bytes {self.image_bytes}."
             )
 
@@ -72,7 +72,7 @@ class PlannedData:
         words = f"{self.num_examples:,} examples are assumed"
         if host:
             held = "in memory" if host.in_memory else "streamed from files"
-            words += f", {held}; the host's rate is that of the {here:,} at hand"
+            words += f", {held}; the host's rate was measured on the {here:,} available"
         if self.image_bytes and isinstance(inputs, ImageInput):
             if host and inputs.encoding == ENCODED and not host.in_memory:
                 # The time of decoding depends on the pixels, which are assumed to be proportional to the bytes.
@@ -80,11 +80,11 @@ class PlannedData:
                 slower = self.image_bytes / each
                 rates = ("read_per_second", "feed_per_second", "low_per_second", "high_per_second")
                 host = dataclasses.replace(host, **{name: getattr(host, name) / slower for name in rates})
-                words += f", divided by {slower:.3g} for {self.image_bytes:,} bytes an image and not {each:,.0f}"
-            else:
                 words += (
-                    f"; images have the size that data.image_size gives them, whatever {self.image_bytes:,} bytes hold"
+                    f" and divided by {slower:.3g}, for {self.image_bytes:,} bytes per image instead of {each:,.0f}"
                 )
+            else:
+                words += "; records have images of data.image_size, so --image-bytes does not change their size"
         return dataclasses.replace(facts, host=host, assumed=words)
 
 
@@ -164,7 +164,7 @@ def with_settings_of(machine: MachineSpec, configured: MachineSpec | None) -> Ma
 
 
 def describe_data(config: Config, listing: Listing, cache_dir: Path, planned: PlannedData | None = None) -> DataFacts:
-    """Return what preflight needs to know about the data, except how fast this machine reads them.
+    """Return preflight's facts about the data, except how fast this machine reads them.
 
     A few examples are written like the whole data set, for their shape. The result is cached until the size or time of
     a source file changes.

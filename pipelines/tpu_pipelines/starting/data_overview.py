@@ -146,8 +146,8 @@ class DataOverview(Displayed):
     def remarks(self) -> list[str]:
         """Return messages about left-out inputs, assumptions, unknown words and unusable examples."""
         messages = [*self.notes, *self.warnings]
-        parts = [(self.unusable, f"{self.num_inputs:,} cannot be used")]
-        parts += [(self.damaged, f"{self.num_looked_at:,} that were read are damaged")]
+        parts = [(self.unusable, f"{self.num_inputs:,} inputs cannot be used")]
+        parts += [(self.damaged, f"{self.num_looked_at:,} examples that were read are damaged")]
         for bad, what in parts:
             some = "; ".join(f"{name}: {reason}" for name, reason in list(bad.items())[:_SHOWN])
             messages += [f"{len(bad):,} of {what}: {some}"] if bad else []
@@ -201,7 +201,7 @@ def source_of(place: str, kind: str = "") -> str:
         return f"{suffix}:{place}"
     is_remote = Location(place).is_remote
     if not is_remote and not os.path.exists(place):
-        raise InputError(f"Cannot look at {place!r}: there is no such file or folder. Check the path.")
+        raise InputError(f"Cannot read {place!r}: there is no such file or folder. Check the path.")
     if is_remote:
         names = [file.name for file in storage.list_files(place)]
     else:
@@ -217,7 +217,7 @@ def source_of(place: str, kind: str = "") -> str:
     tables = [name for name in names if name.lower().endswith(".csv")]
     if tables:
         raise InputError(
-            f"Cannot tell which file of {place!r} lists the examples; it holds {quoted(tables)}. Name one, as "
+            f"Cannot tell which file of {place!r} lists the examples; it holds {quoted(tables)}. Name one, for example "
             f"csv:{os.path.join(place, tables[0])}. If the examples and their labels are in two files, {JOIN_TABLES}."
         )
     raise InputError(
@@ -328,9 +328,9 @@ def look_at(params: WriteParams, overrides: Sequence[str] = ()) -> DataOverview:
     if overview.damaged and len(overview.damaged) == overview.num_looked_at:
         key, problem = next(iter(overview.damaged.items()))
         raise InputError(
-            f"None of the {overview.num_looked_at:,} examples of {params.source} that were read can be used, such as "
-            f"{key!r}: {problem}. Expected images or texts. Audio and video are not supported; convert them to images "
-            "first, as spectrograms or frames."
+            f"Cannot use any of the {overview.num_looked_at:,} examples that were read from {params.source}, for "
+            f"example {key!r}: {problem}. Expected images or texts. Audio and video are not supported; convert "
+            "them to images first, as spectrograms or frames."
         )
     notes = (reason, *overview.notes) if reason else overview.notes
     return dataclasses.replace(overview, params=params, notes=notes)

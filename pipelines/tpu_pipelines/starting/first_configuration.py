@@ -36,8 +36,8 @@ _STARTERS = Path(__file__).parents[1] / "starters"
 _MODELS = {IMAGE: "images", TEXT: "texts", CORPUS: "corpus"}
 _ANSWERS = {
     "classification": ("one class of several", "A probability for every class."),
-    "multi_label": ("any number of labels", "A probability for every label by itself."),
-    "regression": ("numbers", "In standard deviations from the mean; their units are added."),
+    "multi_label": ("any number of labels", "An independent probability for every label."),
+    "regression": ("numbers", "Standardized numbers; the units are restored later."),
     "language_model": ("the next character of each", "A probability for every character."),
 }
 _SIDES = (32, 48, 64, 96)  # Sides of the training images; a CPU is slow with larger ones.
@@ -46,7 +46,7 @@ _WANTED_STEPS = 1_500
 _TEXT_LEARNING_RATE = 0.003
 _BETTER = 0.1  # The first gate requires a macro F1 that exceeds that of a constant answer by this.
 _WIDTH = 110
-_AS_THE_MODEL = "As the model takes them."
+_AS_THE_MODEL = "As the model requires."
 _COMPILED = re.compile(rb'\.compile\(|"compile_config": \{"')
 
 
@@ -134,13 +134,13 @@ def plan_start(
     raw: dict[str, Any] = {"name": name, "data": data, "model": model, "training": training}
     if overview.is_imbalanced:
         training["balance_classes"] = True
-        more["training.balance_classes"] = "The classes differ much in size: a rare one weighs as much as a common one."
+        more["training.balance_classes"] = "The classes differ much in size; with balancing, all have the same weight."
         constant = 1 / len(overview.class_examples)  # Macro F1 of always answering one class is at most this.
         raw["gate"] = {"beat_baseline": False, "minimum": {"macro_f1": round(constant + _BETTER, 2)}}
-        more["gate.beat_baseline"] = "By accuracy, always answering the commonest class is hard to beat; see macro_f1."
+        more["gate.beat_baseline"] = "Always answering the commonest class has a high accuracy; use macro_f1."
     if workflow:
         raw["machine"] = CHEAPEST_MACHINE
-        more["machine"] = "Trains what the workflow submits; `run` trains on this machine."
+        more["machine"] = "Machine for the runs of the workflow; `run` trains on this computer."
     overridden(raw, overrides)
     has_stages = isinstance(raw["training"], dict) and raw["training"].get("stages")  # Overrides are not checked yet.
     if has_stages and not any(text.startswith("training.epochs=") for text in overrides):
@@ -156,14 +156,14 @@ def plan_start(
 
 
 def _steps_before_retraining(config_path: Path, source: str, files: Sequence[Path]) -> list[str]:
-    """Return what must be done, in order, before the workflow can retrain a configuration."""
+    """Return the steps to do, in order, before the workflow can retrain a configuration."""
     config = shlex.quote(str(config_path))
     steps = []
     if (location := find_location(SourceRef.parse(source))) and not location.is_remote:
         copy = plan_copy(source)
         steps.append(
             f"copy the data to a bucket, {copy.command}, and set data.source={copy.source} in {config_path}: the "
-            "workflow does not see this machine"
+            "workflow cannot read local files"
         )
     steps += [
         "push an image, and set TPU_PIPELINES_PROJECT, TPU_PIPELINES_REGION, TPU_PIPELINES_BUCKET and "
@@ -225,19 +225,22 @@ def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Re
         sides = data.get("image_size") or [min(sides) for sides in zip(*overview.sizes, strict=True)]
         if any(side < smallest for side, smallest in zip(sides, least, strict=False)):
             data["image_size"] = [max(side, smallest) for side, smallest in zip(sides, least, strict=False)]
-            reasons["data.image_size"] = "The model takes none that are smaller."
+            reasons["data.image_size"] = "The model does not accept smaller images."
     shape = shape or least
     if len(shape) == 3 and shape[-1] in (1, 3) and {shape[-1]} != set(overview.channels) and not params.channels:
         data["channels"], reasons["data.channels"] = shape[-1], _AS_THE_MODEL
     elif len(overview.channels) > 1 and not params.channels:
-        data["channels"], reasons["data.channels"] = 3, "Grey and colour are mixed: all in colour; 1 for all in grey."
+        data["channels"], reasons["data.channels"] = (
+            3,
+            "The data mix grey and colour: 3 makes all images colour, 1 all grey.",
+        )
     if overview.bad_share and not params.max_bad_fraction:
         data["max_bad_fraction"] = min(0.5, math.ceil(200 * overview.bad_share) / 100)
-        reasons["data.max_bad_fraction"] = "Share that may be quarantined and listed; what was found stands above."
+        reasons["data.max_bad_fraction"] = "Largest share of bad examples, which are quarantined; see above."
     if overview.kind == TEXT and overview.lengths:
         longest = sorted(overview.lengths)[int(0.9 * (len(overview.lengths) - 1))]  # The 90% quantile.
         data["num_tokens"] = min(400, max(16, 16 * math.ceil(longest / 16)))
-        reasons["data.num_tokens"] = "Words of a text that a model sees; longer ones lose their start."
+        reasons["data.num_tokens"] = "Number of words that the model sees; longer texts lose their beginning."
     if overview.kind == TEXT and len(shape) == 1 and shape[0] and params.num_tokens == WriteParams.num_tokens:
         data["num_tokens"], reasons["data.num_tokens"] = shape[0], _AS_THE_MODEL
         known = re.search(rb'"class_name": "Embedding".*?"input_dim": (\d+)', _described(Path(model)))
@@ -248,7 +251,9 @@ def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Re
         is_set = params.num_tokens != WriteParams.num_tokens
         tokens = params.num_tokens if is_set else max(128, 2 * params.context_tokens)
         data |= {"num_tokens": tokens, "context_tokens": params.context_tokens or tokens // 2}
-        reasons["data.num_tokens"] = "Characters of a passage, and how many of them are only read where it is judged."
+        reasons["data.num_tokens"] = (
+            "Characters of a passage; the evaluation reads the first context_tokens without scoring them."
+        )
     if not overview.has_splits:
         data |= {"validation_fraction": params.validation_fraction, "test_fraction": params.test_fraction}
         reasons["data.validation_fraction"] = "Held out by hash: the same examples on every machine."
@@ -263,7 +268,7 @@ def _choose_size(overview: DataOverview, shape: Sequence[int | None]) -> tuple[l
         return None
     typical = statistics.median(min(size) for size in overview.sizes)
     side = max((side for side in _SIDES if side <= typical), default=max(8, int(typical)))
-    return [side, side], "All are brought to this height and width. Larger ones show more, and take longer."
+    return [side, side], "Height and width of all images. Larger images show more detail and take longer."
 
 
 def _is_compiled(model: str) -> bool:
@@ -319,10 +324,10 @@ def _choose_training(overview: DataOverview, is_ours: bool) -> tuple[dict[str, A
         "warmup_epochs": 0.5,
     }
     reasons = {
-        "training.epochs": "At most; more help as long as the validation loss still falls.",
-        "training.batch_size_per_replica": f"Of {examples:,} to train on. For a TPU rather 128 and more.",
+        "training.epochs": "Maximum. More epochs help as long as the validation loss still falls.",
+        "training.batch_size_per_replica": f"For {examples:,} training examples. On a TPU, use 128 or more.",
     }
-    if is_ours and overview.kind == TEXT:  # Word vectors start from nothing, and each batch changes few of them.
+    if is_ours and overview.kind == TEXT:  # Word vectors start at random, and each batch changes few of them.
         training["learning_rate"] = _TEXT_LEARNING_RATE
         reasons["training.learning_rate"] = "With Keras's 0.001, word vectors learn little in a short trial."
     if VALIDATION in overview.split_examples:
@@ -340,10 +345,10 @@ def _hints(overview: DataOverview) -> list[str]:
     return hints
 
 
-_MACHINE = "# machine: v5e-1    # A TPU to train on, and to be preflighted for; `tpu-pipelines machines` lists them.\n"
+_MACHINE = "# machine: v5e-1    # TPU for training and preflight; `tpu-pipelines machines` lists the choices.\n"
 _TAIL = """\
-gate:    # By default a model is promoted that beats the best constant answer, and the champion before it.
-  # {side}: {{{metric}: {value}}}    # Exit code 3 where it does not reach this.
+gate:    # By default, a model must beat the best constant answer and the previous champion to be promoted.
+  # {side}: {{{metric}: {value}}}    # If the model does not reach this, the exit code is 3.
 """
 
 

@@ -112,7 +112,9 @@ def change_state(client: PlatformClient, name: str, action: str, dry_run: bool =
     """
     schedules = client.schedules(name)
     if not schedules:
-        raise InputError(f"Cannot {action} the schedule of {name!r}: there is none. Check the name and the settings.")
+        raise InputError(
+            f"Cannot {action} the schedule of {name!r}: it does not exist. Check the name and the settings."
+        )
     for schedule in () if dry_run else schedules:
         if action == "delete" or schedule.is_paused == (action == "resume"):
             getattr(client, f"{action}_schedule")(schedule.schedule_id)

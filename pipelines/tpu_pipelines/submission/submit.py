@@ -231,7 +231,7 @@ def wait(
         sleep(poll_seconds)
         current = submitter.get(job.job_id)
         if current is None:
-            raise PlatformError(f"The run {job.job_id} is gone: somebody has deleted it. Submit it again.")
+            raise PlatformError(f"The run {job.job_id} was deleted. Submit it again.")
         submission = current
         report(submission)
     ended_early = submission.state is not State.SUCCEEDED and given_up
@@ -241,7 +241,7 @@ def wait(
 
 
 def describe(config: Config, plan: RunPlan) -> Iterator[Finding]:
-    """Describe a run that is not submitted (dry run): machine, price, image, data, model, job, and what is missing.
+    """Describe a run that is not submitted (dry run): machine, price, image, data, model, job, missing parts.
 
     Args:
         config: Configuration of the run.
@@ -253,10 +253,10 @@ def describe(config: Config, plan: RunPlan) -> Iterator[Finding]:
     yield Finding("machine", Status.OK, ", then ".join(machines))
     yield from answer(Check("price", lambda: _prices(config, plan)))
     yield from answer(image_check(run.platform, run.settings.images))
-    data = [config.data.source, *(f"{count:,} to {split}" for split, count in splits.items())]
+    data = [config.data.source, *(f"{split} {count:,}" for split, count in splits.items())]
     yield Finding("data", Status.OK, ", ".join(data))
     if plan.resources:
-        yield Finding("asks for", Status.OK, plan.resources)
+        yield Finding("requests", Status.OK, plan.resources)
     yield from model_findings(config.training.model, plan.carried)
     yield Finding("job", Status.OK, f"{plan.jobs[0].job_id}, with its checkpoints in {plan.checkpoints}")
 
@@ -269,8 +269,8 @@ def _prices(config: Config, plan: RunPlan) -> Iterator[Finding]:
         InputError: If the compiler is not installed, or the training cannot be compiled.
     """
     if plan.data is None:
-        raise CannotAskError(f"not known before the data are there: tpu-pipelines preflight {config.name}")
+        raise CannotAskError(f"unknown until the data are downloaded: tpu-pipelines preflight {config.name}")
     reports = judge_machines(config, plan.data.listing, [run.paid for run in plan.runs])
-    told = [report.summary for report in reports]
-    told += [INTERVALS, LEFT_OUT] if any(report.step for report in reports) else []
-    yield from (Finding("price", Status.OK, said) for said in told)
+    lines = [report.summary for report in reports]
+    lines += [INTERVALS, LEFT_OUT] if any(report.step for report in reports) else []
+    yield from (Finding("price", Status.OK, line) for line in lines)

@@ -102,8 +102,8 @@ def test_a_copy_of_a_tested_picture_is_tested_or_left_out_and_so_is_one_of_a_val
             if place < 180:
                 assert np.array_equal(image, pictures[place % 120])
     told = capsys.readouterr().err
-    assert "60 images are equal to another one, 60 nearly so; copies.json lists them" in told
-    assert f"left out {len(left_out)} images, since a copy of each is held out" in told
+    assert "60 images are exact copies of another one, 60 near copies; copies.json lists them" in told
+    assert f"left out {len(left_out)} images with a copy in test or validation" in told
 
 
 def test_a_long_series_takes_no_picture_out_of_the_test_split(tmp_path, pictures):
@@ -181,8 +181,9 @@ def test_copies_may_stay_apart_and_are_counted(tmp_path, pictures, capsys):
     assert in_train > 20
     assert manifest.splits["test"].statistics["num_also_in_train"] == in_train
     assert copies["across_splits"] >= in_train - 1
-    assert f"{in_train:,} of {manifest.splits['test'].num_examples} images in test stand in train" in (
-        capsys.readouterr().err
+    assert (
+        f"{in_train:,} of {manifest.splits['test'].num_examples} images in test have an exact or near copy in train"
+        in (capsys.readouterr().err)
     )
 
 
@@ -202,7 +203,7 @@ def test_splits_of_the_sources_own_are_left_and_copies_across_them_told_with_the
     told = capsys.readouterr().err
     trained = manifest.splits["test"].statistics["num_also_in_train"]
     assert 40 < trained < 60
-    assert f"{trained} of 60 images in test stand in train too" in told
+    assert f"{trained} of 60 images in test have an exact or near copy in train" in told
     assert f"{copies['contradictory']} sets of copies have several labels, the first: 'train/" in told
 
 

@@ -69,7 +69,7 @@ def test_many_classes_are_shown_at_both_ends(written):
     }
     names = tuple(f"class {i}" for i in range(count))
     text = render_page(dataclasses.replace(manifest, class_names=names, splits=splits), NO_COPIES, {})
-    assert "The largest and the smallest of 1,000." in text
+    assert "The largest and the smallest of 1,000 classes." in text
     assert 'title="class 999"' in text
     assert 'title="class 0"' in text
     assert 'title="class 500"' not in text

@@ -92,9 +92,9 @@ def test_what_was_done_to_the_texts_is_counted_and_said(folder, tmp_path, capfd)
         "num_also_in_train": 1,
     }
     said = capfd.readouterr().err
-    assert "of a longer text the last 3 tokens are kept" in said
-    assert "test: 1 of 2 texts cut, 0 padded, 50.00% of the tokens kept unknown" in said
-    assert "1 of 2 texts in test stand in train too, equal or nearly so, and flatter the result" in said
+    assert "longer texts keep the last 3 tokens" in said
+    assert "test: 1 of 2 texts cut, 0 padded, 50.00% of the kept tokens unknown" in said
+    assert "1 of 2 texts in test have an exact or near copy in train, which makes the result look better" in said
 
 
 def test_words_of_the_test_split_are_not_learned(folder, tmp_path):

@@ -153,7 +153,9 @@ def test_a_language_model_has_to_beat_the_frequencies_of_characters():
     assert not same.is_beaten
     better = find_baseline(GroundTruth(language, targets, ()), np.stack([0.8 * unigram, nothing], -1))
     assert better.is_beaten
-    assert better.rule.text.startswith(f"bits_per_character {0.8 * entropy:.4f} beats the {entropy:.4f} of foretelling")
+    assert better.rule.text.startswith(
+        f"bits_per_character {0.8 * entropy:.4f} beats the {entropy:.4f} of predicting every character"
+    )
 
 
 def test_a_single_example_is_judged_without_a_margin():

@@ -130,7 +130,7 @@ def test_metric_that_could_not_be_measured_fails_its_minimum():
     assert not decision.promote
     assert said(decision)[0] == "failed: roc_auc was not measured: it needs two classes, both in the split"
     other = decide_on(EvaluateParams(maximum={"bits_per_character": 2.3}), _GOOD)
-    assert said(other)[0] == "failed: bits_per_character was not measured: it is of another task"
+    assert said(other)[0] == "failed: bits_per_character was not measured: it belongs to another task"
 
 
 def test_what_is_to_be_known_of_a_metric_is_said_where_it_is_bounded():
@@ -148,10 +148,10 @@ def test_what_is_to_be_known_of_a_metric_is_said_where_it_is_bounded():
 @pytest.mark.parametrize(
     ("num_right", "confidence", "reason"),
     [
-        (349, 0.5, "passed: accuracy 0.9721, required at least 0.9700; {} comes out as high in 49% of cases"),
-        (349, 0.95, "failed: accuracy 0.9721, required at least 0.9700{}; {} comes out as high in 49% of cases"),
-        (355, 0.95, "passed: accuracy 0.9889, required at least 0.9700{}; {} comes out as high in 2% of cases"),
-        (345, 0.5, "failed: accuracy 0.9610, required at least 0.9700; {} comes out as low in 19% of cases"),
+        (349, 0.5, "passed: accuracy 0.9721, required at least 0.9700; {} scores as high in 49% of cases"),
+        (349, 0.95, "failed: accuracy 0.9721, required at least 0.9700{}; {} scores as high in 49% of cases"),
+        (355, 0.95, "passed: accuracy 0.9889, required at least 0.9700{}; {} scores as high in 2% of cases"),
+        (345, 0.5, "failed: accuracy 0.9610, required at least 0.9700; {} scores as low in 19% of cases"),
     ],
 )
 def test_a_bound_says_how_often_chance_gives_as_much_and_asks_for_the_confidence(num_right, confidence, reason):
@@ -162,7 +162,7 @@ def test_a_bound_says_how_often_chance_gives_as_much_and_asks_for_the_confidence
     exact = stats.binom.cdf(345, 359, 0.97) if num_right == 345 else stats.binom.sf(num_right - 1, 359, 0.97)
     assert find_probability(figures.estimates["accuracy"], 0.97) == pytest.approx(exact, abs=1e-6)
     decision = decide(params, figures)
-    words = [" with 95% confidence", "a model of exactly 0.9700"][-reason.count("{}") :]
+    words = [" with 95% confidence", "a model with a true value of 0.9700"][-reason.count("{}") :]
     assert said(decision)[0] == reason.format(*words)
 
 
@@ -172,7 +172,8 @@ def test_a_bound_with_confidence_refuses_what_too_few_examples_measure():
     params = EvaluateParams(minimum={"roc_auc": 0.9}, bound_confidence=0.95)
     decision = decide(params, figures)
     assert said(decision)[0] == (
-        "failed: roc_auc 1.0000, required at least 0.9000 with 95% confidence, which so few examples cannot say"
+        "failed: roc_auc 1.0000, required at least 0.9000 with 95% confidence, which cannot be tested with so few "
+        "examples"
     )
 
 
@@ -188,19 +189,19 @@ def test_every_check_gives_its_reason_in_words():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"minimum": {"acuracy": 0.9}}, "'acuracy' in minimum is no metric of the task.*Did you mean 'accuracy'"),
-        ({"maximum": {"los": 0.9}}, "'los' in maximum is no metric of the task.*Did you mean 'loss'"),
+        ({"minimum": {"acuracy": 0.9}}, "'acuracy' in minimum is not a metric of the task.*Did you mean 'accuracy'"),
+        ({"maximum": {"los": 0.9}}, "'los' in maximum is not a metric of the task.*Did you mean 'loss'"),
         (
             {"max_regression": {"macro_f": 0.9}},
-            "'macro_f' in max_regression is no metric of the task.*Did you mean 'macro_f1'",
+            "'macro_f' in max_regression is not a metric of the task.*Did you mean 'macro_f1'",
         ),
         ({"minimum": {"accuracy": math.nan}}, "minimum.accuracy must be finite. Received: minimum.accuracy=nan"),
         ({"minimum": {"accuracy": 90}}, r"minimum\.accuracy cannot be above 1\. Received: 90\. Did you mean 0\.9\?"),
         (
             {"minimum": {"loss": 0.5}},
-            r"loss cannot have a minimum: less of it is better.*\.loss=0\.5\. Move it to maximum",
+            r"loss cannot have a minimum: lower is better.*\.loss=0\.5\. Move it to maximum",
         ),
-        ({"maximum": {"accuracy": 0.5}}, r"accuracy cannot have a maximum: more of it is better.*Move it to minimum"),
+        ({"maximum": {"accuracy": 0.5}}, r"accuracy cannot have a maximum: higher is better.*Move it to minimum"),
         (
             {"max_regression": {"loss": -0.1}},
             r"max_regression\.loss must be at least 0 and finite.*max_regression\.loss=-0\.1",
@@ -250,13 +251,13 @@ def test_a_figure_that_is_not_defined_fails_the_gate_that_asks_for_it():
         (
             {},
             "multi_label",
-            "'accuracy' in max_regression is no metric of the task multi_label: expected one of micro_f1",
+            "'accuracy' in max_regression is not a metric of the task multi_label: expected one of micro_f1",
         ),
-        ({"minimum": {"r2": 0.5}}, "classification", "'r2' in minimum is no metric of the task classification"),
+        ({"minimum": {"r2": 0.5}}, "classification", "'r2' in minimum is not a metric of the task classification"),
         (
             {"maximum": {"hamming_loss": 0.5}, "max_regression": {"r2": 0.0}},
             "regression",
-            "'hamming_loss' in maximum is no metric of the task regression: expected one of mean_absolute_error",
+            "'hamming_loss' in maximum is not a metric of the task regression: expected one of mean_absolute_error",
         ),
     ],
 )
@@ -277,14 +278,14 @@ def _difference(**changes):
         (
             {"num_better": 4, "num_worse": 1, "luck": 0.1875, "least": -0.01},
             0.0,
-            "failed: accuracy 0.9800 beats the champion's 0.9500 (4 right that were wrong, 1 wrong that were right), "
-            "but luck gives as much in 19% of cases; it has to be better with 95% confidence. These examples show a "
-            "difference of 0.0200 in 80 cases of 100",
+            "failed: accuracy 0.9800 beats the champion's 0.9500 (4 newly right, 1 newly wrong), "
+            "but chance alone gives as much in 19% of cases; it must be better with 95% confidence. These examples "
+            "reveal a difference of 0.0200 in 80 of 100 cases",
         ),
         (
             {"least": -0.01},
             0.02,
-            "passed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, and is not by more than "
+            "passed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, and is worse by at most "
             "0.0100 with 95% confidence",
         ),
         (
@@ -296,14 +297,14 @@ def _difference(**changes):
         (
             {"least": -0.02},
             0.02,
-            "failed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, but as much as 0.0200 is "
-            "not ruled out with 95% confidence. These examples show a difference of 0.0200 in 80 cases of 100",
+            "failed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, but a loss of 0.0200 is "
+            "not ruled out with 95% confidence. These examples reveal a difference of 0.0200 in 80 of 100 cases",
         ),
         (
             {"least": None, "detectable": None},
             0.02,
-            "failed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, which so few examples "
-            "cannot say with 95% confidence",
+            "failed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, which cannot be tested "
+            "with 95% confidence with so few examples",
         ),
     ],
 )
@@ -320,7 +321,7 @@ def test_a_tie_is_no_better():
     )
     assert not decision.promote
     assert said(decision)[0].startswith(
-        "failed: accuracy 0.9800 ties with the champion's 0.9800; it has to be better, with 95% confidence"
+        "failed: accuracy 0.9800 ties with the champion's 0.9800; it must be better with 95% confidence"
     )
     assert said(decision)[0].endswith("With gate.max_regression.accuracy above 0, an equal model may pass")
 

@@ -231,7 +231,7 @@ def test_every_point_of_a_curve_tells_its_values_under_the_pointer_and_the_legen
 
 def test_a_stage_begins_at_a_dotted_line():
     text = _render(history=[{**epoch, "stage": stage} for epoch, stage in zip(_HISTORY, (1, 1, 2), strict=True)])
-    assert "A dotted line stands where a stage" in text
+    assert "Dotted lines mark the starts" in text
     assert text.count("stroke-dasharray: 1,1.65") == 2, "of two figures"
 
 
@@ -343,18 +343,16 @@ def test_examples_that_the_champion_has_right_are_shown():
     after = _answers((1, 0.7), (1, 0.8), (0, 0.9), (0, 0.9))
     text = _words(_shown("classification", [0, 0, 0, 0], after, before, num_shown=1))
     assert (
-        "Changed since the champion 1 right that were wrong, 2 wrong that were right: of these 1, the worst first. dog "
+        "Changed since the champion 1 newly right, 2 newly wrong: of these 1, the worst first. dog "
         "80% true cat 10% 1.png Wrong predictions"
     ) in text
-    assert "0 right that were wrong, 0 wrong that were right." in _words(
-        _shown("classification", [0] * 4, after, after)
-    )
+    assert "0 newly right, 0 newly wrong." in _words(_shown("classification", [0] * 4, after, after))
     assert "Changed since" not in _shown("classification", [0] * 4, after)
 
 
 def test_a_model_without_a_mistake_and_one_without_a_right_answer_have_a_report():
     text = _words(_shown("classification", [0, 1], _answers((0, 0.9), (1, 0.9))))
-    assert "None: all 2 examples were predicted right" in text
+    assert "None: all 2 examples were predicted correctly" in text
     assert "Right predictions" not in _shown("classification", [2], _answers((0, 0.9)))
 
 

@@ -350,8 +350,8 @@ def test_columns_are_those_of_the_training_data_else_those_that_are_named(export
 
     assert_user_error(predict("--output", str(file)), """--columns '{"path": "…"}'""")
     assert_user_error(predict("--columns", '{"path": "img"}', "--output", str(file)), "Missing columns")
-    assert_user_error(predict("--keep", "land"), "Received: no --output")
-    assert_user_error(predict(), "A source needs --output")
+    assert_user_error(predict("--keep", "land"), "--columns and --keep require --output")
+    assert_user_error(predict(), " requires --output")
     predict("--columns", '{"path": "bild", "id": "kunde"}', "--keep", "land", "--output", str(file))
     (line,) = read_lines(tmp_path, "answers.jsonl")
     assert (line["kunde"], line["land"]) == (7, "de"), "as in the table"

@@ -96,7 +96,7 @@ def test_one_chip_that_waits_is_one_too_many():
 def test_the_least_slice_of_a_generation_has_no_half():
     words, worth_it = _advise(machine="v3-8", devices=8, chips=4, epoch=_waiting(0.8))
     assert not worth_it
-    assert "v3-8, the least there is, waits for data 80% of the time" in words
+    assert "v3-8, the smallest machine, waits for data 80% of the time" in words
     assert "half the size" not in words
 
 
@@ -104,7 +104,7 @@ def test_waiting_for_the_host_names_both_rates():
     words, worth_it = _advise(epoch=_waiting(0.8))
     assert worth_it
     assert "waits for data 80% of the time" in words
-    assert "takes 100,000 examples/s, and is fed 20,000 here (256 CPUs, 78 each, from memory)." in words
+    assert "needs 100,000 examples/s, and gets 20,000 here (256 CPUs, 78 each, from memory)." in words
     assert "(146 MiB) fits in the devices' memory" in words
 
 
@@ -114,7 +114,7 @@ def test_what_the_machines_own_host_feeds_is_said_with_what_is_assumed():
     words, worth_it = _advise(data=data, machine="v5e-1", devices=1, chips=1, epoch=_waiting(0.6), **own)
     assert not worth_it
     assert (
-        "is fed 40,000 by its host (4 vCPUs), if that grows with the CPUs: "
+        "gets 40,000 from its host (4 vCPUs), if the rate grows with the CPUs: "
         "20,000 here (2 CPUs, 10,000 each, from memory)"
     ) in words
 
@@ -169,7 +169,7 @@ def test_room_for_more_is_told(is_upper_bound, text):
 
 def test_what_the_figures_leave_out_is_told():
     words, _ = _advise(unknown_loops=2, cost=None)
-    assert "2 loops have a length that the program does not say" in words
+    assert "2 loops have an unknown length" in words
     assert "No trustworthy price is known for v5e-8" in words
 
 
@@ -178,8 +178,8 @@ def test_what_the_figures_leave_out_is_told():
     [
         (LargestBatch(640, True), "batch_size_per_replica to 640 or less (compiled)"),
         (LargestBatch(640, False), "batch_size_per_replica to 640 or less (compiled; more may fit)"),
-        (LargestBatch(0, True), "Not one example fits"),
-        (None, "Not one example fits"),
+        (LargestBatch(0, True), "Not even one example fits"),
+        (None, "Not even one example fits"),
     ],
 )
 def test_a_batch_that_does_not_fit_gets_one_that_does(largest, text):
@@ -192,7 +192,7 @@ def test_no_batch_is_advised_that_is_larger_than_the_data_set():
     huge = LargestBatch(31_223, is_exact=True)
     assert "31,223 examples per replica fit; the data set has 6,250 for each" in _advise(largest_batch=huge)[0]
     words, _ = _advise(verdict=DOES_NOT_FIT, step=None, epoch=None, largest_batch=huge)
-    assert "to 6,250 or less (all that the data set has; 31,223 would fit, compiled)" in words
+    assert "to 6,250 or less (the whole data set; 31,223 would fit, compiled)" in words
 
 
 def test_a_machine_where_it_would_fit_is_named():
@@ -255,7 +255,7 @@ def test_a_comparison_without_a_machine_that_was_not_compiled_is_incomplete(verd
 def test_a_machine_hardly_faster_than_the_cheapest_is_not_advised():
     words = compare([_report("v5e-4", 6.0, 1.0), _report("v5e-8", 5.9, 2.0)])
     assert words[0].startswith("Cheapest: v5e-4")
-    assert words[1] == "None is more than 10% faster."
+    assert words[1] == "No other machine is more than 10% faster."
 
 
 def test_a_time_without_communication_says_so():

@@ -99,17 +99,18 @@ def test_the_machines_own_host_feeds_it(fitting):
     assert (report.host_cpus, report.feed_per_second) == (24, 600_000)
     assert report.epoch.seconds == pytest.approx(max(40 * 32 / 600_000, report.epoch.device_seconds))
     assert report.fed_by(small.host) == (
-        "600,000 by its host (24 vCPUs), if that grows with the CPUs: 100,000 here (4 CPUs, 25,000 each, from memory)"
+        "600,000 from its host (24 vCPUs), if the rate grows with the CPUs: 100,000 here "
+        "(4 CPUs, 25,000 each, from memory)"
     )
     loaded = dataclasses.replace(small.host, load=0.6)
     assert report.fed_by(loaded).endswith(
-        "(4 CPUs, 25,000 each, from memory; measure again when this machine is idle, other processes used 60% of it)"
+        "(4 CPUs, 25,000 each, from memory; measure again when this machine is idle: other processes used 60% of it)"
     )
     several = dataclasses.replace(report, hosts=4, feed_per_second=2_400_000)
-    assert several.fed_by(small.host).startswith("2,400,000 by its 4 hosts (24 vCPUs each), if that")
+    assert several.fed_by(small.host).startswith("2,400,000 from its 4 hosts (24 vCPUs each), if the rate")
     unknown = dataclasses.replace(several, host_cpus=0)
     assert unknown.fed_by(small.host).startswith(
-        "2,400,000 by its 4 hosts, if each feeds what this machine does: 100,0"
+        "2,400,000 from its 4 hosts, if each reads as fast as this machine: 100,0"
     )
     streamed = dataclasses.replace(small.host, in_memory=False)
     files = dataclasses.replace(small, interface=Interface(ImageInput((8, 8, 1), "resized"), 10), host=streamed)
@@ -126,7 +127,7 @@ def test_data_that_lie_on_the_device_wait_for_no_host(cache_dir):
     assert report.is_resident
     assert report.peak_bytes > 1259 * 128, "rows of 64 bytes fill 128"
     assert report.epoch.host_wait < 0.5 < _examine(cache_dir, slow).epoch.host_wait
-    assert "from the devices' own memory, their order at" in report.fed_by(slow.host)
+    assert "from the devices' memory, in an order that" in report.fed_by(slow.host)
     assert not _examine(cache_dir, slow, residency="auto", in_memory_mib=0).is_resident
 
 
@@ -153,7 +154,7 @@ def test_the_validation_split_lies_on_the_device_too(cache_dir):
     assert (many.verdict, many.is_resident) == ("fits", False)
     must = examined(400_000_000, "device")
     assert (must.verdict, must.is_resident) == ("does_not_fit", True)
-    assert must.reason.startswith("the 25,600,000,000 bytes that it is validated on have no room beside")
+    assert must.reason.startswith("the validation split (25,600,000,000 bytes) does not fit beside")
 
 
 def test_a_training_gets_the_time_of_the_slower_host(fitting):
@@ -399,8 +400,8 @@ def test_a_quick_preflight_answers_fits_and_memory_alone(fitting):
     assert (one.step, one.epoch, one.layers, one.timeout_seconds) == (None, None, (), 0)
     assert (one.cost.usd_per_run, one.cost.most_usd_per_run) == (None, None)
     assert one.summary == (
-        "fits v5e-1 (<1% of its memory); time left out, like prices of a run: run preflight without --quick; $1.38 an "
-        "hour, at Vertex AI's price"
+        "fits v5e-1 (<1% of its memory); time not estimated, like the price of a run: run preflight without --quick; "
+        "$1.38 an hour, at Vertex AI's price"
     )
     text = as_text(report)
     assert re.search(r"^memory +1.00 MiB of 15.8 GiB a device", text, re.MULTILINE)
@@ -420,7 +421,7 @@ def test_a_program_of_which_nothing_can_be_priced_fits_and_has_no_time(layers, t
     assert one.timeout_seconds == 7 * 24 * 3600, "what takes an unknown time is not stopped early"
     assert re.search(r"^time +unknown: the compiler has no estimate", as_text(report), re.MULTILINE)
     refused, _ = _examine_unmeasured(tmp_path, max_step_ms=1.0)
-    assert "max_step_ms cannot be kept" in refused.machines[0].reasons[0]
+    assert "max_step_ms cannot be checked" in refused.machines[0].reasons[0]
 
 
 def test_a_program_of_kernels_alone_has_a_time(tmp_path, monkeypatch):
@@ -477,7 +478,7 @@ def test_of_a_gpu_only_a_lower_bound_of_the_memory_and_the_price_are_known(cache
     assert 3 * 650 * 4 + 32 * 64 <= one.peak_bytes < 20_000
     assert (one.cost.usd_per_run, one.cost.most_usd_per_run) == (None, pytest.approx(2 * one.cost.usd_per_hour))
     assert re.search(
-        r"^may fit l4-2: weights, .* the time are not known; \$2\.30 an hour, at most \$4\.60, at Vertex", one.summary
+        r"^may fit l4-2: weights, .* the time are unknown; \$2\.30 an hour, at most \$4\.60, at Vertex", one.summary
     )
     assert one.timeout_seconds == 7200
     assert report.footprint(one) is None
@@ -489,7 +490,7 @@ def test_what_cannot_fit_a_gpu_is_refused_and_so_is_a_budget_of_time(cache_dir):
     assert "take at least" in large.reasons[0]
     limited = _examine(cache_dir, machine="l4-1", max_step_ms=5.0, max_host_wait=0.5)
     assert not limited.passed
-    assert "no time is known of l4-1, so max_step_ms and max_host_wait cannot be kept" in limited.reasons[0]
+    assert "the time on l4-1 is unknown, so max_step_ms and max_host_wait cannot be checked" in limited.reasons[0]
     paid = PaidMachine("l4-1", timeout_seconds=36000)
     dear = Examination(dataclasses.replace(_PARAMS, paid=paid, max_price_usd=1.0), [paid], cache_dir).report(_DATA)
     assert "its time limit costs up to $9.82" in dear.machines[0].reasons[0]

@@ -150,10 +150,10 @@ def test_the_title_tells_a_report_from_others_of_the_model(write):
 
 def test_the_stage_that_was_compiled_is_said(words):
     machine = dataclasses.replace(_MACHINE, stage="2 of 2")
-    said = "2 of 2, in which the most of the model learns; the others are counted as if they took as long"
+    said = "2 of 2, the stage with the most trainable parameters; the others are assumed to take as long"
     assert said in _squeeze(as_text(_report(machine)))
     assert said in words(_report(machine))
-    assert "in which the most" not in words(_report())
+    assert "the stage with the most" not in words(_report())
 
 
 @pytest.mark.parametrize("report", [_report(), _report(_failed()), _SEVERAL])
@@ -200,11 +200,11 @@ def test_text_ends_with_what_the_figures_rest_on():
     ) in _squeeze(text)
     assert INTERVALS in _squeeze(text)
     assert "TensorFlow" not in text
-    assert "TensorFlow jobs run an older compiler than this one" in _squeeze(as_text(_report(backend="tensorflow")))
+    assert "TensorFlow jobs use an older compiler than this one" in _squeeze(as_text(_report(backend="tensorflow")))
 
 
 def test_text_says_that_a_compilation_is_not_of_today():
-    assert "15.0 s when it was done; cached" in as_text(_report(dataclasses.replace(_MACHINE, cached=True)))
+    assert "15.0 s, cached" in as_text(_report(dataclasses.replace(_MACHINE, cached=True)))
 
 
 def test_text_shows_the_longest_layers_and_how_much_the_others_take():
@@ -221,7 +221,7 @@ def test_text_of_a_machine_that_failed_says_why_and_where():
     assert _line(text, "layer") == "spectral_pooling"
     assert _line(text, "source") == "my_model.py:41"
     assert _line(text, "memory") == "12.0 GiB a device"
-    assert _line(text, "batch").endswith("the most that fit: 96 per replica")
+    assert _line(text, "batch").endswith("largest that fits: 96 per replica")
     assert "- Advice about v2-8." in text
     assert "\nstep " not in text
     assert "price " not in text
@@ -345,7 +345,7 @@ def test_every_price_says_whose_it_is_what_is_expected_and_what_it_may_come_to()
     assert _MACHINE.summary.endswith(
         "; $0.0074 (0.0074–0.0081) a run expected, plus start-up, at most $44.16, at Vertex AI's price"
     )
-    left_out = "both leave out the other steps, disks, storage and network"
+    left_out = "both exclude the other steps, disks, storage and network"
     assert left_out in _squeeze(as_text(_report()))
     assert left_out in _squeeze(as_text(_SEVERAL))
     older = dataclasses.replace(_COST, target="", factor=1.0, most_usd_per_run=None)
@@ -380,7 +380,7 @@ def test_text_shows_what_is_unknown_as_such():
     assert _line(text, "step") == "800 µs (750–1,300) = 800 µs compute + ? communication"
     assert _line(text, "price") == "?"
     assert _line(text, "prices") == "? no trustworthy price is known"
-    assert "the most that fit is not known" in text
+    assert "the largest batch that fits is unknown" in text
     assert "? communication is left out" in text
     assert _line(as_text(_report(_UNKNOWN, _failed())), "v5e-8") == "fits 3.00/12.00 ? 0.800 ? 11% 0.279 82% ? ? ?"
 
@@ -422,7 +422,7 @@ def test_page_names_data_versions_and_sources(words):
     assert "libtpu 0.0.42.1, jax 0.10.2" in text
     assert f"{_KIND} (2026-08-22); https://cloud.google.com/tpu/pricing" in text
     assert "guessed 8% of the computation, from the bytes that it moves: the compiler has no estimate" in text
-    assert "TensorFlow jobs run an older compiler" in text
+    assert "TensorFlow jobs use an older compiler" in text
 
 
 def test_page_of_a_machine_that_failed_says_why_and_where(words):

@@ -295,7 +295,7 @@ def test_port_in_use_is_a_user_error(server, export_dir):
 
 def test_what_cannot_be_served_is_a_user_error(export_dir, tmp_path):
     done = tpu_pipelines_here("serve", str(tmp_path), "--port", "0")
-    assert_user_error(done, "a folder with no export.json in it", "expected an export, the path of a run's folder")
+    assert_user_error(done, "a folder without export.json", "expected an export, the path of a run's folder")
     assert_user_error(tpu_pipelines_here("serve", str(export_dir), "--port", "70000"), "port must be from 0 to 65535")
     assert_user_error(
         tpu_pipelines_here("serve", str(export_dir), "--host", "no.such.host.invalid"), "Cannot listen on"

@@ -237,7 +237,7 @@ def test_a_training_goes_on_with_fewer_hosts_where_it_stood(plain, digits_record
     assert 2 <= epoch < 8
     with HostProcesses(2, command, tmp_path / "logs") as hosts:
         assert hosts.wait() == [0, 0], hosts.said(0)
-        assert "another number of replicas; a batch has 32 now" in hosts.said(0)
+        assert "another number of replicas; the batch size is now 32" in hosts.said(0)
         assert f"continuing at epoch {epoch + 1}, step {2 * step} of 40" in hosts.said(0)
         result = hosts.result()
     assert (result["epochs"], result["sessions"], result["num_replicas"]) == (8, 2, 2)

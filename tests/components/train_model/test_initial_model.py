@@ -56,7 +56,11 @@ def test_a_training_starts_with_the_weights_of_another_model(
 def test_another_initial_model_is_another_training(tiny, digits_records, tmp_path, capfd):
     for seed in (1, 2):
         train_model(replace(tiny, epochs=1, seed=seed), digits_records, tmp_path / f"of-{seed}")
-    for seed, said in ((1, "starting with the weights"), (1, "continuing at epoch"), (2, "is of another training")):
+    for seed, said in (
+        (1, "starting with the weights"),
+        (1, "continuing at epoch"),
+        (2, "belongs to another training"),
+    ):
         params = replace(tiny, epochs=1, initial_model=str(tmp_path / f"of-{seed}"))
         train_alone(params, digits_records, tmp_path / "out", tmp_path / "checkpoints")
         assert said in capfd.readouterr().err

@@ -135,7 +135,7 @@ def test_a_lost_host_is_told_and_all_start_again(train, tmp_path, capfd):
     assert train(f"{lose}; sleep 0.2; {_GOOD}") == JobSetState(True, None, restarts=1)
     err = capfd.readouterr().err
     assert "host 1 ended with exit code 137: gone\n" in err
-    assert "all hosts start again (restart 1)\n" in err
+    assert "all hosts are restarted (restart 1)\n" in err
 
 
 def test_hosts_that_fail_too_often_fail_the_step_with_their_last_words(train):
@@ -185,7 +185,7 @@ def test_hosts_that_nobody_follows_save_end_and_are_not_started_again_for_long(
     assert _running(cluster) == []
     assert training.state().restarts <= 2
     logs = [path.read_text() for path in tmp_path.glob("*.log")]
-    assert "begun\n[train_model] the step that follows this training has died: the training ends\nsaved\n" in logs
+    assert "begun\n[train_model] the step that started this training has stopped: ending the training\nsaved\n" in logs
 
 
 def test_a_host_that_finds_nobody_who_follows_does_not_begin(digits_records, tmp_path):
@@ -195,7 +195,7 @@ def test_a_host_that_finds_nobody_who_follows_does_not_begin(digits_records, tmp
     command = [sys.executable, "-m", "tpu_components.train_model", *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == BAD_INPUT, "which a JobSet does not start again"
-    assert "error: Cannot train: the step that started these hosts has not followed them for 36" in done.stderr
+    assert "error: Cannot train: the step that started these hosts has not updated " in done.stderr
     assert not (tmp_path / "model").exists()
 
 
@@ -242,7 +242,7 @@ def test_a_cluster_without_jobsets_is_refused_in_a_sentence(cluster, train):
 @pytest.mark.parametrize(("forbidden", "what"), [("POST .*jobsets", "create"), ("GET .*/pods", "list_pod")])
 def test_a_right_that_the_step_lacks_is_named(cluster, train, forbidden, what):
     cluster.forbidden = [forbidden]
-    with pytest.raises(InputError, match=rf"may not ask the cluster for {what}.* in namespace default\. Grant it to"):
+    with pytest.raises(InputError, match=rf"may not call {what}.* in namespace default\. Allow it to"):
         train(_GOOD)
 
 
@@ -331,7 +331,7 @@ def test_a_step_that_is_ended_ends_its_hosts(cluster, quick, digits_records, tmp
 
     threading.Thread(target=end, daemon=True).start()
     with termination.heard(), pytest.raises(termination.Terminated):
-        train_on_hosts(jobset.asked(), quick, digits_records, tmp_path / "model", poll_seconds=0.05)
+        train_on_hosts(jobset.requested_jobset(), quick, digits_records, tmp_path / "model", poll_seconds=0.05)
     assert cluster.jobsets == {}
     assert not (tmp_path / "model").exists()
     gc.collect()  # SIGTERM may come in the middle of a request, whose connection is then left to the collector.

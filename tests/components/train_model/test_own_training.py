@@ -77,7 +77,7 @@ def test_a_model_keeps_what_it_brings_and_the_gate_asks_for_its_metrics(own, dig
     low, high = written["intervals"]["f1"]
     own_low, own_high = written["intervals"]["macro_f1"]
     assert high - low == pytest.approx(own_high - own_low, rel=0.6)
-    with pytest.raises(InputError, match=r"'recal' in minimum is no metric of the task classification.*f1"):
+    with pytest.raises(InputError, match=r"'recal' in minimum is not a metric of the task classification.*f1"):
         evaluate_model(EvaluateParams(minimum={"recal": 1}), digits_records, tmp_path / "model", tmp_path / "no")
     with pytest.raises(InputError, match="f1 cannot have a maximum"):
         evaluate_model(EvaluateParams(maximum={"f1": 1}), digits_records, tmp_path / "model", tmp_path / "no")

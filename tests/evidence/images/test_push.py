@@ -43,4 +43,4 @@ def test_the_digest_alone_is_on_stdout(engine, tag, tmp_path):
 def test_a_name_without_a_registry_is_refused(image, tmp_path):
     done = _push("podman", image, tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"cannot push {image}: its name has no registry" in done.stderr
+    assert f"cannot push {image}: expected a name with a registry" in done.stderr

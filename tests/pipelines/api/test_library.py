@@ -131,7 +131,9 @@ def test_what_data_say_is_escaped_in_a_notebook_and_what_is_no_number_left_out(t
     )
     assert "loss" not in run._repr_html_()
     assert "<li>failed: &lt;script&gt;\\x1b[2J\\u202e</li>" in run._repr_html_()
-    with pytest.raises(tp.InputError, match=r"the run is rejected and has exported no model\. `export\(\)`"):
+    with pytest.raises(
+        tp.InputError, match=r"the run's status is 'rejected', and it has no exported model\. Call `export\(\)`"
+    ):
         run.predict("a.png")
 
 
@@ -154,7 +156,7 @@ def test_arrays_are_kept_by_their_content(tmp_path):
     split = library.data_section(((x, y), (x + 1, y)), tmp_path)["source"].removeprefix("npz:")
     assert sorted(np.load(split)) == ["x_train", "x_validation", "y_train", "y_validation"]
     for wrong in (3, (x,), [x, y], ((x, y),), ((x, y), (x,)), ([[1], [1, 2]], y)):
-        with pytest.raises(tp.InputError, match="Cannot use"):
+        with pytest.raises(tp.InputError, match=r"Cannot (use|convert)"):
             library.data_section(wrong, tmp_path)
 
 
@@ -164,7 +166,9 @@ def test_strings_as_pandas_holds_them_are_strings(tmp_path):
     for y in (pandas.Series(["a", "b", "a"]), np.array(["a", "b", "a"], object)):
         path = library.data_section((x, y), tmp_path)["source"].removeprefix("npz:")
         assert np.load(path)["y"].tolist() == ["a", "b", "a"]
-    with pytest.raises(tp.InputError, match=r"Cannot use an array of NoneType, str: expected numbers, or only strings"):
+    with pytest.raises(
+        tp.InputError, match=r"Cannot use an array of NoneType, str: expected only numbers or only strings"
+    ):
         library.data_section((x, np.array(["a", None, "b"], object)), tmp_path)
 
 
@@ -206,7 +210,7 @@ def test_a_model_is_kept_by_its_content(tmp_path):
     assert library.model_value("digits_cnn", tmp_path) == "digits_cnn"
     with pytest.raises(tp.InputError, match=r"expected a keras\.Model"):
         library.model_value(3, tmp_path)
-    with pytest.raises(tp.InputError, match=r"Begin it with keras\.Input"):
+    with pytest.raises(tp.InputError, match=r"Start it with keras\.Input"):
         library.model_value(keras.Sequential([keras.layers.Dense(2)]), tmp_path)
 
 

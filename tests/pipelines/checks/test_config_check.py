@@ -124,7 +124,7 @@ def test_a_table_is_read_whole_for_rows_that_would_stop_a_run(tmp_path):
     source.append("data.max_bad_fraction=0.0005")
     findings = check_config(load_config("imdb_lstm", source), tmp_path)
     said = [finding.said for finding in findings if finding.about == "data"]
-    assert "2 of 2,000 cannot be used: line/00001202: 'label' is empty; line/00000702: no word in it" in said
+    assert "2 of 2,000 inputs cannot be used: line/00001202: 'label' is empty; line/00000702: no word in it" in said
     (error,) = (finding.said for finding in findings if finding.state == "error")
     assert error.startswith("2 of 2,000 examples cannot be used: expected at most data.max_bad_fraction=0.0005")
     assert errors_in(check_config(load_config("imdb_lstm", [*source, "data.max_bad_fraction=0.001"]), tmp_path)) == []

@@ -35,7 +35,7 @@ def test_a_table_says_what_is_there_and_what_to_do(cloud, capfd):
     lines = capfd.readouterr().out.splitlines()
     (place,) = (number for number, line in enumerate(lines) if line.startswith("error    quota v5e-4"))
     assert lines[place].endswith("CustomModelTrainingV5ETPUPerProjectPerRegion in us-central1 is 0, and 4 are needed")
-    assert lines[place + 1].strip().startswith("→ ask for more: https://console.cloud.google.com/iam-admin/quotas")
+    assert lines[place + 1].strip().startswith("→ request more: https://console.cloud.google.com/iam-admin/quotas")
 
 
 def test_the_json_says_the_same(cloud, capfd):
@@ -86,7 +86,7 @@ def test_submit_hints_at_what_may_do_all_the_same(fake, cloud, capfd):
     assert main([*SUBMIT]) == 0
     err = capfd.readouterr().err
     assert "hint: bucket: gs://my-bucket is in europe-west4, and runs are in us-central1 → use one in us-" in err
-    assert "hint: image: europe-docker.pkg.dev does not say: 403" in err
+    assert "hint: image: europe-docker.pkg.dev refuses to answer: 403" in err
     assert len(fake.pipeline_jobs) == 1
 
 

@@ -38,13 +38,13 @@ def test_every_command_names_all_that_is_missing_in_the_order_of_doing(command, 
     done = tpu_pipelines_here(*command[:1], "texts.yaml", "--target", target, *command[1:], cwd=tmp_path)
     assert done.returncode == 2
     told = done.stdout + done.stderr
-    words = ["cannot fetch the step image", "Missing settings: ", "cannot read 'texts.csv'", "expected a machine"]
+    words = ["cannot pull the step image", "Missing settings: ", "cannot read 'texts.csv'", "expected a machine"]
     places = [told.index(word) for word in words]
     assert places == sorted(places)
     assert all(told.count(word) == 1 for word in words)
     assert "gcloud storage cp texts.csv gs://your-bucket/data/texts.csv" in told
     if target == "kubeflow":
-        assert "the model 'texts_model.py' is uploaded through a bucket" in told
+        assert "uploading the model 'texts_model.py' requires a bucket" in told
 
 
 @pytest.mark.parametrize("registry", ["vertex", "projects/p/locations/us-west1/models"])
@@ -117,7 +117,7 @@ def test_a_registry_of_the_project_is_a_mistake_only_of_a_run_here(quick_models,
     config = load_config("digits", ["machine=v5e-4", deploy])
     assert errors_in(examine(config, UNASKED, PLATFORMS["vertex"], _SETTINGS, workspace=tmp_path)) == []
     (here,) = errors_in(examine(config, (CheckCost.FILE,), workspace=tmp_path))
-    assert (here.about, here.said.startswith("A run on this machine knows no project.")) == ("deploy", True)
+    assert (here.about, here.said.startswith("A run on this machine has no project.")) == ("deploy", True)
 
 
 def test_a_tag_that_may_move_is_a_hint():

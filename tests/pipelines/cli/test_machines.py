@@ -42,7 +42,7 @@ def test_the_table_has_a_line_per_slice_and_fits_a_terminal():
     assert [line.split()[0] for line in lines[1 : len(names()) + 1]] == names()
     assert max(map(len, lines)) <= 120
     header, row = (" ".join(line.split()) for line in (lines[0], lines[7]))
-    assert header == "name machine type Vertex takes chips devices hosts GiB TFLOP/s Vertex $ GKE $ in"
+    assert header == "name machine type accelerator chips devices hosts GiB TFLOP/s Vertex $ GKE $ region"
     assert row == "v3-32 cloud-tpu 32 TPU_V3 16 32 4 15.48 1,968 36.80 32.00 europe-west4"
     assert "v3        europe-west4, us-central1; several hosts: europe-west4" in lines
     (v5p,) = (" ".join(line.split()) for line in lines if line.startswith("v5p-8 "))

@@ -87,7 +87,7 @@ def test_the_environment_goes_before_the_file(tmp_path):
         (
             "network",
             "projects/my-project/global/networks/default",
-            r"'projects/my-project/global/networks/default'\. The project stands there by its number: gcloud projects",
+            r"'projects/my-project/global/networks/default'\. It needs the project's number: gcloud projects",
         ),
         ("labels", "Team=vision", "'Team=vision'"),
         ("labels", "team=Vision", "'team=Vision'"),
@@ -121,7 +121,7 @@ def test_a_value_of_the_wrong_form_is_refused_with_an_example(name, text, receiv
     ["hooks.slack.com/services/T0/SECRET", "file:///SECRET", "https://me:SECRET@host/x", "https://h/SECRET x"],
 )
 def test_the_address_of_a_webhook_is_not_shown_where_it_is_wrong(address):
-    with pytest.raises(InputError, match=r"setting notify .* Received: something else, which may be secret") as refused:
+    with pytest.raises(InputError, match=r"setting notify .* Received: another value, which may be secret") as refused:
         load_settings({"TPU_PIPELINES_NOTIFY": address})
     assert "SECRET" not in str(refused.value)
 
@@ -151,22 +151,22 @@ def test_pairs_without_a_value_are_refused(text):
         (
             {"data": "/mnt"},
             {"data": "/secrets"},
-            r"SECRETS=data=/secrets beside .*VOLUMES=data=/mnt: .* of a name\. Rena",
+            r"SECRETS=data=/secrets and .*VOLUMES=data=/mnt: .* in name\. Rena",
         ),
         (
             {"a": "/mnt", "b": "/mnt/"},
             {},
-            r"VOLUMES=b=/mnt/ beside .*VOLUMES=a=/mnt: a pod has one volume of a path\. Cho",
+            r"VOLUMES=b=/mnt/ and .*VOLUMES=a=/mnt: the volumes of a pod must differ in path\. Cho",
         ),
-        ({"a": "/mnt"}, {"b": "/mnt/x/.."}, r"SECRETS=b=/mnt/x/\.\. beside .*VOLUMES=a=/mnt: .* of a path"),
-        ({}, {"a": "/mnt", "b": "//mnt"}, r"SECRETS=b=//mnt beside .*SECRETS=a=/mnt"),
-        ({"kfp-launcher": "/mnt"}, {}, r"VOLUMES=kfp-launcher=/mnt: kfp-launcher is Kubeflow's own in each pod"),
-        ({"data": "/gcs/"}, {}, r"VOLUMES=data=/gcs/: /gcs is Kubeflow's own in each pod"),
-        ({}, {"key": "/"}, r"SECRETS=key=/: / is Kubeflow's own"),
+        ({"a": "/mnt"}, {"b": "/mnt/x/.."}, r"SECRETS=b=/mnt/x/\.\. and .*VOLUMES=a=/mnt: .* in path"),
+        ({}, {"a": "/mnt", "b": "//mnt"}, r"SECRETS=b=//mnt and .*SECRETS=a=/mnt"),
+        ({"kfp-launcher": "/mnt"}, {}, r"VOLUMES=kfp-launcher=/mnt: Kubeflow uses kfp-launcher in every pod"),
+        ({"data": "/gcs/"}, {}, r"VOLUMES=data=/gcs/: Kubeflow uses /gcs in every pod"),
+        ({}, {"key": "/"}, r"SECRETS=key=/: Kubeflow uses / in every pod"),
     ],
 )
 def test_what_one_pod_could_not_mount_together_is_refused(volumes, secrets, message):
-    with pytest.raises(InputError, match=f"Cannot mount TPU_PIPELINES_{message}"):
+    with pytest.raises(InputError, match=f"Cannot mount (both )?TPU_PIPELINES_{message}"):
         Settings(volumes=volumes, secrets=secrets)
 
 
@@ -177,7 +177,7 @@ def test_names_and_paths_that_pods_mount_are_taken():
 
 def test_a_pair_that_is_given_twice_is_not_lost():
     with pytest.raises(
-        InputError, match=r"Cannot use TPU_PIPELINES_VOLUMES: 'claim' is given twice\. Received: 'claim="
+        InputError, match=r"Cannot use TPU_PIPELINES_VOLUMES: 'claim' appears twice\. Received: 'claim="
     ):
         load_settings({"TPU_PIPELINES_VOLUMES": "claim=/mnt/a, claim=/mnt/b"})
 
@@ -186,7 +186,7 @@ def test_vertex_takes_as_many_labels_as_its_jobs_have_left():
     labels = {f"label-{number}": "x" for number in range(56)}
     check_settings(PLATFORMS["kubeflow"], Settings(labels=labels))
     with pytest.raises(
-        InputError, match=r"at most 55 labels of yours: expected as many in TPU_PIPELINES_LABELS, receiv"
+        InputError, match=r"Too many labels: expected at most 55 in TPU_PIPELINES_LABELS on Vertex AI, receiv"
     ):
         check_settings(PLATFORMS["vertex"], Settings(labels=labels))
     labels.popitem()
@@ -198,7 +198,7 @@ def test_vertex_takes_as_many_labels_as_its_jobs_have_left():
     [
         ("projekt: x", r"Unknown key 'projekt' in settings: .* Did you mean 'project'\?"),
         ("images: {training: x}", r"Unknown key 'images' in settings"),
-        ("image: x", r"the image is set by TPU_PIPELINES_IMAGE alone\."),
+        ("image: x", r"only TPU_PIPELINES_IMAGE sets the image\."),
         ("labels: vision", r"settings\.labels is 'vision', expected a mapping\."),
         ("project: {a: b}", r"settings\.project is \{'a': 'b'\}, expected a text\."),
         ("project:", r"settings\.project is None, expected a text\."),
@@ -241,10 +241,10 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         (
             "vertex",
             {"network": "projects/1/global/networks/n", "network_attachment": ATTACHMENT},
-            r"A job has a network or a network attachment",
+            r"A job cannot have both a network and a network attachment",
         ),
         ("vertex", {"tensorboard": TENSORBOARD}, r"Set TPU_PIPELINES_SERVICE_ACCOUNT"),
-        ("vertex", {"encryption_key": KEY, "region": "us-east1"}, r"encryption_key .* must be of the region us-east1"),
+        ("vertex", {"encryption_key": KEY, "region": "us-east1"}, r"encryption_key .* must be in the region us-east1"),
     ],
 )
 def test_what_a_platform_does_not_have_is_refused(target, settings, message):
@@ -257,5 +257,5 @@ def test_what_a_platform_does_not_have_is_refused(target, settings, message):
 )
 def test_what_is_of_a_region_must_be_of_the_jobs(settings):
     check_region(Settings(**settings), "us-west1")
-    with pytest.raises(InputError, match=r"must be of the region us-east1, where the job runs"):
+    with pytest.raises(InputError, match=r"must be in the region us-east1, where the job runs"):
         check_region(Settings(**settings), "us-east1")

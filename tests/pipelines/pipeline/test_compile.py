@@ -484,7 +484,9 @@ def test_a_pod_can_queue_with_kueue_and_take_a_node_of_flex_start():
     config = pod("v5e-4", settings)[1]
     assert config["podMetadata"]["labels"] == {"team": "vision", "kueue.x-k8s.io/queue-name": "tpus"}
     assert config["nodeSelector"]["labels"]["cloud.google.com/gke-flex-start"] == "true"
-    with pytest.raises(InputError, match=r"neither spot nor reserved\. Received: provisioning='flex-start' with v5e-4"):
+    with pytest.raises(
+        InputError, match=r"cannot be spot or reserved\. Received: provisioning='flex-start' with v5e-4"
+    ):
         pod({"name": "v5e-4", "spot": True}, settings)
 
 
@@ -520,7 +522,7 @@ def test_what_a_machine_has_on_vertex_alone_is_refused_on_a_cluster(field):
             "machine": {"name": "v5e-4", field: VERTEX_ONLY[field]},
         }
     )
-    with pytest.raises(InputError, match=rf"Only Vertex AI has machine\.{field}\. .*--target kubeflow"):
+    with pytest.raises(InputError, match=rf"Only Vertex AI supports machine\.{field}\. .*--target kubeflow"):
         compile_pipeline(config, PLATFORMS["kubeflow"], SETTINGS)
 
 
@@ -670,7 +672,7 @@ def test_several_hosts_need_a_volume_of_all():
         ("data.source=images:/data/photos", r"data\.source must be on Cloud Storage.* Received: '/data/photos'"),
         (
             "deploy.registry=/registry",
-            r"containers cannot see a registry in a folder on this machine.* deploy\.registry='/registry'",
+            r"containers cannot read a registry in a local folder.* deploy\.registry='/registry'",
         ),
         ("gate.champion=/runs/model", r"gate\.champion must be on Cloud Storage.* Received: '/runs/model'"),
         ("training.num_replicas=2", r"expected training\.num_replicas=4 or 0 with v5e-4\. Received: 2\."),
@@ -718,7 +720,7 @@ def test_a_model_of_the_users_travels_through_the_bucket_by_its_digest(tmp_path)
     file = tmp_path / "my_model.py"
     file.write_text("def build_model(image_shape, num_classes): ...\n")
     with pytest.raises(
-        InputError, match=rf"model '{file}' is uploaded through a bucket.* Set TPU_PIPELINES_BUCKET=gs://BU"
+        InputError, match=rf"uploading the model '{file}' requires a bucket.* Set TPU_PIPELINES_BUCKET=gs://BU"
     ):
         compile_digits("vertex", f"model={file}")
     compiled = compile_digits("vertex", f"model={file}", settings=SETTINGS)
@@ -758,7 +760,7 @@ def test_a_models_file_among_this_projects_code_is_refused(tmp_path, monkeypatch
     file = tmp_path / "tpu_components" / name
     file.parent.mkdir()
     file.touch()
-    with pytest.raises(InputError, match=rf"model '{file}' is in the code of this project .* folder of its own"):
+    with pytest.raises(InputError, match=rf"model '{file}' is part of this project .* separate folder"):
         compile_digits("vertex", f"model={file}", settings=SETTINGS)
 
 
@@ -804,7 +806,7 @@ def test_a_file_that_only_a_parameter_names_is_refused(tmp_path):
     (tmp_path / "my_model.py").write_text("def build_model(image_shape, num_classes, weights): ...\n")
     (tmp_path / "weights.h5").write_bytes(b"")
     model = f"model={{name: {tmp_path}/my_model.py, parameters: {{weights: {tmp_path}/weights.h5}}}}"
-    with pytest.raises(InputError, match=r"names the file '.*weights\.h5', which containers cannot see\. Put it"):
+    with pytest.raises(InputError, match=r"names the file '.*weights\.h5', which containers cannot read\. Put it"):
         compile_digits("vertex", model, settings=SETTINGS)
 
 
@@ -830,7 +832,7 @@ def test_only_a_compiled_pipeline_is_overwritten(tmp_path):
     notes, pipeline = tmp_path / "notes.yaml", tmp_path / "new" / "pipeline.yaml"
     notes.write_text("dear: diary\n")
     for path, message in (
-        (notes, rf"Refused to overwrite {notes}: expected a compiled pipeline"),
+        (notes, rf"Refused to overwrite {notes}: the file exists and is not a compiled pipeline"),
         (tmp_path / "notes.txt", r"expected a name that ends in \.yaml"),
         (notes / "pipeline.yaml", rf"{notes} is a file, not a folder"),
     ):
@@ -913,7 +915,7 @@ def test_a_registry_on_vertex_ai_needs_to_know_where():
         compile_digits("vertex", SERVING_IMAGE, "deploy.registry=vertex")
     with pytest.raises(InputError, match="Missing settings: bucket"):
         compile_digits("vertex", SERVING_IMAGE, f"deploy.registry={REGISTRY}")
-    with pytest.raises(InputError, match=r"cannot fetch the serving image 'tpu-pipelines/serving:latest'"):
+    with pytest.raises(InputError, match=r"cannot pull the serving image 'tpu-pipelines/serving:latest'"):
         compile_digits("vertex", "deploy.registry=vertex", settings=SETTINGS)
 
 
@@ -989,25 +991,25 @@ def test_what_is_set_of_a_steps_resources_is_asked_for(target):
     [
         (
             "resources.train_model.memory=64Gi",
-            r"a step with a machine uses the whole host, .*train_model\.memory='64Gi'\. Leave it out\.",
+            r"a step with a machine uses the whole host, .*train_model\.memory='64Gi'\. Remove it\.",
         ),
-        ("resources.train_model.disk=200Gi", r"Leave it out; machine\.boot_disk_size_gb sets the disk\."),
+        ("resources.train_model.disk=200Gi", r"Remove it; machine\.boot_disk_size_gb sets the disk\."),
         (
             "resources.train_model.timeout=60",
             r"resources\.train_model\.timeout=60\. Set machine\.timeout_sec",
         ),
         (
             "machine={name: v5e-4, timeout_seconds: 604801}",
-            r"expected machine\.timeout_seconds of at most 604800\. Received: 604801\. Take a larger machine",
+            r"expected machine\.timeout_seconds of at most 604800\. Received: 604801\. Use a larger machine",
         ),
         ("resources.export_model.timeout=700000", r"resources\.export_model\.timeout of at most 604800\. Rec.* 700000"),
         (
             "data={source: sklearn:digits, engine: fan_out, engine_tasks: 91}",
-            r"a step reads and writes 100 artifacts at most.* from 1 to 90 with data\.engine=fan_out\. Received: 91\.",
+            r"a step reads and writes at most 100 artifacts.* from 1 to 90 with data\.engine=fan_out\. Received: 91\.",
         ),
         (
             "resources.evaluate_model={machine: v5e-1, memory: 64Gi}",
-            r"a step with a machine uses the whole host, .*evaluate_model\.memory='64Gi'\. Leave it out\.",
+            r"a step with a machine uses the whole host, .*evaluate_model\.memory='64Gi'\. Remove it\.",
         ),
         ("resources.export_model.disk=1Ti", r"a disk of 100 GB, .* Received: resources\.export_model\.disk='1Ti'"),
     ],
@@ -1048,9 +1050,12 @@ def test_the_evaluation_can_have_a_tpu_of_its_own(target):
     [
         (
             ["resources.export_model.machine=v5e-1"],
-            r"Only evaluate_model .*resources\.export_model\.machine.*cpu and",
+            r"resources\.export_model\.machine is not supported.*cpu and",
         ),
-        (["resources.train_model.machine=v5e-1"], r"Only evaluate_model .*Use section machine\."),
+        (
+            ["resources.train_model.machine=v5e-1"],
+            r"resources\.train_model\.machine is not supported.*Use section machine\.",
+        ),
         (["resources.evaluate_model.machine=v5e-16"], r"works on one host, and v5e-16 has 4 hosts"),
         (["resources.evaluate_model.machine=v5e-3"], r"v5e-3.*v5e-4"),
         (
@@ -1084,8 +1089,8 @@ def test_a_champion_that_a_training_starts_with_comes_from_the_registry():
     ("overrides", "seconds", "words"),
     [
         ([], 86400, "after 3 times preflight's estimate, at least 4 h; machine.timeout_seconds sets another"),
-        (["preflight=false"], 86400, "after 24 h: nothing is estimated before it starts; machine.timeout_seconds"),
-        (["machine={name: v5e-4, timeout_seconds: 7200}"], 7200, "after 2 h, as machine.timeout_seconds says"),
+        (["preflight=false"], 86400, "after 24 h: its time is not estimated; machine.timeout_seconds"),
+        (["machine={name: v5e-4, timeout_seconds: 7200}"], 7200, "after 2 h, because of machine.timeout_seconds"),
     ],
 )
 def test_the_time_of_a_training_is_said_with_its_reason(overrides, seconds, words):
@@ -1141,10 +1146,10 @@ def test_the_command_says_what_it_wrote_and_imports_no_framework(tmp_path):
         f"{tmp_path / 'vertex.yaml'}: digits for vertex, to train on v5e-4 (ct5lp-hightpu-4t, 2x2)",
         "training is stopped after 3 times preflight's estimate, at least 4 h; machine.timeout_seconds sets another",
         f"{tmp_path / 'kubeflow.yaml'}: digits for kubeflow, to train on v5e-4 (ct5lp-hightpu-4t, 2x2)",
-        "training is stopped after 24 h: nothing is estimated before it starts; machine.timeout_seconds sets another",
+        "training is stopped after 24 h: its time is not estimated; machine.timeout_seconds sets another",
         "[0, 0] []",
     ]
-    hint = "cannot fetch the step image 'tpu-pipelines/python:latest'"
+    hint = "cannot pull the step image 'tpu-pipelines/python:latest'"
     assert done.stderr.count(hint) == len(TARGETS)
     for target in TARGETS:
         text = (tmp_path / f"{target}.yaml").read_text()
@@ -1175,14 +1180,14 @@ def test_one_rule_says_which_images_a_platform_can_fetch(target, image, is_taken
     if is_taken:
         require_step_image(PLATFORMS[target], Images(image))
         return
-    with pytest.raises(InputError, match=rf"cannot fetch the step image '{image}'.*and set TPU_PIPELINES_IMAGE\."):
+    with pytest.raises(InputError, match=rf"cannot pull the step image '{image}'.*and set TPU_PIPELINES_IMAGE\."):
         require_step_image(PLATFORMS[target], Images(image))
 
 
 def test_an_image_that_was_named_is_checked_when_it_is_compiled(tmp_path, monkeypatch):
     monkeypatch.setenv("TPU_PIPELINES_IMAGE", "steps:1")
     done = tpu_pipelines_here(*command(tmp_path / "p.yaml", "vertex"))
-    assert_user_error(done, "Vertex AI cannot fetch the step image 'steps:1'")
+    assert_user_error(done, "Vertex AI cannot pull the step image 'steps:1'")
 
 
 def test_images_named_by_digest_are_used_without_a_hint_and_another_one_for_steps_without_a_tpu(tmp_path, monkeypatch):
@@ -1220,12 +1225,12 @@ def test_an_image_of_the_other_steps_must_be_in_a_registry_too(tmp_path, monkeyp
     monkeypatch.setenv("TPU_PIPELINES_IMAGE", "europe-docker.pkg.dev/p/r/i:1")
     monkeypatch.setenv("TPU_PIPELINES_STEPS_IMAGE", "steps:1")
     done = tpu_pipelines_here(*command(tmp_path / "p.yaml", "vertex"))
-    assert_user_error(done, "Vertex AI cannot fetch the step image 'steps:1'", "set TPU_PIPELINES_STEPS_IMAGE")
+    assert_user_error(done, "Vertex AI cannot pull the step image 'steps:1'", "set TPU_PIPELINES_STEPS_IMAGE")
 
 
 def test_the_image_of_beams_workers_must_be_in_a_registry(tmp_path):
     done = tpu_pipelines_here(*command(tmp_path / "p.yaml", "vertex", "--set", "data.engine=beam"))
-    assert_user_error(done, "fetch the beam image 'tpu-pipelines/beam:latest'", "make image-beam", "PELINES_BEAM_IMAGE")
+    assert_user_error(done, "pull the beam image 'tpu-pipelines/beam:latest'", "make image-beam", "PELINES_BEAM_IMAGE")
 
 
 def test_the_command_reads_settings_from_a_file(tmp_path):
@@ -1294,7 +1299,7 @@ def test_the_budget_is_the_time_limit_of_a_gpu():
     ("overrides", "message"),
     [
         (["training.accelerator=tpu"], r"l4-2 has no TPU: expected training\.accelerator to be gpu or auto"),
-        (["training.num_replicas=3"], r"used whole: expected training\.num_replicas=2 or 0 with l4-2"),
+        (["training.num_replicas=3"], r"of its machine: expected training\.num_replicas=2 or 0 with l4-2"),
     ],
 )
 def test_what_a_machine_with_gpus_has_not_is_refused(overrides, message):

@@ -53,7 +53,7 @@ def test_memory_and_disk_follow_from_the_listed_size_and_it_is_said():
     }
     assert found["create_tfrecords"].disk == "120Gi"
     assert said == (
-        "by 60.0 GiB of records at most: create_tfrecords 44Gi of memory, evaluate_model 64Gi of memory, export_model "
+        "for up to 60.0 GiB of records: create_tfrecords 44Gi of memory, evaluate_model 64Gi of memory, export_model "
         "64Gi of memory, train_model 20Gi of memory, create_tfrecords 120Gi of disk"
     )
 
@@ -69,7 +69,7 @@ def test_on_vertex_the_host_and_a_steps_disk_are_as_they_are():
     size = DataSize(0, 200 * GIB, {"train": 500 * GIB, "test": GIB})
     sized, said = with_sizes(CONFIG, size, PLATFORMS["vertex"])
     assert sized.resources == {}
-    assert said == "records of that size may not fit a step's disk there, 100 GB"
+    assert said == "records of this size may not fit the disk of a step, which has 100 GB"
 
 
 def test_what_is_set_by_hand_stays():
@@ -79,7 +79,7 @@ def test_what_is_set_by_hand_stays():
     found, said = asked(config, DataSize(0, 60 * GIB, {"train": GIB, "test": 30 * GIB}))
     assert found["evaluate_model"].memory == "20Gi"
     assert (found["create_tfrecords"].disk, found["create_tfrecords"].cpu) == ("50Gi", 8)
-    assert said == "by 60.0 GiB of records at most: export_model 64Gi of memory"
+    assert said == "for up to 60.0 GiB of records: export_model 64Gi of memory"
 
 
 def test_a_limit_above_the_data_asks_for_no_more_than_they_take():

@@ -21,7 +21,10 @@ from tpu_pipelines.platforms.platform import PLATFORMS
             "resources.export_model.memory=16",
             r"export_model\.memory must be a whole number with a unit.*memory='16'",
         ),
-        ("resources.export_model.memory=16 GB", r"memory must be a whole number with a unit, as 16Gi.*'16 GB'"),
+        (
+            "resources.export_model.memory=16 GB",
+            r"memory must be a whole number with a unit, for example 16Gi.*'16 GB'",
+        ),
     ],
 )
 def test_resources_are_checked_when_the_configuration_is_read(override, message):

@@ -78,7 +78,7 @@ def test_runs_side_by_side_show_the_slices_that_surely_changed(run_dir):
 | Accuracy | 98.00% (96.90% to 98.80%) |
 | Loss | 0.1000 |
 
-Slices of a_b that differ from its champion's:
+Slices of a_b that differ from the champion's:
 
 | slice | value | interval | champion | difference |
 |---|--:|---|--:|---|
@@ -129,4 +129,4 @@ def test_a_run_that_has_failed_says_why(tmp_path):
 def test_a_run_that_made_nothing_new_says_which_version_that_is(run_dir):
     findings = dataclasses.replace(RunFindings.of_folder(run_dir), same_as="0004")
     text = render_markdown("digits", _CHANGED, "promoted", {}, findings)
-    assert "\n\nThe same model as version 0004, which is the champion already.\n\n- ✓" in text
+    assert "\n\nThe model is the same as version 0004, which is already the champion.\n\n- ✓" in text

@@ -102,7 +102,7 @@ def test_on_a_platform_drift_is_looked_for_where_the_registry_is(fake, retrain):
     job.labels["tpu_pipelines_data"] = "another"
     _, decision, _ = retrain("--dry-run", *vertex, *image, "--set", "training.epochs=31")
     assert decision["needed"]
-    assert decision["reason"].endswith("there is no registered champion whose data these could be compared with")
+    assert decision["reason"].endswith("there is no registered champion to compare the data with")
 
 
 def test_another_place_to_run_is_another_run_of_the_same(fake, retrain, monkeypatch):
@@ -110,7 +110,7 @@ def test_another_place_to_run_is_another_run_of_the_same(fake, retrain, monkeypa
     monkeypatch.setenv("TPU_PIPELINES_SERVICE_ACCOUNT", "other@my-project.iam.gserviceaccount.com")
     _, decision, _ = retrain("--wait")
     assert (decision["needed"], decision["changed"]) == (True, [])
-    assert decision["reason"].endswith(": where or with what it runs")
+    assert decision["reason"].endswith(": its machine, image or settings")
 
 
 def test_what_the_gate_refused_stays_refused(fake, retrain):
@@ -128,7 +128,7 @@ def test_what_failed_is_started_again(fake, retrain):
     fake.execution = Simulate()
     code, decision, second = retrain("--wait")
     assert (code, decision["needed"], decision["changed"]) == (0, True, [])
-    assert decision["reason"] == f"nothing has changed since {first['job_id']} (failed), but that gave no result"
+    assert decision["reason"] == f"nothing has changed since {first['job_id']} (failed), but that run has no result"
     assert second["job_id"] == f"{first['job_id']}-r2"
     assert not retrain("--wait")[1]["needed"]
 
@@ -161,7 +161,7 @@ def test_a_run_that_does_not_say_what_it_was_made_of_is_out_of_date(fake, retrai
         del job.labels[f"tpu_pipelines_{name}"]
     _, decision, _ = retrain("--dry-run", "--set", "training.epochs=31")
     assert (decision["needed"], decision["changed"]) == (True, [])
-    assert decision["reason"].endswith(": what, that run does not say")
+    assert decision["reason"].endswith(": unknown, because that run has no fingerprints")
 
 
 def test_what_a_schedule_has_started_is_not_started_again(fake, retrain, capfd):
@@ -193,7 +193,10 @@ def test_a_run_is_needed_on_the_occasions_that_are_asked_for(fake, retrain, monk
     _, _, first = retrain("--wait", "--when", "older-than=30d")
     code, decision, said = retrain("--when", "older-than=30d", "--set", "training.epochs=31")
     assert (code, decision["needed"], decision["changed"]) == (0, False, ["configuration"])
-    assert "configuration, which is no occasion by --when; the last run is 0 minutes old" in decision["reason"]
+    assert (
+        "configuration, which is not a reason to run according to --when; the last run is 0 minutes old"
+        in decision["reason"]
+    )
     assert said["job_id"] == first["job_id"]
     monkeypatch.setattr("tpu_pipelines.retraining.retrain.now", lambda: created + datetime.timedelta(days=30, hours=1))
     _, decision, _ = retrain("--dry-run", "--when", "older-than=30d", "--set", "training.epochs=31")
@@ -340,7 +343,7 @@ def test_a_run_from_before_there_were_fingerprints_is_out_of_date(tmp_path):
     config = load_config("digits")
     decision = decide_here(config, tmp_path, list_examples(config.data))
     assert (decision.needed, decision.run) == (True, str(tmp_path / "digits"))
-    assert decision.reason.endswith("what, that run does not say")
+    assert decision.reason.endswith("unknown, because that run has no fingerprints")
 
 
 def test_files_count_by_their_content_not_their_time(tmp_path):
@@ -466,14 +469,17 @@ def test_a_file_that_is_no_decision_is_named_and_left_out_of_the_history(tmp_pat
     said = capsys.readouterr()
     assert len(json.loads(said.out)) == 1
     for name in strays:
-        assert f"hint: left out, as no decision: {name}\n" in said.err
+        assert f"hint: ignored {name}: not a decision\n" in said.err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--history", "--markdown", "a.md", "--when", "always"], "--history does nothing with --when and --markdown."),
-        (["--dry-run", "--junit", "a.xml"], "--dry-run does nothing with --junit."),
+        (
+            ["--history", "--markdown", "a.md", "--when", "always"],
+            "--history cannot be combined with --when and --markdown.",
+        ),
+        (["--dry-run", "--junit", "a.xml"], "--dry-run cannot be combined with --junit."),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(words, message, capsys):
@@ -483,4 +489,4 @@ def test_an_option_that_would_do_nothing_is_refused(words, message, capsys):
 
 def test_limits_without_a_training_to_hold_against_are_refused(capsys):
     assert main(["preflight", "digits", "--slower", "0.1"]) == 2
-    assert "Received: no --against." in capsys.readouterr().err
+    assert "require --against," in capsys.readouterr().err

@@ -84,12 +84,12 @@ def test_a_run_on_vertex_ai_is_shown_with_the_figures_of_its_bucket(fake, retrai
 
 def test_of_a_run_that_goes_on_or_tells_nothing_the_rest_is_shown(fake, retrain, bucket):
     fake.execution = Simulate(hold=True, artifacts=_ARTIFACTS)
-    assert "figures" not in retrain()[1]
+    assert "not shown" not in retrain()[1]
     fake.execution = Simulate(artifacts=_ARTIFACTS)
     code, shown, suite = retrain("--wait", "--set", "training.epochs=31")
     assert code == 0
-    (line,) = [line for line in shown.splitlines() if "figures" in line]
-    assert line.startswith("The figures are not shown: Cannot read 'gs://bucket/artifacts/evaluation/evaluation.json'")
+    (line,) = [line for line in shown.splitlines() if "not shown" in line]
+    assert line.startswith("The metrics are not shown: Cannot read 'gs://bucket/artifacts/evaluation/evaluation.json'")
     assert [case.get("name") for case in suite] == ["run: passed"]
 
 
@@ -110,9 +110,7 @@ def test_what_a_run_on_kubeflow_has_written_is_found_where_its_driver_has_it_wri
         assert find(kubeflow, submission) == here
         fake.runs[run_id].runtime_config.pipeline_root = "minio://mlpipeline/artifacts"
         unread = find(kubeflow, submission).unread
-        assert unread == (
-            "what evaluate_model has written lies in minio://mlpipeline/artifacts, which cannot be read from here"
-        )
+        assert unread == ("the output of evaluate_model cannot be read from here: minio://mlpipeline/artifacts")
 
 
 def test_a_run_without_preflight_has_its_figures_and_one_that_failed_has_its_error(stored, here):
@@ -121,7 +119,7 @@ def test_a_run_without_preflight_has_its_figures_and_one_that_failed_has_its_err
     failed = dataclasses.replace(_ENDED, state=State.FAILED, error="deploy_model: 403")
     assert find(platform(evaluation=f"{_FOLDER}/evaluation"), failed) == dataclasses.replace(found, error=failed.error)
     assert find(platform(), failed) == RunFindings(error=failed.error)
-    assert find(platform()).unread == "the platform does not say where it keeps what evaluate_model has written"
+    assert find(platform()).unread == "the platform does not report where the output of evaluate_model is"
 
 
 def test_the_expected_price_beside_other_runs_is_that_of_the_report(here):

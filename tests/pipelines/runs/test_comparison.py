@@ -158,7 +158,7 @@ def test_a_section_that_is_switched_off_in_one_run_is_one_row(two_runs):
 def test_results_on_other_data_are_not_ranked(two_runs):
     _edit(two_runs[1] / "model" / "model.json", dataset_fingerprint="other")
     found = compare(two_runs)
-    assert found.notes == ("The runs were trained and scored on different data: their results do not compare.",)
+    assert found.notes == ("The runs were trained and scored on different data: their results are not comparable.",)
     assert not any(row.best for row in found.sections["results"])
 
 
@@ -242,7 +242,7 @@ def test_what_is_no_run_is_left_out_and_named(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr()
     assert [line.split(" | ")[0] for line in said.out.splitlines()[2:4]] == ["| digits", "| flowers"]
     left_out = ", ".join(f"{tmp_path}/runs/{name}" for name in ("comparison.html", "digits-preflight", "registry"))
-    assert said.err == f"hint: left out, as no run that has ended: {left_out}\n"
+    assert said.err == f"hint: left out because they are not finished runs: {left_out}\n"
 
 
 def test_what_is_no_run_is_refused(two_runs, tmp_path, capsys):

@@ -64,11 +64,11 @@ def test_every_file_of_a_version_is_hashed_once_before_it_is_loaded(workspace, m
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("digits@best", r"Cannot find digits@best: the alias stands nowhere in .*registry list"),
+        ("digits@best", r"Cannot find digits@best: no version in .* has this alias\. .*registry list"),
         ("digits@0009", r"has no version '0009'"),
         ("nothing", r"Received: no such folder; .*registry holds digits\. `tpu-pipelines registry list`"),
         ("rejected", r"expected .* the path of a run's folder"),
-        ("{0}/rejected", r"a folder with no export\.json in it, or in its export/.*`tpu-pipelines export "),
+        ("{0}/rejected", r"a folder without export\.json, directly or in export/.*`tpu-pipelines export "),
         ("{0}/nowhere", r"Received: no such folder"),
     ],
 )
@@ -107,10 +107,12 @@ def test_what_is_compared_with_is_found_by_name_in_the_workspace(workspace, monk
 
 @pytest.mark.parametrize("name", ["digits", "flowers@champion", "digits@", "nowhere/records", "gs://bucket/records"])
 def test_what_cannot_be_compared_with_is_told_how_it_is_named(workspace, name):
-    with pytest.raises(InputError, match=r"expected NAME@VERSION .*, REGISTRY/NAME@VERSION\. .*/registry holds digits"):
+    with pytest.raises(
+        InputError, match=r"expected NAME@VERSION .*, REGISTRY/NAME@VERSION of another .*/registry holds digits"
+    ):
         find_compared(name, workspace)
     if not name.startswith("gs://"):
-        with pytest.raises(InputError, match=r"REGISTRY/NAME@VERSION, or records\. Received: nothing of that name"):
+        with pytest.raises(InputError, match=r"of another registry, or records\. It does not exist"):
             find_compared(name, workspace, "records")
 
 

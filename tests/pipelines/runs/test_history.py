@@ -176,10 +176,10 @@ def test_the_command_lists_and_cleans(workspace, capsys):
     assert weights(workspace) == {"latest": "0.7"}
     assert (workspace / "flowers" / "model" / "weights").is_file()
     for words, message in (
-        (("clean", "digit"), "There is no run of the name 'digit'"),
-        (("clean", "../runs/digits"), "There is no run of the name"),
+        (("clean", "digit"), "There is no run named 'digit'"),
+        (("clean", "../runs/digits"), "There is no run named"),
         (("list", "digit"), "expected one of digits, flowers"),
-        (("clean", "--keep", "-1"), "Expected --keep of 0 or more"),
+        (("clean", "--keep", "-1"), "--keep must be at least 0"),
     ):
         code, error = call(*words)
         assert code == 2, words
@@ -190,7 +190,7 @@ def test_cleaning_after_a_failed_run_keeps_the_last_good_one(workspace, capsys):
     for accuracy, status in ((0.5, "succeeded"), (0.6, "rejected"), (0.1, "failed"), (0.2, "failed")):
         write_run(workspace, accuracy, status=status)
     assert cli.main(["runs", "clean", "--workspace", str(workspace)]) == 2
-    assert "this may go: 2 earlier runs of digits" in capsys.readouterr().err
+    assert "Add --yes to delete 2 earlier runs of digits" in capsys.readouterr().err
     assert cli.main(["runs", "clean", "--yes", "--workspace", str(workspace)]) == 0
     assert weights(workspace) == {"0002": "0.6", "latest": "0.2"}
 
@@ -221,7 +221,7 @@ def test_one_run_is_deleted_by_name_with_what_the_cache_holds_of_it(workspace, c
 
     for words in (("delete", "digits"), ("delete", "digits@2"), ("clean", "digits")):
         code, said = call(*words)
-        assert (code, "Nothing was deleted: expected --yes" in said) == (2, True)
+        assert (code, "Nothing was deleted. Add --yes" in said) == (2, True)
         assert "nothing was deleted" in call(*words, answer="\n")[1]
         assert "nothing was deleted" in call(*words, answer="")[1], "the terminal was closed"
     assert weights(workspace) == {"0001": "0.5", "0002": "0.6", "latest": "0.7"}
@@ -353,8 +353,8 @@ def test_a_run_that_has_not_ended_is_listed_as_running_or_interrupted(workspace)
     (row,) = history.as_rows(workspace, "flowers")
     assert (row["status"], row["metrics"]) == ("interrupted", {})
     assert history.as_table([row]).splitlines()[-1] == (
-        "flowers was interrupted after: train_model epoch 3/20: loss 0.5, 12 min left. `tpu-pipelines run` with its "
-        "configuration continues it."
+        "flowers was interrupted after: train_model epoch 3/20: loss 0.5, 12 min left. Run `tpu-pipelines run` with "
+        "its configuration to continue."
     )
 
 
@@ -429,7 +429,7 @@ def test_tensorboard_ends_with_the_board(three_runs):
 def test_the_board_shows_the_runs_that_have_curves(three_runs, monkeypatch):
     started = []
     monkeypatch.setattr("subprocess.run", lambda command, **_: started.append(command) or _Done())
-    assert_user_error(tpu_pipelines_here("board", "--workspace", str(three_runs)), "No curves of any run")
+    assert_user_error(tpu_pipelines_here("board", "--workspace", str(three_runs)), "There are no curves of any run")
     (three_runs / "photos/model/tensorboard").mkdir(parents=True)
     assert tpu_pipelines_here("board", "--workspace", str(three_runs), "--port", "0").returncode == 0
     (command,) = started

@@ -166,7 +166,7 @@ def test_a_gate_that_says_no_gives_exit_code_3_and_runs_no_export_and_trains_not
     assert not (workspace / "digits" / "export").exists()
     verdicts = {rule["metric"]: rule["passed"] for rule in summary["gate"]["reasons"][:2]}
     assert verdicts == {"accuracy": False, "macro_f1": True}
-    assert f"to try the model all the same: tpu-pipelines export {os.path.relpath(workspace / 'digits')}" in done.stderr
+    assert f"to try the model anyway: tpu-pipelines export {os.path.relpath(workspace / 'digits')}" in done.stderr
     with judged_here():
         exported = tpu_pipelines_here("export", str(workspace / "digits"), "--set", "export.required=[float]", "--json")
     assert exported.returncode == 0, exported.stderr
@@ -279,9 +279,7 @@ def test_forced_again_the_model_is_promoted_again_and_not_compared_with_itself(t
 
 
 def test_a_local_run_has_no_project_for_a_registry(tmp_path):
-    with pytest.raises(
-        InputError, match=r"knows no project\. Received: deploy\.registry=vertex\. Use deploy\.registry="
-    ):
+    with pytest.raises(InputError, match=r"has no project\. Received: deploy\.registry=vertex\. Use deploy\.registry="):
         run_local.run_local(load_config("digits", ["deploy.registry=vertex"]), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -410,7 +408,7 @@ def test_without_the_tpu_compiler_preflight_is_left_out_and_says_what_to_install
     summary = run_local.run_local(load_config("digits", ["deploy=false"]), tmp_path).summary
     assert empty_steps.ran == ["create_tfrecords", "train_model", "evaluate_model"]
     assert (summary.status, summary.config["preflight"]) == ("rejected", False)
-    assert "[preflight_training] left out." in (said := capsys.readouterr().err)
+    assert "[preflight_training] skipped: " in (said := capsys.readouterr().err)
     assert "pip install 'tpu-pipelines[preflight]'" in said
 
 
@@ -472,8 +470,8 @@ def test_bad_sources_are_refused_before_any_work(tmp_path):
         ("training.epoch=3", "Did you mean 'epochs'"),
         ("model=cifar_cnn", "Did you mean 'cifar10_cnn'"),
         ("gate.champion=/nowhere", "there is no such file"),
-        ("name=registry", "which a workspace uses for other things"),
-        ("deploy.registry=w/digits/export", "lies there, or around it"),
+        ("name=registry", "which a workspace reserves"),
+        ("deploy.registry=w/digits/export", "it overlaps with"),
         ("deploy.registry=gs://bucket/registry", "A registry is a folder on this machine"),
         ("deploy.registry=file:///registry", "A registry is a folder on this machine"),
         ("data.test_fraction=0", "gate.split='test' has no examples"),
@@ -496,12 +494,12 @@ def test_a_run_never_writes_where_its_source_or_champion_lies(tmp_path):
     source = ("--set", f"data.source=images:{tmp_path / 'flowers'}")
     assert_user_error(tpu_pipelines_here("run", "digits", *name, *source), "received other files")
     (tmp_path / "flowers" / "run.log").write_text("")
-    assert_user_error(tpu_pipelines_here("run", "digits", *name, *source), "data.source", "lies there")
+    assert_user_error(tpu_pipelines_here("run", "digits", *name, *source), "it overlaps with data.source")
     (pictures / "train-0.tfrecord").write_bytes(b"")
     pattern = ("--set", f"data.source=tfrecords:{pictures}/train-*")
-    assert_user_error(tpu_pipelines_here("run", "digits", *name, *pattern), "data.source", "lies there")
+    assert_user_error(tpu_pipelines_here("run", "digits", *name, *pattern), "it overlaps with data.source")
     champion = ("--set", f"gate.champion={tmp_path / 'flowers' / 'a'}")
-    assert_user_error(tpu_pipelines_here("run", "digits", *name, *champion), "gate.champion", "lies there")
+    assert_user_error(tpu_pipelines_here("run", "digits", *name, *champion), "it overlaps with gate.champion")
     assert pictures.is_dir()
 
 

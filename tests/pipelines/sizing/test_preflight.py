@@ -74,7 +74,9 @@ def test_data_to_come_are_streamed_and_say_what_is_assumed(image_folder, tmp_pat
     assert 1_000_000 < facts.num_examples < 2_000_000
     assert facts.num_validation > 100_000
     assert 0 < facts.host.low_per_second <= facts.host.feed_per_second <= facts.host.high_per_second
-    assert facts.assumed.startswith("2,000,000 examples are assumed, streamed from files; the host's rate is that of ")
+    assert facts.assumed.startswith(
+        "2,000,000 examples are assumed, streamed from files; the host's rate was measured on the "
+    )
     each = listing.num_bytes / len(listing.keys)
     larger = load(PlannedData(2_000_000, round(10 * each)))
     assert larger.host.feed_per_second == pytest.approx(facts.host.feed_per_second / 10, rel=0.05)

@@ -49,7 +49,7 @@ def test_a_look_tells_sizes_classes_splits_and_damaged_files(photos):
     assert sum(overview.split_examples.values()) == overview.num_looked_at == 62
     said = "\n".join(overview.lines())
     assert "from 40×70 to 69×70 pixels, grey and colour" in said
-    assert "1 of 62 that were read are damaged: rose/3.jpg: " in said
+    assert "1 of 62 examples that were read are damaged: rose/3.jpg: " in said
 
 
 def test_a_look_tells_which_images_lose_their_content(tmp_path):
@@ -68,8 +68,8 @@ def test_init_writes_a_configuration_with_reasons_a_model_and_a_workflow(photos)
     assert done.stdout.endswith("next: tpu-pipelines check My-photos.yaml\n")
     assert "hint: the classes differ much in size" in done.stderr
     text = (photos.parent / "My-photos.yaml").read_text()
-    assert "  image_size: [48, 48]    # All are brought to this" in text
-    assert "# 1 of 62 that were read are damaged" in text
+    assert "  image_size: [48, 48]    # Height and width of all images." in text
+    assert "# 1 of 62 examples that were read are damaged" in text
     assert "|| 'My-photos.yaml' }}" in (photos.parent / ".github/workflows/retrain.yml").read_text()
     again = tpu_pipelines_here("init", "My photos", cwd=photos.parent)
     assert_user_error_after_hint(again, "Refused to overwrite My-photos.yaml, My_photos_model.py", "--force")
@@ -161,7 +161,7 @@ def test_rows_that_cannot_be_used_are_told_with_the_share_that_lets_them_be_set_
     (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows, "a text,"]))
     done = tpu_pipelines_here("init", "t.csv")
     assert done.returncode == 0, done.stderr
-    assert "# 1 of 200 cannot be used: line/00000201: 'label' is empty" in (tmp_path / "t.yaml").read_text()
+    assert "# 1 of 200 inputs cannot be used: line/00000201: 'label' is empty" in (tmp_path / "t.yaml").read_text()
     assert load_config("t.yaml").data.max_bad_fraction == 0.01
 
 
@@ -263,11 +263,11 @@ def model_of(*arguments):
 
 
 def test_what_cannot_be_begun_with_is_said(tmp_path):
-    assert_user_error(tpu_pipelines_here("init", cwd=tmp_path), "Missing: where the data are")
+    assert_user_error(tpu_pipelines_here("init", cwd=tmp_path), "The data location is missing")
     assert_user_error(tpu_pipelines_here("init", "none", cwd=tmp_path), "there is no such file or folder")
     (tmp_path / "empty").mkdir()
     assert_user_error(tpu_pipelines_here("init", "empty", cwd=tmp_path), "Cannot tell what 'empty' holds", "--from")
-    assert_user_error(tpu_pipelines_here("init", "m.py", cwd=tmp_path), "Missing: where the data are", "--data")
+    assert_user_error(tpu_pipelines_here("init", "m.py", cwd=tmp_path), "The data location is missing", "--data")
 
 
 def test_a_configuration_that_is_refused_is_not_left_in_the_way(photos, monkeypatch):

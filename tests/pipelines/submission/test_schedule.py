@@ -141,7 +141,7 @@ def test_a_schedule_is_paused_resumed_and_deleted(job, fake, vertex, backoff):
     assert not fake.schedules[name].catch_up
     change_state(Retrying(vertex, backoff), "digits", "delete")
     assert fake.schedules == {}
-    with pytest.raises(InputError, match=r"Cannot pause the schedule of 'digits': there is none"):
+    with pytest.raises(InputError, match=r"Cannot pause the schedule of 'digits': it does not exist"):
         change_state(Retrying(vertex, backoff), "digits", "pause")
 
 
@@ -201,14 +201,14 @@ def command(federated, capfd):
 def test_the_command_prints_what_changes(fake, command):
     code, out, err = command("--cron", NIGHTLY)
     assert code == 0, err
-    assert "digits: created, next run not known yet\nhttps://console.cloud.google.com/" in out
+    assert "digits: created, next run unknown\nhttps://console.cloud.google.com/" in out
     code, out, _ = command("--cron", NIGHTLY)
-    assert (code, out.splitlines()[0]) == (0, "digits: unchanged, next run not known yet")
+    assert (code, out.splitlines()[0]) == (0, "digits: unchanged, next run unknown")
     code, out, _ = command("--cron", "0 4 * * *", "--dry-run")
     assert out.splitlines()[:3] == [
         "-cron: 0 3 * * *",
         "+cron: 0 4 * * *",
-        "digits: updated (dry run), next run not known yet",
+        "digits: updated (dry run), next run unknown",
     ]
     (schedule,) = fake.schedules.values()
     number = schedule.name.rpartition("/")[2]
@@ -221,7 +221,7 @@ def test_the_command_prints_what_changes(fake, command):
     assert command("--delete")[0] == 0
     code, out, err = command("--delete")
     assert (code, out) == (2, "")
-    assert "there is none" in err
+    assert "it does not exist" in err
 
 
 def test_the_commands_mistakes_are_the_users(command):

@@ -189,7 +189,7 @@ def test_a_run_that_is_deleted_meanwhile_is_an_error():
     plan, platform = make_plan(), Platform()
     submission = submit(plan, platform)
     del platform.jobs["digits-0"]
-    with pytest.raises(PlatformError, match=r"The run digits-0 is gone: somebody has deleted it"):
+    with pytest.raises(PlatformError, match=r"The run digits-0 was deleted"):
         wait(plan, submission, platform, sleep=Clock().sleep)
 
 
@@ -406,7 +406,7 @@ def test_of_a_gpu_the_price_of_an_hour_and_of_the_time_limit_are_told():
 def test_a_price_that_cannot_be_known_says_why():
     config = load_config("digits", ["machine=v5e-4"])
     plan = dataclasses.replace(_plan_of(config), data=None)
-    assert _prices(config, plan) == ["not known before the data are there: tpu-pipelines preflight digits"]
+    assert _prices(config, plan) == ["unknown until the data are downloaded: tpu-pipelines preflight digits"]
     config = load_config("digits", ["machine=v5e-4", "preflight=false"])
     plan = _plan_of(config)
     assert _prices(config, plan) == ["preflight is switched off"]

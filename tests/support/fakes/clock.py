@@ -1,14 +1,14 @@
-"""A clock that stands still until somebody sleeps."""
+"""A clock whose time only passes when code sleeps on it."""
 
 import datetime
 import threading
 
 
 class Clock:
-    """Time for a fake service and for what talks to it.
+    """Time for a fake service and its clients.
 
     Attributes:
-        slept: How long, each time.
+        slept: Durations of all calls of `sleep`.
     """
 
     def __init__(self) -> None:
@@ -17,17 +17,17 @@ class Clock:
         self.slept: list[float] = []
 
     def now(self) -> datetime.datetime:
-        """The time, in UTC; never the same twice, as in a service that does one thing after another."""
+        """Return the time, in UTC; each call returns a later time."""
         with self._lock:
             self._time += datetime.timedelta(microseconds=1)
             return self._time
 
     def seconds(self) -> float:
-        """The time, as `time.monotonic` tells it."""
+        """Return the time, like `time.monotonic`."""
         return self._time.timestamp()
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass, at once."""
+        """Advance the time without waiting."""
         with self._lock:
             self.slept.append(seconds)
             self._time += datetime.timedelta(seconds=seconds)

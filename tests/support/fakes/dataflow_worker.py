@@ -1,6 +1,6 @@
-"""Runs a pipeline that was staged for Dataflow, as its workers would: `PYTHON dataflow_worker.py gs://…/pipeline.pb`.
+"""Runs a pipeline that was staged for Dataflow, like its workers: `PYTHON dataflow_worker.py gs://…/pipeline.pb`.
 
-Nothing of this project is imported but what the pipeline names, as in the image that workers run in.
+It imports only those modules of this project that the pipeline names, as in the workers' image.
 """
 
 import sys
@@ -9,8 +9,8 @@ from google.cloud import storage
 
 
 def main(uri: str) -> None:
-    """Run it to its end; raises what its workers do."""
-    # Imported here, since pytest imports every module to look for examples, also where there is no Beam.
+    """Run the pipeline to its end; raises the errors of its workers."""
+    # Imported here, because pytest imports every module to look for examples, even without Beam.
     from apache_beam.options.pipeline_options import PipelineOptions
     from apache_beam.portability import python_urns
     from apache_beam.portability.api import beam_runner_api_pb2
@@ -19,7 +19,7 @@ def main(uri: str) -> None:
     bucket, _, name = uri.removeprefix("gs://").partition("/")
     content = storage.Client.create_anonymous_client().bucket(bucket).blob(name).download_as_bytes()
     pipeline = beam_runner_api_pb2.Pipeline.FromString(content)
-    for environment in pipeline.components.environments.values():  # A container, which this process is in the place of.
+    for environment in pipeline.components.environments.values():  # A container, which this process replaces.
         environment.urn, environment.payload = python_urns.EMBEDDED_PYTHON, b""
         del environment.dependencies[:]
     FnApiRunner().run_via_runner_api(pipeline, PipelineOptions([]))

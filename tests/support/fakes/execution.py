@@ -1,4 +1,4 @@
-"""What happens to the jobs of the fake Vertex AI: `RunOnCpu` runs them, `Simulate` goes through their states."""
+"""Execution of the fake Vertex AI's jobs: `RunOnCpu` runs them, `Simulate` only changes their states."""
 
 import contextlib
 import json
@@ -28,30 +28,30 @@ from tpu_components.core.files import storage
 RUN_LABEL = "vertex-ai-pipelines-run"  # Of a custom job: the pipeline job that started it.
 _TASK = v1.PipelineTaskDetail.State
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_TRANSIENT = (6, 134, 11, 139)  # SIGABRT and SIGSEGV, as processes and containers end with them.
+_TRANSIENT = (6, 134, 11, 139)  # Exit codes of SIGABRT and SIGSEGV, for processes and containers.
 _MOST_RESTARTS = 3
 
 
 class Execution(Protocol):
-    """Runs the jobs of a fake, `vertex`, under whose lock each of these is called."""
+    """Interface that runs the jobs of a fake, `vertex`; all methods are called under its lock."""
 
     def start_pipeline_job(self, vertex: Any, name: str) -> None:
-        """A pipeline job was created."""
+        """Start a pipeline job that was created."""
 
     def start_custom_job(self, vertex: Any, name: str) -> None:
-        """A custom job has got its machine."""
+        """Start a custom job that has its machine."""
 
     def stop(self, name: str) -> None:
-        """A job was cancelled, or the fake ends; nothing may be left of the job when this returns."""
+        """Stop a job that was cancelled, or at the end of the fake; its processes must have ended when this returns."""
 
 
 def specification(job: v1.PipelineJob) -> dict[str, Any]:
-    """The pipeline specification of a job."""
+    """Return the pipeline specification of a job."""
     return json_format.MessageToDict(v1.PipelineJob.pb(job))["pipelineSpec"]
 
 
 def is_custom_job(spec: Mapping[str, Any], component: str) -> bool:
-    """Whether a component is a custom job that Google's launcher starts."""
+    """Return whether a component is a custom job that Google's launcher starts."""
     executor = spec["components"][component].get("executorLabel", "")
     arguments = spec["deploymentSpec"]["executors"].get(executor, {}).get("container", {}).get("args", [])
     return arguments[:2] == ["--type", "CustomJob"]
@@ -60,13 +60,13 @@ def is_custom_job(spec: Mapping[str, Any], component: str) -> bool:
 def launcher_arguments(
     spec: Mapping[str, Any], component: str, executor_input: Mapping[str, Any], pipeline: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the service passes to Google's launcher: the arguments of a custom job's component, filled in.
+    """Return the arguments that the service passes to Google's launcher: a custom job component's, filled in.
 
     Args:
         spec: The pipeline specification.
         component: The component's name in it.
         executor_input: The task's inputs and outputs.
-        pipeline: Values of the placeholders that concern the whole pipeline, as `pipeline_root`.
+        pipeline: Values of the placeholders of the whole pipeline, such as `pipeline_root`.
     """
     container = spec["deploymentSpec"]["executors"][spec["components"][component]["executorLabel"]]["container"]
     known = executor_input["inputs"].get("parameterValues", {})
@@ -101,10 +101,10 @@ def launcher_arguments(
 
 
 def create_custom_job(client: Any, arguments: Mapping[str, str]) -> v1.CustomJob:
-    """Create a custom job as Google's launcher does, with its own functions.
+    """Create a custom job with the functions of Google's launcher.
 
     Args:
-        client: Has `create_custom_job(parent, custom_job)`. The launcher itself would make one for the real service.
+        client: Object with `create_custom_job(parent, custom_job)`; the launcher itself creates a real client.
         arguments: From `launcher_arguments`.
     """
     from google_cloud_pipeline_components.container.v1.custom_job import remote_runner
@@ -117,7 +117,7 @@ def create_custom_job(client: Any, arguments: Mapping[str, str]) -> v1.CustomJob
 
 
 def pipeline_placeholders(job: v1.PipelineJob, root: str) -> dict[str, str]:
-    """The values of the placeholders that concern the whole pipeline, whose root lies at `root`."""
+    """Return the values of the placeholders of the whole pipeline, whose root is `root`."""
     _, project, _, location, _, job_id = job.name.split("/")
     return {
         "pipeline_root": root,
@@ -129,7 +129,7 @@ def pipeline_placeholders(job: v1.PipelineJob, root: str) -> dict[str, str]:
 
 
 def _detail(job: v1.PipelineJob, task: str, vertex: Any) -> v1.PipelineTaskDetail:
-    """What a job says of one of its tasks; begins to say it."""
+    """Return a job's details of a task; creates them if they are missing."""
     for detail in job.job_detail.task_details:
         if detail.task_name == task:
             return detail
@@ -141,13 +141,13 @@ def _detail(job: v1.PipelineJob, task: str, vertex: Any) -> v1.PipelineTaskDetai
 
 
 def _tell_artifacts(detail: v1.PipelineTaskDetail, places: Mapping[str, str]) -> None:
-    # Rule: a task says where its artifacts lie, by output (pipeline_job.proto: PipelineTaskDetail.outputs)
+    # Rule: a task reports the locations of its artifacts, by output (pipeline_job.proto: PipelineTaskDetail.outputs)
     for output, uri in places.items():
         detail.outputs[output] = v1.PipelineTaskDetail.ArtifactList(artifacts=[v1.Artifact(uri=uri)])
 
 
 def _fail(vertex: Any, job: v1.PipelineJob, task: str, code: int, message: str) -> None:
-    """Let a task fail, and with it its job, in the words of the service."""
+    """Fail a task and its job, with the service's messages."""
     detail = _detail(job, task, vertex)
     detail.state, detail.end_time = _TASK.FAILED, vertex.clock()
     detail.error.code, detail.error.message = code, message
@@ -156,9 +156,9 @@ def _fail(vertex: Any, job: v1.PipelineJob, task: str, code: int, message: str) 
 
 
 def _refuse(vertex: Any, job: v1.PipelineJob, task: str, error: ServiceError) -> None:
-    """Let a task fail whose custom job was refused at creation."""
-    # Rule: a custom job that was refused is not there, and only the pipeline job says why, in these words; whether its
-    # task does too is documented nowhere, so here it does not (GoogleCloudPlatform/vertex-ai-samples/issues/3479)
+    """Fail a task whose custom job was refused at creation."""
+    # Rule: a refused custom job does not exist, and the pipeline job reports the reason in these words; it is not
+    # documented whether its task does too, so here it does not (GoogleCloudPlatform/vertex-ai-samples/issues/3479)
     _fail(vertex, job, task, 9, "")
     status = code_pb2.Code.Name(error.code)
     job.error.message += (
@@ -169,18 +169,18 @@ def _refuse(vertex: Any, job: v1.PipelineJob, task: str, error: ServiceError) ->
 
 
 class Simulate:
-    """Lets every task succeed at once, without running it; custom jobs are created and met by their machine's capacity.
+    """Completes every task at once without running it; custom jobs are created, and may lack capacity.
 
-    A job whose custom job has no end yet is left running; `start_pipeline_job` again goes on from where it is.
+    A job with an unfinished custom job keeps running; another `start_pipeline_job` continues it.
 
     Args:
-        promote: What the gate decides.
+        promote: Decision of the gate.
         hold: Whether custom jobs run until a test ends them with `end_custom_job`.
         failures: Errors by task.
-        cached: Tasks that the service's cache answers.
-        outputs: What tasks return, by task.
-        cache: The service's cache; without it every job runs all of its tasks.
-        artifacts: Places of what tasks have written, by task and output.
+        cached: Tasks that are taken from the service's cache.
+        outputs: Outputs of tasks, by task.
+        cache: The service's cache; None runs all tasks of every job.
+        artifacts: Locations of artifacts, by task and output.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Simulate:
             vertex.end_pipeline_job(name, v1.PipelineState.PIPELINE_STATE_SUCCEEDED)
 
     def _run(self, vertex: Any, job: v1.PipelineJob, spec: dict[str, Any], tasks: dict[str, Any], scope: Scope) -> bool:
-        """Go through the tasks; whether all are done."""
+        """Process the tasks; return whether all are done."""
         for name in in_order(tasks):
             detail = _detail(job, name, vertex)
             if detail.state in (_TASK.SUCCEEDED, _TASK.SKIPPED, _TASK.NOT_TRIGGERED):
@@ -248,7 +248,7 @@ class Simulate:
     def _has_trained(
         self, vertex: Any, job: v1.PipelineJob, spec: dict[str, Any], name: str, task: dict[str, Any]
     ) -> bool:
-        """Whether the task's custom job, created by now, has succeeded."""
+        """Return whether the task's custom job has succeeded; creates the job if it is missing."""
         detail = _detail(job, name, vertex)
         if not detail.executor_detail.custom_job_detail.job:
             given = task["inputs"].get("parameters", {})
@@ -279,16 +279,16 @@ class Simulate:
             vertex.end_custom_job(name, v1.JobState.JOB_STATE_SUCCEEDED)
 
     def stop(self, name: str) -> None:
-        """Nothing runs."""
+        """Do nothing, because nothing runs."""
 
 
 def job_failed(job: v1.CustomJob) -> str:
-    """What the service says of a task whose custom job failed."""
+    """Return the service's message about a task whose custom job failed."""
     return f"Job failed with code {job.error.code} and error: {job.error.message} Job: {job.name}"
 
 
 class _Here:
-    """The fake as a client of itself."""
+    """A client that calls the fake directly."""
 
     def __init__(self, vertex: Any) -> None:
         self._vertex = vertex
@@ -298,7 +298,7 @@ class _Here:
 
 
 def in_order(tasks: Mapping[str, Any]) -> Iterator[str]:
-    """The tasks' names, each after those that it depends on."""
+    """Yield the tasks' names, each after its dependencies."""
     done: set[str] = set()
     while ready := [name for name in tasks.keys() - done if done.issuperset(tasks[name].get("dependentTasks", ()))]:
         yield from sorted(ready)
@@ -306,18 +306,18 @@ def in_order(tasks: Mapping[str, Any]) -> Iterator[str]:
 
 
 class RunOnCpu:
-    """Runs pipeline jobs with kfp.local, and custom jobs as processes of this machine.
+    """Runs pipeline jobs with kfp.local, and custom jobs as processes on this machine.
 
-    The step that was wrapped as a custom job cannot run in kfp.local: its container is Google's launcher. In its place
-    runs `tests.support.fakes.pipeline_process launch`, which does with the launcher's functions what the launcher does:
-    create the custom job at the fake, over HTTP, and wait for it. The custom job runs the container's command, as it
-    was sent, but for the accelerator, which is told to be the CPU.
+    A step that is wrapped as a custom job cannot run in kfp.local, because its container is Google's launcher. It is
+    replaced by `tests.support.fakes.pipeline_process launch`, which uses the launcher's functions to create the custom
+    job at the fake, over HTTP, and to wait for it. The custom job runs the submitted command, with the CPU as
+    accelerator.
 
     Attributes:
-        root: Folder in which jobs leave artifacts and logs, one folder each. To their steps it is `/gcs`, under the
-            rules of Cloud Storage FUSE.
-        stored: Steps whose artifacts are put into the bucket, too, where the job is to write.
-        attempts: How often each custom job was started.
+        root: Folder for artifacts and logs, with a folder for each job. Steps see it as `/gcs`, with the rules of Cloud
+            Storage FUSE.
+        stored: Steps whose artifacts are also stored in the job's bucket.
+        attempts: Number of starts of each custom job.
     """
 
     def __init__(self, root: Path | None = None, stored: Sequence[str] = ()) -> None:
@@ -356,7 +356,7 @@ class RunOnCpu:
         )
 
     def _follow(self, vertex: Any, job: v1.PipelineJob, line: str) -> None:
-        """Keep the job's tasks as kfp.local tells of them."""
+        """Update the job's tasks from a line of kfp.local's output."""
         if started := re.search(r"Executing task '([\w-]+)'", line):
             with vertex.lock:
                 _detail(job, started[1], vertex)
@@ -379,10 +379,10 @@ class RunOnCpu:
                 detail.end_time = vertex.clock()
 
     def store(self, folder: Path, task: str, place: str) -> dict[str, str]:
-        """Put what a task of a job, whose folder this is, has written below a place in a bucket, if that is asked for.
+        """Store a task's artifacts below a location in a bucket, if `stored` contains the task.
 
         Returns:
-            The places of its artifacts, by output.
+            The locations of its artifacts, by output.
         """
         made = [path for path in folder.glob(f"*/{task}/*") if path.is_dir()] if task in self.stored else []
         for path in made:
@@ -390,7 +390,7 @@ class RunOnCpu:
         return {path.name: f"{place}/{path.name}" for path in made}
 
     def _link(self, vertex: Any, job: v1.PipelineJob) -> None:
-        """Say which custom job is whose: the training step's."""
+        """Link the training step to its custom job."""
         spec = specification(job)
         for name, task in spec["root"]["dag"]["tasks"].items():
             for custom_job in vertex.custom_jobs.values():
@@ -434,12 +434,12 @@ class RunOnCpu:
         environment = {
             **gcsfuse.environment(self.root),
             **{one.name: one.value for one in container.env},
-            # Rule: a job's places for checkpoints and logs are on gs:// (custom_job.proto: base_output_directory)
+            # Rule: a job's folders for checkpoints and logs are on gs:// (custom_job.proto: base_output_directory)
             "AIP_MODEL_DIR": f"{base}/model/",
             "AIP_CHECKPOINT_DIR": f"{base}/checkpoints/",
             "AIP_TENSORBOARD_LOG_DIR": f"{base}/logs/",
-            # Rule: a container on a TPU VM has the node's name, alone and in JSON; of the hosts of a slice no more is
-            # documented (…/training/training-with-tpu-vm: Environment variables)
+            # Rule: a container on a TPU VM gets the node's name, as plain text and in JSON; nothing more is documented
+            # about the hosts of a slice (…/training/training-with-tpu-vm: Environment variables)
             "TPU_NODE_NAME": "my-first-tpu-node",
             "TPU_CONFIG": json.dumps(
                 {"project": "tenant", "zone": "us-central1-b", "tpu_node_name": "my-first-tpu-node"}
@@ -455,8 +455,8 @@ class RunOnCpu:
         for index, told in enumerate(_told_hosts(count)):
 
             def end(code: int, index: int = index) -> None:
-                # Rule: a job has ended when its primary replica has, and the others are shut down; of a slice's hosts
-                # that is taken to be host 0 (…/training/understanding-training-service: Successfully completing a job)
+                # Rule: a job ends with its primary replica, and the others are shut down; host 0 of a slice is assumed
+                # to be the primary replica (…/training/understanding-training-service: Successfully completing a job)
                 if index == 0:
                     self._end_attempt(vertex, name, code, command, environment)
 
@@ -467,9 +467,9 @@ class RunOnCpu:
     ) -> None:
         self._kill(name)
         scheduling = vertex.custom_jobs[name].job_spec.scheduling
-        # Rule: a job that ends with SIGABRT or SIGSEGV is started again, up to three times
+        # Rule: a job that ends with SIGABRT or SIGSEGV is restarted up to three times
         # (…/training/understanding-training-service: Handle common errors)
-        # Rule: a job whose worker's machine is lost is started again as a whole where it says so (custom_job.proto:
+        # Rule: if a worker's machine is lost, the whole job is restarted if it is configured so (custom_job.proto:
         # restart_job_on_worker_restart)
         is_lost = code < 0 and scheduling.restart_job_on_worker_restart
         with vertex.lock:
@@ -488,7 +488,7 @@ class RunOnCpu:
     def _start(
         self, name: str, words: list[str], environment: Mapping[str, str], follow: Any, end: Any, suffix: str = ""
     ) -> None:
-        """Run a process; tell of its lines and its end from a thread."""
+        """Run a process; a thread reports its lines and its end."""
         log = self.root / f"{name.rpartition('/')[2]}{suffix}.log"
         process = subprocess.Popen(
             words,
@@ -511,7 +511,7 @@ class RunOnCpu:
         threading.Thread(target=watch, daemon=True).start()
 
     def lose_host(self, name: str, index: int) -> None:
-        """Let a machine of a custom job vanish."""
+        """Simulate the loss of a machine of a custom job."""
         self._processes[name][index].kill()
 
     def stop(self, name: str) -> None:
@@ -527,7 +527,7 @@ class RunOnCpu:
 
 
 def _told_hosts(count: int) -> Iterator[dict[str, str]]:
-    """Yield what each host of a slice finds in its environment about the others."""
+    """Yield the environment variables of each host of a slice that describe the others."""
     if count == 1:
         yield {}
         return
@@ -536,8 +536,9 @@ def _told_hosts(count: int) -> Iterator[dict[str, str]]:
         port = probe.getsockname()[1]
     for index in range(count):
         yield {
-            # Rule: CLUSTER_SPEC tells of pools and replicas, of which a slice is one; what its hosts are told of each
-            # other is documented nowhere, and is taken to be what TPU VMs have (…/training/distributed-training)
+            # Rule: CLUSTER_SPEC lists pools and replicas, and a slice is one replica; the variables that describe its
+            # hosts to each other are not documented, and are assumed to be those of TPU VMs
+            # (…/training/distributed-training)
             "CLUSTER_SPEC": json.dumps(
                 {
                     "cluster": {"workerpool0": ["cmle-training-workerpool0-0:2222"]},
@@ -549,5 +550,5 @@ def _told_hosts(count: int) -> Iterator[dict[str, str]]:
             "TPU_WORKER_HOSTNAMES": ",".join(["127.0.0.1"] * count),
             "JAX_COORDINATOR_PORT": str(
                 port
-            ),  # All are on this machine, where another training may have the usual one.
+            ),  # All are on this machine, where another training may use the usual port.
         }

@@ -1,6 +1,6 @@
-"""Execution caches of the services, keyed as these document it; for `Simulate`, which runs nothing else.
+"""Execution caches of the services, with the documented keys; for `Simulate`.
 
-What is in no key: what an object holds, which code a tag of an image means, where outputs lie, how a task is called.
+Keys do not contain: contents of objects, the code behind an image's tag, locations of outputs, names of tasks.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ ABSENT, AS_WRITTEN, FILLED_IN = "absent", "as_written", "filled_in"
 
 @dataclasses.dataclass
 class Scope:
-    """The tasks of one DAG of a run: what goes into it, and what its tasks have given so far, by task and output."""
+    """The tasks of one DAG of a run: its inputs, and the outputs of its finished tasks, by task and output."""
 
     parameters: dict[str, Any]
     artifacts: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -24,12 +24,12 @@ class Scope:
 
     @classmethod
     def of_root(cls, spec: Mapping[str, Any], values: Mapping[str, Any]) -> "Scope":
-        """The scope of a run's outermost DAG."""
+        """Return the scope of a run's outermost DAG."""
         declared = spec["root"].get("inputDefinitions", {}).get("parameters", {})
         return cls({name: given.get("defaultValue") for name, given in declared.items()} | dict(values))
 
     def inputs_of(self, task: Mapping[str, Any]) -> "Scope":
-        """What goes into a task."""
+        """Return the inputs of a task."""
         inputs = task.get("inputs", {})
         return Scope(
             {name: self._find(given) for name, given in inputs.get("parameters", {}).items()},
@@ -51,12 +51,12 @@ class Scope:
 
 @dataclasses.dataclass
 class ExecutionCache:
-    """What successful tasks gave, by key. It has no end: entries stay until their execution is deleted.
+    """Outputs of successful tasks, by key. Entries never expire.
 
     Args:
-        run: Gives a task's output parameters from its inputs, by task; one that is not here gives "".
+        run: Functions that return a task's output parameters from its inputs, by task; other tasks return "".
         defaults: Whether inputs that a task does not name count by their default, and with placeholders filled in.
-            KFP: as written (backend/src/v2/driver/resolve.go). Vertex does not say; a pipeline must work with each.
+            KFP: as written (backend/src/v2/driver/resolve.go). Vertex AI: undocumented; a pipeline must work with both.
     """
 
     run: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = dataclasses.field(default_factory=dict)
@@ -66,10 +66,10 @@ class ExecutionCache:
     _ids: Any = dataclasses.field(default_factory=functools.partial(itertools.count, 1))
 
     def key(self, spec: Mapping[str, Any], task: Mapping[str, Any], inputs: Scope, job: Mapping[str, str]) -> str:
-        """The key of a task, or "" if it is not to be cached; one part of it a line."""
-        # Rule: Vertex's key is a task's inputs, outputs, image, command and environment
+        """Return the key of a task, with a line for each part; "" if the task is not cached."""
+        # Rule: Vertex AI's key consists of a task's inputs, outputs, image, command and environment
         # (https://cloud.google.com/vertex-ai/docs/pipelines/configure-caching)
-        # Rule: Kubeflow's key is the same without the environment (kubeflow/pipelines
+        # Rule: Kubeflow's key is the same, without the environment (kubeflow/pipelines
         # backend/src/v2/cacheutils/cache.go: GenerateCacheKey; backend/src/v2/driver/cache.go: getFingerPrint)
         if not task.get("cachingOptions", {}).get("enableCache"):  # Vertex: off by task; KFP: driver/cache.go.
             return ""
@@ -86,7 +86,7 @@ class ExecutionCache:
             spec["pipelineInfo"]["name"],  # Both: pipelines of another name share nothing.
             {**defaults, **inputs.parameters},  # Both: the parameters' values.
             inputs.artifacts,  # Vertex: the artifacts' ids; KFP: their names, which are the ids in its metadata store.
-            {kind: sorted(outputs.get(kind, {})) for kind in ("parameters", "artifacts")},  # Both: not where they lie.
+            {kind: sorted(outputs.get(kind, {})) for kind in ("parameters", "artifacts")},  # Both: not their locations.
             container["image"],  # Both: as text.
             container.get("command", []),  # Both: as written, in order.
             container.get("args", []),  # Both: as written; each holds {{$}}, whose paths differ from job to job.
@@ -95,12 +95,12 @@ class ExecutionCache:
         return json.dumps(facts, sort_keys=True)
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """What a task of this key gave, if one has succeeded."""
+        """Return the outputs of a successful task with this key; None if there is none."""
         return self.entries.get(key) if key else None
 
-    # Rule: only what succeeds is kept (kubeflow/pipelines backend/src/v2/component/launcher_v2.go: Execute)
+    # Rule: only successful executions are cached (kubeflow/pipelines backend/src/v2/component/launcher_v2.go: Execute)
     def succeed(self, name: str, key: str, spec: Mapping[str, Any], task: Mapping[str, Any], inputs: Scope) -> Any:
-        """Let a task give its outputs; only now, at its success, is anything kept."""
+        """Complete a task with its outputs, and add them to the cache."""
         definitions = spec["components"][task["componentRef"]["name"]].get("outputDefinitions", {})
         given: dict[str, Any] = dict.fromkeys(definitions.get("parameters", {}), "")
         given |= {output: f"artifact {next(self._ids)}" for output in definitions.get("artifacts", {})}

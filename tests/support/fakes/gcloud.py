@@ -1,7 +1,7 @@
-"""Google Cloud's command line, as far as scripts of `doctor` use it: what was asked is kept, and applied to a project.
+"""A fake gcloud for the scripts of `doctor`: its commands are recorded, and applied to a project.
 
-`install` puts a program `gcloud` into a folder for PATH. It answers `describe` by what was created before, and writes
-every other command into a file. `apply` checks those by the reference, and makes the project so.
+`install` puts a program `gcloud` into a folder for PATH. It answers `describe` from earlier creations, and writes
+every other command to a file. `apply` checks these against the reference, and changes the project.
 """
 
 import shlex
@@ -28,12 +28,12 @@ if [[ $verb == create && $kind != *identity* ]]; then
 fi
 echo "$*" >>"$FOLDER/commands"
 """
-# Rule: a flag that a command does not have is an error, and a required one that is left out
-# (https://cloud.google.com/sdk/gcloud/reference: services enable, beta services identity create, storage buckets create
-# and add-iam-policy-binding, iam service-accounts create and add-iam-policy-binding, projects add-iam-policy-binding,
-# artifacts repositories create and add-iam-policy-binding, beta quotas preferences create, container node-pools create)
-# Rule: up to release 578 quotas are in the beta track alone (google-cloud-sdk lib/surface/quotas/__init__.py)
-# Rule: an increase of a quota needs an address (google/api/cloudquotas/v1/resources.proto, contact_email)
+# Rule: an unknown flag and a missing required flag are errors (https://cloud.google.com/sdk/gcloud/reference: services
+# enable, beta services identity create, storage buckets create and add-iam-policy-binding, iam service-accounts create
+# and add-iam-policy-binding, projects add-iam-policy-binding, artifacts repositories create and add-iam-policy-binding,
+# beta quotas preferences create, container node-pools create)
+# Rule: up to release 578, quotas are only in the beta track (google-cloud-sdk lib/surface/quotas/__init__.py)
+# Rule: a quota increase requires an e-mail address (google/api/cloudquotas/v1/resources.proto, contact_email)
 _FLAGS = {
     "services enable": ((), ("project",)),
     "beta services identity create": (("service",), ("project",)),
@@ -59,7 +59,7 @@ _FLAGS = {
 
 
 def install(folder: Path) -> dict[str, str]:
-    """Put the program into a folder; returns the variables with which a script finds it."""
+    """Put the program into a folder; returns the environment variables of a script that uses it."""
     program = folder / "gcloud"
     program.write_text(_PROGRAM)
     program.chmod(0o755)
@@ -67,13 +67,13 @@ def install(folder: Path) -> dict[str, str]:
 
 
 def commands(folder: Path) -> list[str]:
-    """What changed something, in order."""
+    """Return the commands that change something, in order."""
     path = folder / "commands"
     return path.read_text().splitlines() if path.exists() else []
 
 
 def apply(command: str, cloud: GoogleCloud) -> None:
-    """Check a command by the reference, and make the project so."""
+    """Check a command against the reference, and change the project."""
     words = shlex.split(command)
     plain = [word for word in words if not word.startswith("--")]
     verb, name = (" ".join(plain), "") if plain[-1] == "create" else (" ".join(plain[:-1]), plain[-1])
@@ -95,7 +95,8 @@ def apply(command: str, cloud: GoogleCloud) -> None:
         _, _, region = flags["dimensions"].partition("=")
         cloud.quotas[flags["quota-id"]] = {**cloud.quotas[flags["quota-id"]], region: int(flags["preferred-value"])}
     elif verb.endswith("add-iam-policy-binding"):
-        # Rule: a role is granted to accounts that are there (https://cloud.google.com/iam/docs/troubleshoot-policies)
+        # Rule: a role can only be granted to existing accounts
+        # (https://cloud.google.com/iam/docs/troubleshoot-policies)
         kind, _, email = flags["member"].partition(":")
         assert kind == "user" or email in cloud.accounts or PROJECT_NUMBER in email, command
         policies = {"projects": cloud.policy, "artifacts repositories": cloud.repositories.get(name)}

@@ -1,8 +1,8 @@
-"""The rules of a folder that Cloud Storage FUSE has mounted, kept in this process for Python's own file functions.
+"""The rules of a folder that Cloud Storage FUSE has mounted, enforced for Python's file functions in this process.
 
-A process that is started with `environment(folder)` keeps them from its first line on, and takes the folder for `/gcs`.
-Not seen: what libraries such as TensorFlow read and write by themselves. Stricter than the service: whoever writes a
-file sees it, too, only once it is closed.
+A process that is started with `environment(folder)` enforces them from its first line, and sees the folder as `/gcs`.
+Not covered: native reads and writes of libraries such as TensorFlow. Stricter than the service: the writer of a
+file also sees it only once it is closed.
 """
 
 import builtins
@@ -22,24 +22,24 @@ _MOUNT, _OWNER = "FAKE_GCSFUSE_MOUNT", "FAKE_GCSFUSE_OWNER"
 _REPOSITORY = Path(__file__).parents[3]
 _HUGE = 1 << 33  # Blocks.
 _NUMBERS = itertools.count()
-_STAT, _REPLACE, _UNLINK = os.stat, os.replace, os.unlink  # As they are before anything is mounted.
+_STAT, _REPLACE, _UNLINK = os.stat, os.replace, os.unlink  # The original functions, before anything is mounted.
 
 
 def environment(folder: Path, owner: int | None = None) -> dict[str, str]:
-    """Variables that make a process keep the rules below a folder; `owner` is who has mounted it, else whoever asks."""
+    """Return variables that make a process enforce the rules in a folder; `owner` has mounted it, or else this user."""
     paths = [str(Path(__file__).parent / "mounted"), str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     owned = {_OWNER: str(owner)} if owner is not None else {}
     return {_MOUNT: str(folder), "PYTHONPATH": os.pathsep.join(paths), **owned}
 
 
 def mount_as_told() -> None:
-    """Keep the rules as `environment` says; nothing happens where it says nothing."""
+    """Enforce the rules if the variables of `environment` are set."""
     if folder := os.environ.get(_MOUNT):
         mount(Path(folder), int(os.environ.get(_OWNER, os.getuid())))
 
 
 def mount(folder: Path, owner: int) -> None:
-    """Keep the rules below a folder, from now to the end of the process."""
+    """Enforce the rules in a folder until the process ends."""
     from tpu_components.core.files import storage
 
     storage.BUCKETS_MOUNT = folder
@@ -54,9 +54,9 @@ def mount(folder: Path, owner: int) -> None:
 
     _replace(os, ("rename", "replace"), functools.partial(_renaming, inside))
     _replace(os, ("link",), functools.partial(_refusing, inside))
-    # Rule: changes of a file's mode and owner are silently ignored (gcsfuse internal/fs/fs.go: SetInodeAttributes)
+    # Rule: changes of a file's mode and owner are ignored silently (gcsfuse internal/fs/fs.go: SetInodeAttributes)
     _replace(os, ("chmod", "fchmod", "lchmod", "chown", "fchown", "lchown"), functools.partial(_ignoring, inside))
-    # Rule: a lock holds on one machine only, so that two pods both have it (gcsfuse internal/fs/fs.go has none)
+    # Rule: a lock is only held on one machine, so two pods can both hold it (gcsfuse internal/fs/fs.go has none)
     _replace(fcntl, ("flock", "lockf"), functools.partial(_ignoring, inside))
     _replace(os, ("stat", "lstat", "fstat"), functools.partial(_telling, inside))
     _replace(os, ("statvfs", "fstatvfs"), functools.partial(_boundless, inside))
@@ -79,11 +79,11 @@ def _error(code: int, path: Any) -> OSError:
 
 def _renaming(inside: Callable[..., bool], rename: Callable[..., None]) -> Callable[..., None]:
     def keep(source: Any, target: Any, **options: Any) -> None:
-        # Rule: a mounted bucket is a file system of its own, into which nothing is renamed (rename(2): EXDEV)
+        # Rule: a mounted bucket is a separate file system, and files cannot be renamed into it (rename(2): EXDEV)
         if inside(source, options.get("src_dir_fd")) != inside(target, options.get("dst_dir_fd")):
             raise _error(errno.EXDEV, target)
-        # Rule: a folder with anything in it is not renamed unless the mount says how many files may be, and then one by
-        # one (gcsfuse internal/fs/fs.go: renameNonHierarchicalDir; cfg/params.yaml: rename-dir-limit)
+        # Rule: a folder that is not empty is only renamed if the mount sets a limit of files, which are then renamed
+        # one by one (gcsfuse internal/fs/fs.go: renameNonHierarchicalDir; cfg/params.yaml: rename-dir-limit)
         if inside(source, options.get("src_dir_fd")) and os.path.isdir(source) and os.listdir(source):
             raise _error(errno.EMFILE, source)
         rename(source, target, **options)
@@ -114,12 +114,12 @@ def _telling(inside: Callable[..., bool], stat: Callable[..., os.stat_result]) -
         found = stat(path, **options)
         if not inside(path, options.get("dir_fd")):
             return found
-        # Rule: every file is 0644 and every folder 0755 (gcsfuse docs/semantics.md: Permissions and ownership)
+        # Rule: every file has mode 0644 and every folder 0755 (gcsfuse docs/semantics.md: Permissions and ownership)
         mode = (found.st_mode & ~0o7777) | (0o755 if modes.S_ISDIR(found.st_mode) else 0o644)
-        # Rule: an inode's number means nothing to another process (gcsfuse docs/semantics.md: Identity)
+        # Rule: an inode number is only valid within one process (gcsfuse docs/semantics.md: Identity)
         number = hash((os.getpid(), found.st_ino)) & (2**63 - 1)
-        # Rule: no time but the last change is kept, and of folders not even that (gcsfuse docs/semantics.md: Missing
-        # features)
+        # Rule: only the modification time of files is stored, and no times of folders (gcsfuse docs/semantics.md:
+        # Missing features)
         changed = found.st_mtime_ns if modes.S_ISREG(found.st_mode) else 0
         seconds = changed / 1e9
         fields = (mode, number, found.st_dev, 1, found.st_uid, found.st_gid, found.st_size, *[int(seconds)] * 3)
@@ -130,7 +130,7 @@ def _telling(inside: Callable[..., bool], stat: Callable[..., os.stat_result]) -
 
 
 def _version(path: str) -> tuple[int, ...]:
-    """What tells one content of a file from another; empty where there is no file."""
+    """Return a value that identifies the content of a file; empty if there is no file."""
     try:
         found = _STAT(path)
     except OSError:
@@ -139,7 +139,7 @@ def _version(path: str) -> tuple[int, ...]:
 
 
 class _Watched(io.FileIO):
-    """A file that is read, and was there when it was opened."""
+    """An open file that is read."""
 
     def __init__(self, path: str, mode: str) -> None:
         super().__init__(path, mode)
@@ -159,14 +159,14 @@ class _Watched(io.FileIO):
 
 
 def _require_same(path: str, seen: tuple[int, ...]) -> None:
-    # Rule: who has a file open that is changed, replaced or deleted meanwhile reads no more of it, but ESTALE (gcsfuse
+    # Rule: reading an open file fails with ESTALE after the file was changed, replaced or deleted elsewhere (gcsfuse
     # docs/semantics.md: Stale File Handle Errors)
     if _version(path) != seen:
         raise _error(errno.ESTALE, path)
 
 
 class _Unfinished(io.FileIO):
-    """A file that is written: beside the bucket until it is closed."""
+    """A file that is written: outside the bucket until it is closed."""
 
     def __init__(self, path: str, mode: str, beside: Path) -> None:
         self._path, self._seen = path, _version(path)
@@ -183,9 +183,10 @@ class _Unfinished(io.FileIO):
         if self.closed:
             return
         super().close()
-        # Rule: a file is there for others once it is closed (gcsfuse docs/semantics.md: Write/Read consistency; Writes)
-        # Rule: of those who write a file at once the first to close it wins, and the others get ESTALE (gcsfuse
-        # docs/semantics.md: Concurrency)
+        # Rule: a file is visible to others once it is closed (gcsfuse docs/semantics.md: Write/Read consistency;
+        # Writes)
+        # Rule: if several processes write a file at the same time, the first to close it wins, and the others get
+        # ESTALE (gcsfuse docs/semantics.md: Concurrency)
         if _version(self._path) != self._seen:
             _UNLINK(self._made)
             raise _error(errno.ESTALE, self._path)
@@ -219,7 +220,7 @@ def _opening(inside: Callable[..., bool], beside: Path, original: Callable[..., 
 
 
 def _watch_descriptors(inside: Callable[..., bool]) -> None:
-    """Keep the same of what is opened and read without a file object."""
+    """Enforce the same rules for reads through file descriptors."""
     opened: dict[int, tuple[str, tuple[int, ...]]] = {}
 
     def opening(call: Callable[..., int]) -> Callable[..., int]:
@@ -261,18 +262,19 @@ def _boundless(inside: Callable[..., bool], statvfs: Callable[[Any], Any]) -> Ca
         found = statvfs(path)
         if not inside(path):
             return found
-        # Rule: a bucket says that it has room for anything (gcsfuse internal/fs/fs.go: StatFS)
+        # Rule: a bucket reports unlimited free space (gcsfuse internal/fs/fs.go: StatFS)
         return os.statvfs_result((found.f_bsize, found.f_frsize, *[_HUGE] * 6, found.f_flag, found.f_namemax))
 
     return keep
 
 
 def _deny(inside: Callable[..., bool]) -> None:
-    """Let every access fail."""
+    """Make every access fail."""
 
     def deny(call: Callable[..., Any]) -> Callable[..., Any]:
         def keep(path: Any = ".", *arguments: Any, **options: Any) -> Any:
-            # Rule: whoever has not mounted the bucket is denied, also root (gcsfuse docs/semantics.md: Fuse)
+            # Rule: access is denied to all users except the one who mounted the bucket, even to root (gcsfuse
+            # docs/semantics.md: Fuse)
             if inside(path, options.get("dir_fd")):
                 raise _error(errno.EACCES, path)
             return call(path, *arguments, **options)

@@ -1,8 +1,8 @@
-"""An HTTP server for Google APIs: the client library's own annotations say which request belongs to which method.
+"""An HTTP server for Google APIs, which maps requests to methods by the client library's annotations.
 
-`GoogleApiServer` knows every method of the services it is given, parses requests with their types, and calls the
-method of the same name on itself: `create_pipeline_job(request) -> response`. What it does not have is answered as
-unimplemented. Faults can be injected, and bearer tokens can be asked for and made to expire.
+`GoogleApiServer` knows every method of its services, parses requests with their types, and calls its own method of the
+same name: `create_pipeline_job(request) -> response`. Missing methods are answered as unimplemented. Tests can inject
+faults, require bearer tokens, and make tokens expire.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ HTTP_STATUS = {
 
 
 class ServiceError(Exception):
-    """What the service answers instead of a response; `status` is a canonical code such as NOT_FOUND."""
+    """An error of the service; `status` is a canonical code such as NOT_FOUND."""
 
     def __init__(self, status: str, text: str) -> None:
         super().__init__(text)
@@ -54,10 +54,10 @@ class ServiceError(Exception):
 
 @dataclasses.dataclass
 class Fault:
-    """What the next `times` requests of a method (of every method, if none is named) meet, after `skip` others.
+    """A fault of the next `times` requests of a method (of any method if it is empty), after `skip` others.
 
-    `status` answers with that error. `drop` closes the connection: `before` the request is acted upon, `after` it was,
-    with nothing sent, or `halfway` through the answer. `late_seconds` lets the answer come so much later than the act.
+    `status` is the error of the response. `drop` closes the connection: `before` the request is processed, `after` it
+    without a response, or `halfway` through the response. `late_seconds` delays the response.
     """
 
     times: int
@@ -70,7 +70,7 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A request that arrived: the method, the parsed request, the HTTP status of the answer (0: none), the token."""
+    """A request that arrived: the method, the parsed request, the HTTP status of the response (0: none), the token."""
 
     method: str
     request: Any
@@ -90,7 +90,7 @@ class _Route:
 
 @functools.cache
 def _routes(services: tuple[str, ...]) -> tuple[_Route, ...]:
-    """Every route of some services; read once."""
+    """Return all routes of some services; cached."""
     return tuple(_read_routes(services))
 
 
@@ -111,7 +111,7 @@ def _read_routes(services: tuple[str, ...]) -> Iterator[_Route]:
 
 
 def _compile_template(template: str) -> tuple[re.Pattern[str], tuple[str, ...]]:
-    """`/v1/{name=projects/*}:cancel` as a pattern, and the fields that its groups fill."""
+    """Return a template such as `/v1/{name=projects/*}:cancel` as a pattern, and the fields that its groups fill."""
     fields = []
     pattern = ""
     for text, field, value in re.findall(r"([^{]*)(?:\{([\w.]+)=([^}]*)\})?", template):
@@ -141,15 +141,15 @@ def _field(descriptor: Descriptor, name: str) -> FieldDescriptor:
 
 
 class GoogleApiServer(LocalServer):
-    """A server of Google's methods; use it in a `with` block.
+    """A server of Google's methods, for a `with` block.
 
     Args:
-        services: Modules of the client library, as `google.cloud.aiplatform_v1.pipeline_service`.
+        services: Modules of the client library, for example `google.cloud.aiplatform_v1.pipeline_service`.
 
     Attributes:
         calls: Every request of a method that arrived, in order.
-        lock: Held while a method runs, so that each sees and leaves a whole state.
-        latency_seconds: How long a request takes before anything happens.
+        lock: Held while a method runs, so that each sees a consistent state.
+        latency_seconds: Delay before a request is processed.
     """
 
     def __init__(self, *services: str) -> None:
@@ -177,7 +177,7 @@ class GoogleApiServer(LocalServer):
         self._weather = lambda: Fault(0, status=status) if condition() else Fault(0)
 
     def storm(self, share: float, seed: int = 0, late_seconds: float = 1.0) -> None:
-        """Let this share of all requests meet a fault from now on: lost, cut off, late, 429 or 503, each as often."""
+        """From now on, give this share of all requests a fault: lost, cut off, late, 429 or 503, all equally often."""
         faults = [
             *(Fault(0, drop=when) for when in ("before", "after", "halfway")),
             *(Fault(0, status=status) for status in ("RESOURCE_EXHAUSTED", "UNAVAILABLE")),
@@ -187,24 +187,24 @@ class GoogleApiServer(LocalServer):
         self._weather = lambda: dice.choice(faults) if dice.random() < share else Fault(0)
 
     def recover(self) -> None:
-        """Let no more faults happen."""
+        """Stop all faults."""
         self._faults.clear()
         self._weather = lambda: Fault(0)
 
     def require_tokens(self, lifetime_seconds: int = 3600) -> None:
-        """From now on take only tokens that POST /token, an OAuth token exchange, has given out."""
+        """From now on, accept only tokens from POST /token, an OAuth token exchange."""
         self._valid_tokens, self._token_lifetime_seconds = set(), lifetime_seconds
 
     def expire_tokens(self) -> None:
-        """Let every token that was given out be refused from now on."""
+        """From now on, refuse all tokens that were issued so far."""
         self._valid_tokens = set()
 
     def called(self, method: str) -> list[Call]:
-        """The requests of one method that were answered without an error, or acted upon without an answer."""
+        """Return the requests of a method that were processed without an error."""
         return [call for call in self.calls if call.method == method and call.status in (0, 200)]
 
     def exchange_token(self) -> dict[str, Any]:
-        """A new token, for as long as tokens live."""
+        """Issue a new token."""
         with self.lock:
             token = f"token-{next(self._token_numbers)}"
             if self._valid_tokens is not None:
@@ -217,7 +217,7 @@ class GoogleApiServer(LocalServer):
         }
 
     def answer(self, verb: str, target: str, body: bytes, token: str) -> tuple[int, dict[str, Any], str]:
-        """The HTTP status and JSON of a request, and how its connection is to be dropped, if it is."""
+        """Return the HTTP status and JSON of a response, and how to drop the connection, if at all."""
         path, _, query = target.partition("?")
         if path == "/token":
             return 200, self.exchange_token(), ""
@@ -251,7 +251,7 @@ class GoogleApiServer(LocalServer):
             return 500, {"error": {"code": 500, "message": repr(error), "status": "INTERNAL"}}, drop
 
     def encode(self, response: Any) -> dict[str, Any]:
-        """A response as JSON."""
+        """Return a response as JSON."""
         return json_format.MessageToDict(
             type(response).pb(response) if isinstance(response, proto.Message) else response
         )
@@ -304,7 +304,7 @@ class _Handler(BaseHTTPRequestHandler):
         if drop in ("before", "after"):
             self.close_connection = True
             return
-        with contextlib.suppress(ConnectionError):  # Whoever asked may be dead by now.
+        with contextlib.suppress(ConnectionError):  # The client may have ended.
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text)))
@@ -315,25 +315,25 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PATCH = do_DELETE = _respond  # noqa: N815 (named by the standard library)
 
     def log_message(self, *_: object) -> None:
-        """Keep quiet."""
+        """Print nothing."""
 
 
 def every_one(calls: Sequence[Call]) -> list[int]:
-    """The places of all calls: of the requests to meet a fault, one at a time."""
+    """Return the indices of all calls, to give each of them a fault in turn."""
     return list(range(len(calls)))
 
 
 def first_of_each_kind(calls: Sequence[Call]) -> list[int]:
-    """The places where a method is called for the first time."""
+    """Return the indices of the first call of each method."""
     methods = [call.method for call in calls]
     return sorted(map(methods.index, set(methods)))
 
 
 def select(items: Any, request: Any) -> tuple[list[Any], str]:
-    """The items that a list request asks for, and the token of its next page.
+    """Return the items that a list request asks for, and the token of its next page.
 
     Understands `field="value"`, `field!="value"`, `labels.key="value"`, `labels.key:*` joined by AND, and one field to
-    order by; anything else is refused, as a filter that is ignored would find too much.
+    order by; anything else is refused, because an ignored filter would find too much.
     """
     parent = getattr(request, "parent", "")  # Versions are listed by the name of their model.
     found = [item for item in items if not parent or item.name.startswith(parent + "/")]

@@ -1,7 +1,7 @@
-"""What Google Cloud's other APIs say when they are asked: a state that a test changes, read over HTTP.
+"""Google Cloud's other APIs over HTTP: a read-only state that tests change directly.
 
-`FakeVertex` answers below `/HOST/…` with this, HOST being an API's own host: `environment` tells the command line so,
-by TPU_PIPELINES_GOOGLE_ENDPOINT. Nothing here can be changed by a request.
+`FakeVertex` uses it for requests below `/HOST/…`, where HOST is the host of an API; its `environment` sets
+TPU_PIPELINES_GOOGLE_ENDPOINT for the command line. Requests cannot change the state.
 """
 
 import dataclasses
@@ -47,13 +47,13 @@ _QUOTAS = ("V2TPUs", "V3TPUs", "V2PodTPUs", "V3PodTPUs", "V5ETPU", "V6ETPU", "7X
 
 
 def bind(role: str, *members: str) -> dict[str, Any]:
-    """A policy of one binding."""
+    """Return a policy with one binding."""
     return {"bindings": [{"role": role, "members": [*members]}]}
 
 
 @dataclasses.dataclass
 class Bucket:
-    """A bucket: where it is, what whoever asks may do there, and its policy."""
+    """A bucket: its location, the caller's permissions, and its policy."""
 
     location: str = "US-CENTRAL1"
     location_type: str = "region"
@@ -65,7 +65,7 @@ class Bucket:
 
 @dataclasses.dataclass
 class Account:
-    """A service account: what whoever asks may do with it, and its policy."""
+    """A service account: the caller's permissions on it, and its policy."""
 
     disabled: bool = False
     allowed: list[str] = dataclasses.field(default_factory=lambda: ["iam.serviceAccounts.actAs"])
@@ -78,7 +78,7 @@ class GoogleCloud:
     """A project in which nothing is missing.
 
     Attributes:
-        forbidden: Patterns of targets that whoever asks may not ask for.
+        forbidden: Patterns of targets that the caller may not request.
         calls: Every request that arrived: verb and target.
     """
 
@@ -100,8 +100,8 @@ class GoogleCloud:
         self.key_policy = bind("roles/cloudkms.cryptoKeyEncrypterDecrypter", AGENT)
         self.repositories = {"images": bind("roles/artifactregistry.reader")}
         self.images = {"my-project/images/steps": ["linux/amd64"], "my-project/images/serving": ["linux/amd64"]}
-        # Rule: pods of v2 and v3 count against quotas of their own (https://cloud.google.com/vertex-ai/docs/quotas: TPU
-        # V3 pod cores for training; google-research/t5x README.md)
+        # Rule: pods of v2 and v3 have separate quotas (https://cloud.google.com/vertex-ai/docs/quotas: TPU V3 pod cores
+        # for training; google-research/t5x README.md)
         self.quotas = {
             f"CustomModelTraining{spot}{one}PerProjectPerRegion": {"us-central1": 64, "us-east1": 64}
             for one in _QUOTAS
@@ -115,7 +115,7 @@ class GoogleCloud:
         self.calls: list[tuple[str, str]] = []
 
     def answer(self, verb: str, target: str, body: bytes) -> tuple[int, dict[str, Any]] | None:
-        """The status and JSON of a request; None of one that is not for this."""
+        """Return the status and JSON of a response; None if the request is for another server."""
         path, _, query = urllib.parse.unquote(target).partition("?")
         found = re.fullmatch(r"/([\w.-]+\.(?:googleapis\.com|pkg\.dev))/(.*)", path)
         if not found:
@@ -178,7 +178,8 @@ class GoogleCloud:
                 )
             ],
             "compute": [
-                # Rule: a region says the quotas of its GPUs, those of spot apart (compute.regions.get: quotas)
+                # Rule: a region reports the quotas of its GPUs, with separate quotas for spot (compute.regions.get:
+                # quotas)
                 (r"compute/v1/projects/[\w-]+/regions/[\w-]+", lambda asked: {"quotas": self.gpu_quotas}),
                 (r"compute/v1/(.+)", lambda name, asked: self.networks.get(name)),
             ],
@@ -217,7 +218,7 @@ class GoogleCloud:
         return {"email": email, **({"disabled": True} if account.disabled else {})}
 
     def _manifest(self, image: str, reference: str, asked: dict[str, Any]) -> dict[str, Any] | None:
-        """One platform has a manifest of its own; several, or none, a list of them."""
+        """Return the manifest of an image with one platform, or else a list of manifests."""
         platforms = self.images.get(image)
         if platforms is None:
             return None
@@ -228,13 +229,13 @@ class GoogleCloud:
 
     def _config(self, image: str, digest: str, asked: dict[str, Any]) -> dict[str, Any]:
         system, architecture = self.images[image][0].split("/")
-        # Rule: Docker's official images say their Python in PYTHON_VERSION, and an image on one keeps that
+        # Rule: Docker's official images set PYTHON_VERSION, and images built on them keep it
         # (https://github.com/docker-library/python/blob/master/Dockerfile-linux.template)
         variables = [f"PYTHON_VERSION={self.python}"] if self.python else []
         return {"os": system, "architecture": architecture, "config": {"Env": ["PATH=/usr/bin", *variables]}}
 
     def _quota(self, quota: str, asked: dict[str, Any]) -> dict[str, Any] | None:
-        """As the API has it: int64 as text, 0 left out, a value without dimensions for all the regions without one."""
+        """Return a quota in the API's form: int64 as text, 0 left out, a value without dimensions for other regions."""
         if quota not in self.quotas:
             return None
         infos = [
@@ -249,12 +250,12 @@ class GoogleCloud:
 
 
 def _as_version_asked(content: dict[str, Any] | None, asked: dict[str, Any]) -> dict[str, Any] | None:
-    """A policy as the version that is asked for has it; any other answer as it is."""
+    """Return a policy in the requested version; other responses unchanged."""
     names = ("options.requestedPolicyVersion", "optionsRequestedPolicyVersion")
     versions = [*asked.get("options", {}).values(), *(asked.get(name, [""])[0] for name in names)]
     if not content or "bindings" not in content or "3" in map(str, versions):
         return content
-    # Rule: a policy that is not asked for as of version 3 hides conditions, and adds a hash to the names of their roles
+    # Rule: a policy requested with a version below 3 hides conditions, and adds a hash to the names of their roles
     # (https://cloud.google.com/iam/docs/troubleshooting-withcond)
     hidden = [
         {"role": one["role"] + "_withcond_2b17cc25d2cd9e2c54d8" * ("condition" in one), "members": one["members"]}

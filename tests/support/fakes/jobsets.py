@@ -1,6 +1,6 @@
-"""The JobSets of the fake Kubernetes: each pod is a process of this machine, in the environment that GKE gives it.
+"""The JobSets of the fake Kubernetes: each pod is a process on this machine, with the environment of GKE.
 
-A failed pod fails its Job, and the JobSet's failure policy says what then; nothing of Kueue, quotas or nodes is here.
+A failed pod fails its Job, and the JobSet's failure policy decides what follows; Kueue, quotas and nodes are missing.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _GRACE_SECONDS = 30.0
 
 
 class RefusedError(Exception):
-    """A request that the cluster refuses: its status, and why."""
+    """A request that the cluster refuses: the status and the reason."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -39,13 +39,13 @@ class RefusedError(Exception):
 
 
 def check(jobset: Mapping[str, Any]) -> None:
-    """Refuse what cannot be a JobSet."""
+    """Refuse an invalid JobSet."""
     name = jobset["metadata"]["name"]
     for replicated in jobset["spec"]["replicatedJobs"]:
         job = replicated["template"]["spec"]
         pod, hosts = job["template"]["spec"], job["completions"]
-        # Rule: names of a JobSet's pods, with the five characters that are drawn, are DNS labels of 63 characters at
-        # most (kubernetes-sigs/jobset pkg/webhooks/jobset_webhook.go: ValidateCreate)
+        # Rule: names of a JobSet's pods, with their five random characters, are DNS labels of at most 63 characters
+        # (kubernetes-sigs/jobset pkg/webhooks/jobset_webhook.go: ValidateCreate)
         longest = f"{name}-{replicated['name']}-{replicated['replicas'] - 1}-{hosts - 1}-abcde"
         if not _LABEL.fullmatch(longest):
             raise RefusedError(422, f"JobSet name is too long, or no DNS label: {longest}")
@@ -53,7 +53,7 @@ def check(jobset: Mapping[str, Any]) -> None:
         # pkg/apis/batch/validation/validation.go: validateJobSpec)
         if job.get("podFailurePolicy") and pod.get("restartPolicy") != "Never":
             raise RefusedError(422, 'only "Never" is supported when podFailurePolicy is specified')
-        # Rule: what a container mounts is a volume of its pod (kubernetes/kubernetes pkg/apis/core/validation:
+        # Rule: a container can only mount volumes of its pod (kubernetes/kubernetes pkg/apis/core/validation:
         # ValidateVolumeMounts)
         volumes = {volume["name"] for volume in pod.get("volumes", ())}
         if len(volumes) < len(pod.get("volumes", ())):
@@ -65,20 +65,20 @@ def check(jobset: Mapping[str, Any]) -> None:
                 raise RefusedError(422, str(error)) from error
             if lacking := {mount["name"] for mount in container.get("volumeMounts", ())} - volumes:
                 raise RefusedError(422, f"volumeMounts not found: {sorted(lacking)}")
-        # Rule: the pods of a slice together ask for its chips, each for all of its node (https://cloud.google.com/
-        # kubernetes-engine/docs/how-to/tpus)
+        # Rule: the pods of a slice together request all its chips, each pod all chips of its node
+        # (https://cloud.google.com/kubernetes-engine/docs/how-to/tpus)
         topology = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"]
         chips = int(pod["containers"][0]["resources"]["limits"]["google.com/tpu"])
         if chips * hosts != math.prod(map(int, topology.split("x"))):
             raise RefusedError(400, f"{hosts} pods of {chips} chips are no slice of {topology}")
     for rule in jobset["spec"].get("failurePolicy", {}).get("rules", ()):
-        # Rule: a failure policy's rule has a name, and reasons that a Job may give (kubernetes-sigs/jobset
+        # Rule: a rule of a failure policy has a name, and failure reasons that a Job can have (kubernetes-sigs/jobset
         # pkg/webhooks/jobset_webhook.go: validateFailurePolicy, validOnJobFailureReasons)
         if not _RULE_NAME.fullmatch(rule["name"]) or set(rule["onJobFailureReasons"]) - set(_REASONS):
             raise RefusedError(422, f"invalid failure policy rule {rule}")
 
 
-# Rule: a fresh disk belongs to root; others write to it where Kubernetes gives it to their group, as fsGroup says
+# Rule: a new disk belongs to root; other users can write to it if fsGroup gives it to their group
 # (https://kubernetes.io/docs/tasks/configure-pod-container/security-context; kubeflow/pipelines/issues/3866)
 def _may_write(pod: Mapping[str, Any]) -> bool:
     claims = any("persistentVolumeClaim" in volume for volume in pod.get("volumes", ()))
@@ -94,12 +94,12 @@ class JobSet:
 
     Args:
         body: The JobSet, as it was sent.
-        logs: Folder of what its pods print.
-        injects: Whether its namespace gives pods a proxy.
+        logs: Folder for the logs of its pods.
+        injects: Whether its namespace injects a proxy into pods.
 
     Attributes:
         body: The JobSet, with its status.
-        pods: The pods, by their name; those of earlier attempts are gone.
+        pods: The pods of the current attempt, by name.
     """
 
     def __init__(self, body: dict[str, Any], logs: Path, injects: bool = False) -> None:
@@ -107,9 +107,9 @@ class JobSet:
         self.body["status"] = {"restarts": 0, "conditions": []}
         (self._replicated,) = body["spec"]["replicatedJobs"]
         self.job = self._replicated["template"]["spec"]
-        # Rule: where a namespace injects proxies, as those of Kubeflow's profiles do, a pod gets one unless its label
-        # says false; it never ends, and its Job with it (istio/istio pkg/kube/inject/inject.go: injectRequired;
-        # kubeflow/trainer/issues/2794)
+        # Rule: in a namespace with proxy injection, such as those of Kubeflow's profiles, a pod gets a proxy unless its
+        # label is false; the proxy never ends, so the pod's Job does not end either (istio/istio
+        # pkg/kube/inject/inject.go: injectRequired; kubeflow/trainer/issues/2794)
         labels = self.job["template"].get("metadata", {}).get("labels", {})
         self._has_proxies = injects and labels.get("sidecar.istio.io/inject") != "false"
         self.pods: dict[str, Pod] = {}
@@ -118,7 +118,7 @@ class JobSet:
         self._thread.start()
 
     def host(self, index: int) -> "Pod":
-        """The pod of a host."""
+        """Return the pod of a host."""
         return next(pod for pod in self.pods.values() if pod.index == index)
 
     def delete(self) -> None:
@@ -137,9 +137,9 @@ class JobSet:
                 self._conclude("Completed", "jobset completed successfully")
                 return
             policy, status = self.body["spec"].get("failurePolicy", {}), self.body["status"]
-            # Rule: of a failure policy's rules the first that fits a failed Job's reason says what happens; where none
-            # fits, all Jobs are made anew, up to maxRestarts times (kubernetes-sigs/jobset
-            # pkg/controllers/failure_policy.go: executeFailurePolicy)
+            # Rule: the first rule of a failure policy that matches a failed Job's reason applies; if none matches, all
+            # Jobs are created again, up to maxRestarts times (kubernetes-sigs/jobset pkg/controllers/failure_policy.go:
+            # executeFailurePolicy)
             fitting = [rule for rule in policy.get("rules", ()) if reason in rule["onJobFailureReasons"]]
             action = fitting[0]["action"] if fitting else "RestartJobSet"
             if action == "FailJobSet" or status["restarts"] >= policy.get("maxRestarts", 0):
@@ -160,42 +160,42 @@ class JobSet:
         self._deadline = time.monotonic() + deadline if deadline else math.inf
         template = self.job["template"] if _may_write(self.job["template"]["spec"]) else _DENIED
         for index in range(count):
-            # Rule: a pod of an indexed Job knows its index (https://kubernetes.io/docs/concepts/workloads/controllers/
-            # job/#completion-mode)
-            # Rule: GKE tells the pods of a slice which of them each is, by its index, and where the others are
+            # Rule: a pod of an indexed Job gets its index
+            # (https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode)
+            # Rule: GKE gives each pod of a slice its index and the addresses of the others
             # (https://cloud.google.com/kubernetes-engine/docs/how-to/tpus: TPU_WORKER_ID, TPU_WORKER_HOSTNAMES)
             told = {
                 "JOB_COMPLETION_INDEX": str(index),
                 "TPU_WORKER_ID": str(index),
                 "TPU_WORKER_HOSTNAMES": ",".join(["127.0.0.1"] * count),
-                "JAX_COORDINATOR_PORT": str(port),  # Another training on this machine may have the usual one.
+                "JAX_COORDINATOR_PORT": str(port),  # Another training on this machine may use the usual port.
             }
             pod_name = f"{name}-{self._replicated['name']}-0-{index}-{os.urandom(3).hex()[:5]}"
             pods[pod_name] = Pod(pod_name, index, name, template, told, self._logs)
         self.pods = pods
 
     def _wait(self) -> str:
-        """Why the Job has failed; empty once all pods have ended well."""
+        """Wait for the pods; return why the Job has failed, or an empty text if all pods have succeeded."""
         while not self._is_deleted.wait(0.05):
             codes = [code for pod in self.pods.values() if (code := pod.exit_code()) is not None]
             if failed := [code for code in codes if code]:
-                # Rule: a Job with backoffLimit 0 fails with its first pod, and one whose exit code its policy names
-                # with that reason (https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy)
+                # Rule: a Job with backoffLimit 0 fails with its first failed pod; if its policy lists the exit code,
+                # this is the reason (https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy)
                 rules = self.job.get("podFailurePolicy", {}).get("rules", ())
                 named = {code for rule in rules for code in rule["onExitCodes"]["values"]}
                 return "PodFailurePolicy" if named & set(failed) else "BackoffLimitExceeded"
             if len(codes) == len(self.pods) and not self._has_proxies:
                 return ""
-            # Rule: a Job that has been active for activeDeadlineSeconds fails with that reason, and its pods end
+            # Rule: a Job that is active for activeDeadlineSeconds fails for that reason, and its pods end
             # (https://kubernetes.io/docs/concepts/workloads/controllers/job/#job-termination-and-cleanup)
             if time.monotonic() > self._deadline:
                 return "DeadlineExceeded"
         return "deleted"
 
     def _end_pods(self) -> None:
-        # Rule: pods of a failed Job hear SIGTERM, and are killed after their grace period (https://kubernetes.io/docs/
-        # concepts/workloads/pods/pod-lifecycle/#pod-termination)
-        time.sleep(0.0 if self._is_deleted.is_set() else 0.3)  # A controller is not that quick.
+        # Rule: pods of a failed Job get SIGTERM, and are killed after their grace period
+        # (https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination)
+        time.sleep(0.0 if self._is_deleted.is_set() else 0.3)  # A real controller is slower, too.
         for pod in self.pods.values():
             pod.end(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_SECONDS
@@ -209,7 +209,7 @@ class Pod:
     """A pod that runs as a process.
 
     Attributes:
-        has_token: Whether what runs in it may ask the cluster as its service account.
+        has_token: Whether its process can call the cluster as its service account.
     """
 
     def __init__(
@@ -217,11 +217,11 @@ class Pod:
     ) -> None:
         self.name, self.index, self._jobset = name, index, jobset
         self._labels = template.get("metadata", {}).get("labels", {})
-        # Rule: a pod has its account's token, unless it says that it has none (https://kubernetes.io/docs/tasks/
-        # configure-pod-container/configure-service-account/#opt-out-of-api-credential-automounting)
+        # Rule: a pod gets its service account's token unless it opts out
+        # (https://kubernetes.io/docs/tasks/configure-pod-container/configure-service-account/#opt-out-of-api-credential-automounting)
         self.has_token = template["spec"].get("automountServiceAccountToken", True)
         (container,) = template["spec"]["containers"]
-        # Rule: what has a value of its own in the container keeps it, and a secret's key that is optional may lack
+        # Rule: a variable with a value in the container keeps it, and an optional key may be missing from a secret
         # (kubernetes/api core/v1: EnvVar, SecretKeySelector.optional)
         own = {variable["name"]: variable["value"] for variable in container.get("env", ()) if "value" in variable}
         self._lines: list[tuple[datetime.datetime, str]] = []
@@ -243,12 +243,12 @@ class Pod:
                 log.write(line)
 
     def exit_code(self) -> int | None:
-        """As a container tells it; None while it runs."""
+        """Exit code of the container; None while it runs."""
         code = self.process.poll()
         return 128 - code if code is not None and code < 0 else code
 
     def end(self, number: signal.Signals) -> None:
-        """Send a signal, if it runs."""
+        """Send a signal if the pod runs."""
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(number)
@@ -256,24 +256,25 @@ class Pod:
                 self.process.wait()
 
     def log(self, *, tail_lines: int = 0, since_seconds: int = 0, timestamps: bool = False) -> str:
-        """What it has printed."""
+        """Return the printed lines."""
         if self.exit_code() is not None:
-            self._reader.join(1.0)  # A process that it has left behind may still print.
+            self._reader.join(1.0)  # A process that it started may still print.
         lines = list(self._lines)
-        # Rule: of a log the lines of the last seconds may be asked for, and the time before each (kubernetes/api
-        # core/v1/types.go: PodLogOptions; kubernetes/kubernetes pkg/kubelet/kuberuntime/logs/logs.go: timeFormatOut)
+        # Rule: a request for a log can ask for the lines of the last seconds, and for a timestamp before each line
+        # (kubernetes/api core/v1/types.go: PodLogOptions; kubernetes/kubernetes pkg/kubelet/kuberuntime/logs/logs.go:
+        # timeFormatOut)
         if since_seconds:
             first = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=since_seconds)
             lines = [(at, line) for at, line in lines if at >= first]
         stamps = [f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond:06d}000Z " if timestamps else "" for at, _ in lines]
         whole = [stamp + line for stamp, (_, line) in zip(stamps, lines, strict=True)]
-        return "".join(whole[-tail_lines:])  # All, where it is 0.
+        return "".join(whole[-tail_lines:])  # 0 means all.
 
     def as_json(self) -> dict[str, Any]:
-        """The pod, as the cluster tells of it."""
-        # Rule: pods of a JobSet are labelled with its name and their index (kubernetes-sigs/jobset
-        # api/jobset/v1alpha2/jobset_types.go: JobSetNameKey; https://kubernetes.io/docs/reference/labels-annotations-
-        # taints)
+        """Return the pod as the cluster's API shows it."""
+        # Rule: pods of a JobSet have labels with its name and their index (kubernetes-sigs/jobset
+        # api/jobset/v1alpha2/jobset_types.go: JobSetNameKey;
+        # https://kubernetes.io/docs/reference/labels-annotations-taints)
         labels = {"jobset.sigs.k8s.io/jobset-name": self._jobset}
         labels["batch.kubernetes.io/job-completion-index"] = str(self.index)
         code = self.exit_code()

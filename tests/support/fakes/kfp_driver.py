@@ -1,7 +1,7 @@
-"""What Kubeflow Pipelines makes of a compiled pipeline: its tasks in order, and a pod for each.
+"""Runs the tasks of a compiled pipeline like Kubeflow Pipelines: in order, each in a pod.
 
-Stands in for KFP's driver, and for the part of Argo's workflow that is the same for every step. What
-a pod is made of comes from the compiled pipeline alone; what this does not know in one is refused, not left out.
+It replaces KFP's driver, and the part of Argo's workflow that is the same for every step. Pods
+are built only from the compiled pipeline; unknown parts of a pipeline are refused, not ignored.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from tpu_components.core.base.typed_values import whole_numbers
 BUCKET = "s3://pipelines"
 _RUN = "run-1"
 LAUNCHER = "/kfp-launcher/launch"
-# Rule: Argo's pod gives each of these folders to the step, empty (kubeflow/pipelines
+# Rule: Argo's pod gives the step each of these folders, empty (kubeflow/pipelines
 # backend/src/v2/compiler/argocompiler/container.go: addContainerExecutorTemplate)
 SCRATCH = ("/gcs", "/s3", "/minio", "/.local", "/.cache", "/.config")
 _CONDITION = re.compile(r"inputs\.parameter_values\['([^']+)'\] == (true|false)")
@@ -33,7 +33,7 @@ Pod = dict[str, Any]
 
 
 class StepFailedError(Exception):
-    """A step's pod has failed as often as it may."""
+    """A step's pod has failed in all attempts."""
 
 
 @dataclasses.dataclass
@@ -42,10 +42,10 @@ class Driver:
 
     Args:
         compiled: The pipeline as `tpu-pipelines compile --target kubeflow` writes it.
-        store: Folder of the object store; every pod has it at `STORE`.
-        launcher: File that stands in for KFP's launcher.
+        store: Folder of the object store, which every pod sees at `STORE`.
+        launcher: File that replaces KFP's launcher.
         start: Runs a pod to its end.
-        values: Inputs of tasks to set, by task, where this machine lacks what the pipeline asks for.
+        values: Inputs of tasks to set, by task, because this machine lacks something that the pipeline requests.
     """
 
     compiled: str
@@ -90,7 +90,7 @@ class Driver:
             },
             "outputs": self._outputs(name, component, execution),
         }
-        # Rule: a pod that has failed is started again, with its number, as often as the task's retry policy says
+        # Rule: a failed pod is restarted, with its number, as often as the task's retry policy allows
         # (kubeflow/pipelines backend/src/v2/compiler/argocompiler/container.go: addContainerExecutorTemplate)
         attempts = 1 + int(task.get("retryPolicy", {}).get("maxRetryCount", 0))
         for attempt in range(attempts):
@@ -103,20 +103,20 @@ class Driver:
             raise StepFailedError(f"{name} failed {attempts} times: {result or 'its launcher told nothing'}")
         artifacts = executor_input["outputs"]["artifacts"]
         for key, listed in artifacts.items():
-            # Rule: what a step tells of an output, its metadata among it, is what later steps are told
+            # Rule: later steps get the information about an output, including metadata, that the step reported
             # (kubeflow/pipelines backend/src/v2/component/launcher_v2.go: mergeRuntimeArtifacts)
             listed["artifacts"][0].update(result["artifacts"].get(key, {}).get("artifacts", [{}])[0])
             self.places[f"{name}/{key}"] = listed["artifacts"][0]["uri"]
         return result["parameters"] | {key: listed["artifacts"][0] for key, listed in artifacts.items()}
 
     def _outputs(self, name: str, component: Mapping[str, Any], execution: str) -> dict[str, Any]:
-        """Return where a task's outputs are to be."""
-        # Rule: outputs lie below the root, the pipeline's name, the run, the task and something drawn anew, by their
-        # names; the executor's own beside them (kubeflow/pipelines backend/src/v2/driver/driver.go: provisionOutputs;
-        # backend/src/v2/metadata/client.go: GetPipeline)
+        """Return the locations of a task's outputs."""
+        # Rule: outputs have the path ROOT/PIPELINE/RUN/TASK/RANDOM/NAME; the executor's own output is next to them
+        # (kubeflow/pipelines backend/src/v2/driver/driver.go: provisionOutputs; backend/src/v2/metadata/client.go:
+        # GetPipeline)
         root = f"{BUCKET}/{self._name}/{_RUN}/{name}/{execution}"
         declared = component.get("outputDefinitions", {})
-        # Rule: what a step prints is an output of every step (kubeflow/pipelines backend/src/v2/driver/driver.go:
+        # Rule: every step has an output with its log (kubeflow/pipelines backend/src/v2/driver/driver.go:
         # provisionOutputs)
         logs = {"executor-logs": {"artifactType": {"schemaTitle": "system.Artifact"}}}
         artifacts = {
@@ -130,7 +130,7 @@ class Driver:
     def _pod(
         self, name: str, component: Mapping[str, Any], executor_input: Any, execution: str, attempt: int | None
     ) -> Pod:
-        """Return a task's pod, as the API server is sent it."""
+        """Return a task's pod, as it is sent to the API server."""
         container = self._spec["deploymentSpec"]["executors"][component["executorLabel"]]["container"]
         asked = executor_config(self._whole, name)
         if unknown := asked.keys() - _KNOWN_TO_KUBERNETES:
@@ -149,7 +149,7 @@ class Driver:
             "env": [*container.get("env", ()), *_environment(attempt)],
             "resources": _resources(container.get("resources", {})),
             "volumeMounts": [{"name": _as_name(path), "mountPath": path} for path in volumes],
-            # Rule: a step may gain no rights, and has no capability (kubeflow/pipelines
+            # Rule: a step cannot gain privileges, and has no capabilities (kubeflow/pipelines
             # backend/src/v2/compiler/argocompiler/security_context.go: defaultUserContainerSecurityContext)
             "securityContext": {
                 "allowPrivilegeEscalation": False,
@@ -169,7 +169,7 @@ class Driver:
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
     def _launcher_call(self, component: Mapping[str, Any], executor_input: Any, execution: str) -> list[str]:
-        # Rule: the launcher is called with these, and after `--` with the step's command and arguments
+        # Rule: the launcher is called with these options and, after `--`, the step's command and arguments
         # (kubeflow/pipelines backend/src/v2/driver/driver.go: initPodSpecPatch)
         options = {
             "executor_type": "container",
@@ -186,7 +186,7 @@ class Driver:
 
 
 def _environment(attempt: int | None) -> list[dict[str, Any]]:
-    # Rule: a pod is told its name and id, and, where it may be retried, which attempt it is (kubeflow/pipelines
+    # Rule: a pod gets its name and id, and, if it can be retried, the number of the attempt (kubeflow/pipelines
     # backend/src/v2/compiler/argocompiler/common.go: commonEnvs, retryIndexEnv)
     fields = {"KFP_POD_NAME": "metadata.name", "KFP_POD_UID": "metadata.uid"}
     told = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
@@ -194,8 +194,8 @@ def _environment(attempt: int | None) -> list[dict[str, Any]]:
 
 
 def _placement(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a pipeline asks of Kubernetes for a task, as its pod says it."""
-    # Rule: what a pipeline asks of Kubernetes for a task is put into its pod (kubeflow/pipelines
+    """Return the Kubernetes options of a task, as fields of its pod."""
+    # Rule: the Kubernetes options of a pipeline's task are set on its pod (kubeflow/pipelines
     # backend/src/v2/driver/k8s.go: extendPodSpecPatch)
     placed: dict[str, Any] = {}
     if "activeDeadlineSeconds" in asked:
@@ -217,8 +217,8 @@ def _is_triggered(task: Mapping[str, Any], inputs: Scope) -> bool:
 
 def _resources(asked: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return a container's requests and limits."""
-    # Rule: processors and memory by these fields, an accelerator as a limit of its own kind (kubeflow/pipelines
-    # backend/src/v2/driver/driver.go: initPodSpecPatch)
+    # Rule: CPUs and memory have these fields, and an accelerator is a limit with the name of its type
+    # (kubeflow/pipelines backend/src/v2/driver/driver.go: initPodSpecPatch)
     named = {"cpu": "Cpu", "memory": "Memory"}
     limits = {key: asked[field] for key, part in named.items() if (field := f"resource{part}Limit") in asked}
     requests = {key: asked[field] for key, part in named.items() if (field := f"resource{part}Request") in asked}

@@ -1,20 +1,20 @@
-"""A Kubeflow Pipelines server that lives in this process: stateful, the v2beta1 API over HTTP, for the real client.
+"""A fake Kubeflow Pipelines server in this process: stateful, with the v2beta1 API over HTTP, for the real client.
 
     with FakeKubeflow() as kubeflow:
         client = kfp.Client(host=kubeflow.url)
 
-The client's generated code says which request belongs to which method and what it carries, and `kfp_server_api`'s types
-parse it. State, by id, as those types: `experiments`, `pipelines`, `versions`, `runs`, `recurring_runs`.
+Requests are mapped to methods by the client's generated code, and parsed by the types of `kfp_server_api`. State, by
+id, as these types: `experiments`, `pipelines`, `versions`, `runs`, `recurring_runs`.
 
-A task that has a retry policy has a node more, as in Argo: `executor` is that of the retries, and its pods are
-`executor(0)`, `executor(1)`… `preempt` takes a pod away from the training; `retry_policy` says what is started again.
+A task with a retry policy has an additional node, as in Argo: `executor` stands for the retries, and its pods are
+`executor(0)`, `executor(1)`… `preempt` takes a pod away from the training; `retry_policy` decides what is retried.
 
-As in the service: ids are the server's, several runs and recurring runs may have one name, times are whole seconds,
-filters ignore case, the details of a run are the nodes of Argo's workflow (a step, its driver, and a pod that is called
-`executor`), a node that has not ended does so in the year 1, and a run that was terminated ends as failed.
+As in the service: the server assigns ids, several runs and recurring runs may have the same name, times are whole
+seconds, filters ignore case, the details of a run are the nodes of Argo's workflow (a step, its driver, and a pod named
+`executor`), a node that has not ended has an end in the year 1, and a run that was terminated ends as failed.
 
-What happens to a run is up to `execution`: `RunOnCpu`, the default, runs the submitted pipeline for real; `Simulate`
-only goes through the states. A pod first meets the capacity of its nodes: `scarce`.
+`execution` processes the runs: `RunOnCpu`, the default, really runs the submitted pipeline; `Simulate` only changes the
+states. A pod may first have to wait for nodes: `scarce`.
 
 Faults, from `GoogleApiServer`: `fail_next`, `drop_next`, `require_tokens`, `expire_tokens`, `go_down`.
 """
@@ -51,18 +51,18 @@ _Request = dict[str, Any]
 
 
 class Execution(Protocol):
-    """Runs the runs of a fake, `kubeflow`, under whose lock each of these is called."""
+    """Interface that executes the runs of a fake, `kubeflow`; all methods are called under its lock."""
 
     def start_run(self, kubeflow: Any, run_id: str) -> None:
-        """A run was created, or is to go on."""
+        """Start or continue a run."""
 
     def stop(self, run_id: str) -> None:
-        """A run was terminated, or the fake ends; nothing may be left of it when this returns."""
+        """Stop a run that was terminated, or when the fake ends; its processes must have ended on return."""
 
 
 @functools.cache
 def _routes() -> tuple[tuple[str, re.Pattern[str], str, str, str], ...]:
-    """Verb, path, method, and name and type of the body of everything that the services offer; read once."""
+    """Return verb, path, method, and name and type of the body, for all methods of the services; cached."""
     return tuple(_read_routes())
 
 
@@ -74,12 +74,12 @@ def _read_routes() -> Iterator[tuple[str, re.Pattern[str], str, str, str]]:
             body = re.search(r"body_params = local_var_params\['(\w+)'\]", code)
             kind = re.search(rf":type {body[1]}: (\w+)", code) if body else None
             pattern = re.sub(r"\\\{([\w.]+)\\\}", r"(?P<\1>[^/:]+)", re.escape(path).replace(r"\_", "_"))
-            with contextlib.suppress(re.error):  # Dotted names: of updates, which nobody here sends.
+            with contextlib.suppress(re.error):  # Dotted names belong to updates, which no test sends.
                 yield verb, re.compile(pattern), method, body[1] if body else "", kind[1] if kind else ""
 
 
 def _decode(content: Any, kind: str) -> Any:
-    """JSON as one of the service's types; unknown fields are refused."""
+    """Convert JSON to one of the service's types; unknown fields are refused."""
     known = set(getattr(sdk, kind).attribute_map.values())
     if not isinstance(content, dict) or (unknown := set(content) - known):
         wrong = sorted(unknown) if isinstance(content, dict) else content
@@ -91,22 +91,22 @@ def _decode(content: Any, kind: str) -> Any:
 
 
 class FakeKubeflow(GoogleApiServer):
-    """See the module.
+    """A fake server; see the module.
 
     Args:
-        execution: Runs runs; called in the request that creates them.
-        clock: The server's time; the system's, in UTC, if not given.
-        multi_user: Whether everything must name its namespace.
+        execution: Executes runs; called in the request that creates them.
+        clock: The server's time; by default the system's, in UTC.
+        multi_user: Whether all requests must name a namespace.
 
     Attributes:
         columns: Characters that the columns of its database have; those of MySQL and MariaDB.
         secrets: Secrets of Kubernetes by their names, and their keys and values.
         retry_policy: Argo's policy for steps that ask for retries: the one of KFP 2.17; before, it is OnFailure.
-        version: What the server says is its version; `unknown` where its builder did not say one.
-        is_behind_web_server: Whether KFP's web server answers questions about the server's health.
-        scarce: TPUs, as `tpu-v5-lite-podslice`, for which pods wait for ever.
-        canceling_seconds: How long a run goes on being terminated.
-        terminated_state: How runs end that were terminated; `CANCELED` is in the API, `FAILED` is what is seen.
+        version: Version that the server reports; `unknown` if it was built without one.
+        is_behind_web_server: Whether KFP's web server answers requests for the server's health.
+        scarce: TPUs, for example `tpu-v5-lite-podslice`, for which pods wait forever.
+        canceling_seconds: Time from the termination of a run to its end.
+        terminated_state: Final state of terminated runs; the API has `CANCELED`, but servers report `FAILED`.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class FakeKubeflow(GoogleApiServer):
         self.retry_policy = "OnError"
         self.scarce: set[str] = set()
         self.terminated_state = "FAILED"
-        # On the system's time a test waits for it; on a clock's it must be slept away.
+        # With the system's time a test really waits; with a fake clock it must call `sleep`.
         self.canceling_seconds = 30.0 if clock else 0.0
         self._ending: list[tuple[datetime.datetime, sdk.V2beta1Run]] = []
         self._numbers = itertools.count(1)
@@ -144,10 +144,10 @@ class FakeKubeflow(GoogleApiServer):
         super().__exit__(*error)
 
     def clock(self) -> datetime.datetime:
-        """The time, in whole seconds."""
+        """Return the time, in whole seconds."""
         return self._clock().replace(microsecond=0)
 
-    # What is different from Google's APIs
+    # Differences from Google's APIs
 
     def _parse(self, verb: str, path: str, query: str, body: bytes) -> tuple[str, _Request]:
         for route_verb, pattern, method, name, kind in self._kfp_routes:
@@ -160,11 +160,11 @@ class FakeKubeflow(GoogleApiServer):
         raise ServiceError("UNIMPLEMENTED", f"No method at {verb} {path}.")
 
     def encode(self, response: Any) -> dict[str, Any]:
-        """A response as JSON."""
+        """Return a response as JSON."""
         return _CODEC.sanitize_for_serialization(response) if response else {}
 
     def answer(self, verb: str, target: str, body: bytes, token: str) -> tuple[int, dict[str, Any], str]:
-        """As the base class, with errors as the gateway of this server writes them."""
+        """Return a response like the base class, with errors in the form of this server's gateway."""
         with self.lock:
             self._catch_up()
         status, content, drop = super().answer(verb, target, body, token)
@@ -175,7 +175,7 @@ class FakeKubeflow(GoogleApiServer):
         return status, content, drop
 
     def _select(self, items: Mapping[str, Any], request: _Request, id_field: str) -> tuple[list[Any], str]:
-        """The items that a list request asks for, and the token of its next page.
+        """Return the items that a list request asks for, and the token of its next page.
 
         Understands EQUALS and IS_SUBSTRING of a text, and one field to sort by; anything else is refused.
         """
@@ -196,8 +196,8 @@ class FakeKubeflow(GoogleApiServer):
             raise ServiceError("INVALID_ARGUMENT", f"Invalid sort_by: {field!r}.")
         # Ids break ties, as in the service: they are random.
         found.sort(key=lambda item: (getattr(item, field), getattr(item, id_field)), reverse=direction == "desc")
-        # Rule: a page has 20 items unless asked for more, and never above 200 (kubeflow/pipelines
-        # backend/src/apiserver/list/list.go: validatePageSize)
+        # Rule: a page has 20 items by default, and at most 200 (kubeflow/pipelines backend/src/apiserver/list/list.go:
+        # validatePageSize)
         start = int(request.get("page_token") or 0)
         end = start + min(int(request.get("page_size") or 20), 200)
         return found[start:end], str(end) if end < len(found) else ""
@@ -215,9 +215,9 @@ class FakeKubeflow(GoogleApiServer):
     # Experiments, pipelines, health
 
     def healthz_service_get_healthz(self, _: _Request) -> Any:
-        # Rule: the server says its version, that of its image, beside what the API declares (kubeflow/pipelines
+        # Rule: the server reports its image's version in addition to the fields of the API (kubeflow/pipelines
         # backend/src/apiserver/main.go: healthzResponse; backend/Dockerfile: TAG_NAME)
-        # Rule: KFP's web server answers for it, and names the version differently (kubeflow/pipelines
+        # Rule: KFP's web server may answer instead, with another name for the version field (kubeflow/pipelines
         # frontend/server/handlers/healthz.ts: HealthzStats)
         name = "apiServerTagName" if self.is_behind_web_server else "tag_name"
         return {"multi_user": self.multi_user, name: self.version}
@@ -267,7 +267,7 @@ class FakeKubeflow(GoogleApiServer):
     # Runs
 
     def _take_spec(self, item: Any) -> None:
-        """Check a run or recurring run, and give it the pipeline that it only names."""
+        """Check a run or recurring run, and fill in a pipeline that it only names."""
         if not item.display_name:
             raise ServiceError("INVALID_ARGUMENT", "display_name is required.")
         if not item.experiment_id:
@@ -311,13 +311,13 @@ class FakeKubeflow(GoogleApiServer):
         run = _get(self.runs, request["run_id"])
         if run.state not in ("PENDING", "RUNNING", "PAUSED"):
             raise ServiceError("INVALID_ARGUMENT", f"Failed to terminate a run {run.run_id}. Row not found.")
-        # Rule: a run goes on being cancelled until its workflow has ended, and its history does not say so
-        # (kubeflow/pipelines backend/src/apiserver/storage/run_store.go: TerminateRun)
+        # Rule: a run stays in the state of cancellation until its workflow has ended, and its history does not show
+        # this (kubeflow/pipelines backend/src/apiserver/storage/run_store.go: TerminateRun)
         run.state = "CANCELING"
         self._ending.append((self.clock() + datetime.timedelta(seconds=self.canceling_seconds), run))
 
     def _catch_up(self) -> None:
-        """End those runs that were terminated long enough ago."""
+        """End the runs whose termination is due."""
         ready = [run for time, run in self._ending if time <= self.clock()]
         self._ending = [one for one in self._ending if one[0] > self.clock()]
         for run in ready:
@@ -343,13 +343,13 @@ class FakeKubeflow(GoogleApiServer):
         del self.runs[run.run_id]
 
     def _move(self, item: Any, state: str) -> None:
-        """Bring a run or a node into a state."""
+        """Set the state of a run or a node."""
         item.state = state
         status = sdk.V2beta1RuntimeStatus(update_time=self.clock(), state=state)
         item.state_history = [*(item.state_history or ()), status]
 
     def start_run(self, run_id: str) -> Any:
-        """Let a run begin; the run, or none if it has ended or is gone."""
+        """Start a run; return the run, or None if it has ended or was deleted."""
         run = self.runs.get(run_id)
         if run is None or run.state in RUN_DONE:
             return None
@@ -358,7 +358,7 @@ class FakeKubeflow(GoogleApiServer):
         return run
 
     def end_run(self, run_id: str, state: str) -> None:
-        """Let a run end, unless it has."""
+        """End a run, unless it has ended."""
         with self.lock:
             run = self.runs.get(run_id)
             if run is not None and run.state not in RUN_DONE:
@@ -369,7 +369,7 @@ class FakeKubeflow(GoogleApiServer):
         self._move(run, state)
 
     def node(self, run: Any, name: str, state: str, pod_of: str = "") -> Any:
-        """A node of a run's workflow, new if it is not there: a step, its driver, or the pod of a step."""
+        """Return a node of a run's workflow (a step, its driver, or the pod of a step); creates it if it is missing."""
         for node in run.run_details.task_details:
             if (node.display_name, node.parent_task_id) == (name, pod_of):
                 return node
@@ -387,7 +387,7 @@ class FakeKubeflow(GoogleApiServer):
         return node
 
     def start_step(self, run: Any, name: str) -> tuple[Any, Any]:
-        """Begin a step, unless it has: its node and that of its pod, which runs if there is a machine for it."""
+        """Start a step, unless it has started: its node, and that of its pod, which runs if a machine is available."""
         self.end_node(self.node(run, f"{name}-driver", "RUNNING"), "SUCCEEDED")
         step = self.node(run, name, "RUNNING")
         if retry_policy(run.pipeline_spec, name):
@@ -396,7 +396,7 @@ class FakeKubeflow(GoogleApiServer):
             pod = attempts[-1] if attempts else self.node(run, "executor(0)", "PENDING", pod_of=name)
         else:
             pod = self.node(run, "executor", "PENDING", pod_of=name)
-        # Rule: a pod does not start while a secret, or a key of it, is not there that it names and must have
+        # Rule: a pod does not start while a required secret, or a required key of a secret, is missing
         # (https://kubernetes.io/docs/concepts/configuration/secret/#restriction-secret-must-exist; kubeflow/pipelines
         # backend/src/v2/driver/k8s.go: SecretKeyRef)
         _, lacking = self.pod_environment(run.pipeline_spec, name)
@@ -406,7 +406,7 @@ class FakeKubeflow(GoogleApiServer):
         return step, pod
 
     def pod_environment(self, pipeline_spec: dict[str, Any], task: str) -> tuple[dict[str, str], list[str]]:
-        """The variables that the pod of a task has of secrets, and what it must have of them and is not there."""
+        """Return the variables that a task's pod gets from secrets, and the secrets and keys that it lacks."""
         values, lacking = dict[str, str](), []
         for named in executor_config(pipeline_spec, task).get("secretAsEnv", ()):
             secret = self.secrets.get(named["secretName"], {})
@@ -422,20 +422,19 @@ class FakeKubeflow(GoogleApiServer):
         return [node for node in nodes if node.parent_task_id == name and node.display_name.startswith("executor(")]
 
     def preempt(self, run_id: str, name: str = "train-model", is_deleted: bool = False) -> None:
-        """Take the node of a step's pod away; with `is_deleted` the pod is gone before anybody sees how it ended."""
-        # Rule: a pod that its node evicts or shuts down has failed, with a message; of one that is gone only that is
-        # known, an error (argoproj/argo-workflows workflow/controller/operator.go at f016ad8: inferFailedReason,
-        # podReconciliation)
-        # Rule: KFP 2.17 gives all steps the policy OnError, also those that ask for retries, for which KFP has none of
-        # its own; it starts again what ended by an error, not what failed (kubeflow/pipelines
+        """Take the node of a step's pod away; with `is_deleted`, the pod disappears before its end is observed."""
+        # Rule: a pod that its node evicts or shuts down has failed, with a message; a deleted pod is an error
+        # (argoproj/argo-workflows workflow/controller/operator.go at f016ad8: inferFailedReason, podReconciliation)
+        # Rule: KFP 2.17 gives all steps the policy OnError, even those that request retries, because KFP sets no policy
+        # for them; OnError retries errors, not failures (kubeflow/pipelines
         # manifests/kustomize/third-party/argo/base/workflow-controller-configmap-patch.yaml since 2dea6fd, and
         # backend/src/v2/compiler/argocompiler/container.go at 7b70c7b: getTaskRetryStrategyFromInput;
         # argoproj/argo-workflows workflow/controller/operator.go: mergedTemplateDefaultsInto, processNodeRetries)
-        # Rule: without a policy it is OnFailure, which leaves out errors (argoproj/argo-workflows
+        # Rule: the default policy is OnFailure, which does not retry errors (argoproj/argo-workflows
         # pkg/apis/workflow/v1alpha1/workflow_types.go: RetryPolicyActual)
-        # Rule: a step is started again up to limit times, and not once maxDuration has passed since its first attempt
-        # began (argoproj/argo-workflows workflow/controller/operator.go)
-        # Rule: limit and maxDuration are those of the task's retry policy (kubeflow/pipelines
+        # Rule: a step is retried up to limit times, but not later than maxDuration after the start of its first attempt
+        # (argoproj/argo-workflows workflow/controller/operator.go)
+        # Rule: limit and maxDuration come from the task's retry policy (kubeflow/pipelines
         # backend/src/v2/compiler/argocompiler/container.go)
         with self.lock:
             run = self.runs[run_id]
@@ -455,7 +454,7 @@ class FakeKubeflow(GoogleApiServer):
             self.execution.start_run(self, run_id)
 
     def end_node(self, node: Any, state: str) -> None:
-        """Let a node end, unless it has."""
+        """End a node, unless it has ended."""
         if node.end_time == _NEVER:
             node.end_time = self.clock()
             self._move(node, state)
@@ -500,10 +499,10 @@ class FakeKubeflow(GoogleApiServer):
         del self.recurring_runs[_get(self.recurring_runs, request["recurring_run_id"]).recurring_run_id]
 
     def fire(self, recurring_run_id: str) -> Any:
-        """Let a recurring run's time come; the run that it starts, if it is enabled."""
+        """Trigger a recurring run; return the run that it starts, if it is enabled."""
         with self.lock:
             recurring_run = self.recurring_runs[recurring_run_id]
-            # Rule: a recurring run has no more runs at a time than max_concurrency (kubeflow/pipelines
+            # Rule: a recurring run has at most max_concurrency active runs (kubeflow/pipelines
             # backend/src/crd/controller/scheduledworkflow/util/scheduled_workflow.go: GetNextScheduledEpoch)
             active = [run for run in self.runs.values() if run.recurring_run_id == recurring_run_id]
             active = [run for run in active if run.state not in RUN_DONE]
@@ -526,7 +525,7 @@ def _get(items: Mapping[str, Any], id_: str) -> Any:
 
 
 def split_spec(pipeline_spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A pipeline as it is sent: the pipeline itself, and what it says of Kubernetes."""
+    """Split a submitted pipeline into the pipeline itself and its Kubernetes options."""
     kubernetes = pipeline_spec.get("platform_spec", {}).get("platforms", {}).get("kubernetes", {})
     return pipeline_spec.get("pipeline_spec", pipeline_spec), kubernetes
 
@@ -546,20 +545,20 @@ def _check_spec(pipeline_spec: Any) -> None:
 
 
 def retry_policy(pipeline_spec: dict[str, Any], task: str) -> dict[str, Any]:
-    """How often, and for how long, a task of the root is started again; empty is never."""
+    """Return the retry policy of a task of the root DAG; empty if it is never retried."""
     spec, _ = split_spec(pipeline_spec)
     return dict(spec["root"]["dag"]["tasks"].get(task, {}).get("retryPolicy", {}))
 
 
 def tasks_of(pipeline_spec: dict[str, Any]) -> dict[str, Any]:
-    """All tasks of a pipeline, in whatever part, by their names."""
+    """Return all tasks of a pipeline, nested ones included, by name."""
     spec, _ = split_spec(pipeline_spec)
     parts = (spec["root"], *spec.get("components", {}).values())
     return {name: task for part in parts for name, task in part.get("dag", {}).get("tasks", {}).items()}
 
 
 def executor_config(pipeline_spec: dict[str, Any], task: str) -> dict[str, Any]:
-    """What a task asks of Kubernetes."""
+    """Return the Kubernetes options of a task."""
     spec, kubernetes = split_spec(pipeline_spec)
     tasks = tasks_of(pipeline_spec)
     component = spec["components"][tasks[task]["componentRef"]["name"]] if task in tasks else {}
@@ -567,7 +566,7 @@ def executor_config(pipeline_spec: dict[str, Any], task: str) -> dict[str, Any]:
 
 
 def variables_of(pipeline_spec: dict[str, Any], task: str) -> list[str]:
-    """The names of the environment variables that a task's container has."""
+    """Return the names of the environment variables of a task's container."""
     spec, _ = split_spec(pipeline_spec)
     component = spec["components"][tasks_of(pipeline_spec)[task]["componentRef"]["name"]]
     executors = spec.get("deploymentSpec", {}).get("executors", {})
@@ -576,29 +575,29 @@ def variables_of(pipeline_spec: dict[str, Any], task: str) -> list[str]:
 
 
 def node_selectors(pipeline_spec: dict[str, Any], task: str) -> dict[str, str]:
-    """The labels of the nodes that a task asks for."""
+    """Return the node labels that a task requests."""
     return executor_config(pipeline_spec, task).get("nodeSelector", {}).get("labels", {})
 
 
 def may_write(pipeline_spec: dict[str, Any], task: str) -> bool:
-    """Whether a task, in an image that is not root's, may write to the volumes that it mounts."""
-    # Rule: KFP sets no fsGroup, and a fresh disk belongs to root; a task runs as the user that it asks for, else as its
-    # image's (kubeflow/pipelines/issues/3866; backend/src/v2/driver/k8s.go at 7b70c7b: SecurityContext)
+    """Return whether a task whose image's user is not root can write to its volumes."""
+    # Rule: KFP does not set fsGroup, and a new disk belongs to root; a task runs as the user that it requests, or else
+    # as its image's user (kubeflow/pipelines/issues/3866; backend/src/v2/driver/k8s.go at 7b70c7b: SecurityContext)
     config = executor_config(pipeline_spec, task)
     mounts = config.get("pvcMount") or config.get("genericEphemeralVolume")
     return not mounts or int(config.get("securityContext", {}).get("runAsUser", 1000)) == 0
 
 
 class Simulate:
-    """Lets every step succeed at once, without running it, once its pod has a machine.
+    """Completes every step at once without running it, when its pod has a machine.
 
-    A run whose training has no end yet is left running; `start_run` again goes on from where it is.
+    A run with an unfinished training keeps running; another `start_run` continues it.
 
     Args:
-        promote: What the gate decides.
+        promote: Decision of the gate.
         hold: Whether trainings run until a test sets this to False.
         failures: Steps that fail.
-        cache: The server's cache; without it every run runs all of its steps.
+        cache: The server's cache; None runs all steps of every run.
     """
 
     def __init__(
@@ -621,7 +620,7 @@ class Simulate:
                 kubeflow.end_run(run_id, "SUCCEEDED")
 
     def _run(self, kubeflow: FakeKubeflow, run: Any, spec: dict[str, Any], tasks: dict[str, Any], scope: Scope) -> bool:
-        """Go through the tasks; whether all are done."""
+        """Process the tasks; return whether all are done."""
         for name in execution.in_order(tasks):
             inputs = scope.inputs_of(tasks[name]) if self.cache else Scope({})
             if inner := spec["components"][tasks[name]["componentRef"]["name"]].get("dag"):
@@ -634,8 +633,7 @@ class Simulate:
                 continue
             key = self.cache.key(spec, tasks[name], inputs, {"pipeline_job_name": run.run_id}) if self.cache else ""
             if self.cache and (hit := self.cache.find(key)):
-                # Rule: a step that the cache answers has no pod (kubeflow/pipelines
-                # backend/src/v2/compiler/argocompiler/container.go)
+                # Rule: a cached step has no pod (kubeflow/pipelines backend/src/v2/compiler/argocompiler/container.go)
                 scope.outputs[name] = hit
                 kubeflow.end_node(kubeflow.node(run, name, "RUNNING"), "SUCCEEDED")
                 continue
@@ -656,14 +654,14 @@ class Simulate:
         return True
 
     def stop(self, run_id: str) -> None:
-        """Nothing runs."""
+        """Do nothing, because nothing runs."""
 
 
 class RunOnCpu(execution.RunOnCpu):
-    """Runs a submitted pipeline with kfp.local in a process of its own; the accelerator is told to be the CPU.
+    """Runs a submitted pipeline with kfp.local in a separate process, with the CPU as accelerator.
 
     Attributes:
-        root: Folder in which runs leave their artifacts and logs, one folder each.
+        root: Folder for the artifacts and logs of runs, with a folder for each run.
     """
 
     def start_run(self, kubeflow: FakeKubeflow, run_id: str) -> None:
@@ -694,12 +692,12 @@ class RunOnCpu(execution.RunOnCpu):
         )
 
     def _follow_run(self, kubeflow: FakeKubeflow, run: Any, line: str) -> None:
-        """Keep the run's nodes as kfp.local tells of its tasks."""
+        """Update the run's nodes from a line of kfp.local's output."""
         with kubeflow.lock:
             if started := re.search(r"Executing task '([\w-]+)'", line):
                 kubeflow.start_step(run, started[1])
             if ended := re.search(r"Task '([\w-]+)' finished with status (\w+)", line):
-                # Rule: an artifact lies at ROOT/PIPELINE/RUN/TASK/SALT/OUTPUT (kubeflow/pipelines
+                # Rule: an artifact has the path ROOT/PIPELINE/RUN/TASK/SALT/OUTPUT (kubeflow/pipelines
                 # backend/src/v2/driver/driver.go: provisionOutputs)
                 name = split_spec(run.pipeline_spec)[0]["pipelineInfo"]["name"]
                 place = f"{run.runtime_config.pipeline_root}/{name}/{run.run_id}/{ended[1]}/{uuid.uuid4()}"
@@ -715,5 +713,5 @@ class RunOnCpu(execution.RunOnCpu):
 
 
 def outputs(root: Path, run_id: str, name: str) -> list[Path]:
-    """The files of this name that a run of `RunOnCpu` left."""
+    """Return the files with this name that a run of `RunOnCpu` has written."""
     return sorted((root / run_id).rglob(name))

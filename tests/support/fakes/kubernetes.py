@@ -1,4 +1,4 @@
-"""A Kubernetes API server that lives in this process, for the real client: read-only but for JobSets, which it runs."""
+"""A fake Kubernetes API server in this process, for the real client: read-only, except for JobSets, which it runs."""
 
 import json
 import re
@@ -15,19 +15,19 @@ from tests.support.fakes.local_server import LocalServer
 
 
 class FakeKubernetes(LocalServer):
-    """A cluster's server; use it in a `with` block.
+    """A cluster's server, for a `with` block.
 
     Attributes:
-        nodes: The labels of each.
-        objects: What there is, as `kubeflow/secrets/storage-key`.
-        config_maps: Content of those that have one, by their path there.
-        injects: Whether the cluster's namespaces give pods a proxy of Istio's.
-        forbidden: Patterns of paths that whoever asks may not ask for.
-        jobsets: JobSets by namespace and name, whose pods run here; None is a cluster that does not know any.
-        logs: Folder of what their pods print.
-        pods: Pods that nobody runs, by their name.
-        log_queries: How logs were asked for.
-        rights: Account, verb and resource of what service accounts may do.
+        nodes: Labels of each node.
+        objects: Existing objects, for example `kubeflow/secrets/storage-key`.
+        config_maps: Contents of ConfigMaps, by path.
+        injects: Whether the cluster's namespaces inject Istio's proxy into pods.
+        forbidden: Patterns of paths that the caller may not request.
+        jobsets: JobSets by namespace and name, whose pods run here; None if the cluster does not support JobSets.
+        logs: Folder for the logs of their pods.
+        pods: Pods without a process, by name.
+        log_queries: Queries of all requests for logs.
+        rights: Rights of service accounts: account, verb and resource.
     """
 
     def __init__(self, logs: Path | None = None) -> None:
@@ -57,7 +57,7 @@ class FakeKubernetes(LocalServer):
         super().__exit__(*error)
 
     def answer(self, verb: str, target: str, content: bytes = b"") -> tuple[int, Any]:
-        """The status of a request, and the JSON or text."""
+        """Return the status of a response, and its JSON or text."""
         path, _, query = target.partition("?")
         if any(re.search(pattern, f"{verb} {path}") for pattern in self.forbidden):
             return 403, {"kind": "Status", "reason": "Forbidden", "code": 403}
@@ -77,9 +77,10 @@ class FakeKubernetes(LocalServer):
         return 404, {"kind": "Status", "reason": "NotFound", "code": 404}
 
     def _review(self, namespace: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Say whether an account may do something."""
-        # Rule: who may create reviews asks what another may do in a namespace; an account of a service is the user
-        # system:serviceaccount:NAMESPACE:NAME (https://kubernetes.io/docs/reference/access-authn-authz/authorization/,
+        """Return a review of whether an account may do something."""
+        # Rule: a user who may create reviews can ask for the rights of another in a namespace; a service account is the
+        # user system:serviceaccount:NAMESPACE:NAME
+        # (https://kubernetes.io/docs/reference/access-authn-authz/authorization/,
         # https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin)
         spec, asked = body["spec"], body["spec"]["resourceAttributes"]
         assert asked["namespace"] == namespace
@@ -93,7 +94,7 @@ class FakeKubernetes(LocalServer):
             assert self.logs
             body = json.loads(content)
             key = (key[0], body["metadata"]["name"])
-            # Rule: a name is given once in a namespace, 409 AlreadyExists for a second object of it
+            # Rule: a name is unique within a namespace; creating a second object with it returns 409 AlreadyExists
             # (https://kubernetes.io/docs/concepts/overview/working-with-objects/names)
             if key in self.jobsets:
                 return 409, {"kind": "Status", "reason": "AlreadyExists", "code": 409}
@@ -170,4 +171,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing on stderr."""
+        """Print nothing."""

@@ -1,4 +1,4 @@
-"""A server that lives in this process, on a port of this machine alone."""
+"""A server in this process, which only this machine can reach."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -6,7 +6,7 @@ from typing import Self
 
 
 class LocalServer:
-    """A server on a free port; use it in a `with` block.
+    """A server on a free port, for a `with` block.
 
     Args:
         handler: Class that answers the requests.
@@ -35,10 +35,10 @@ class LocalServer:
         self._thread.join()
 
     def go_down(self) -> None:
-        """Take no more connections."""
+        """Stop accepting connections."""
         LocalServer.__exit__(self)
 
     def come_back(self) -> None:
-        """Be there again, at the same address."""
+        """Accept connections again, at the same address."""
         self._listen(self._server.server_port)
         LocalServer.__enter__(self)

@@ -1,4 +1,4 @@
-"""The processes of `RunOnCpu`: one that runs a pipeline, and one that does what Google's launcher does."""
+"""Processes of `RunOnCpu`: one runs a pipeline, the other replaces Google's launcher."""
 
 import copy
 import json
@@ -14,7 +14,7 @@ import yaml
 
 
 def run(path: Path) -> int:
-    """Run a submitted pipeline with kfp.local; says on stdout how its tasks fare."""
+    """Run a submitted pipeline with kfp.local; prints the progress of its tasks."""
     warnings.simplefilter("ignore")
     from kfp import components, local
 
@@ -28,11 +28,11 @@ def run(path: Path) -> int:
         if is_custom_job(spec, name):
             spec["deploymentSpec"]["executors"][component["executorLabel"]]["container"] = {
                 "image": "python",
-                # The last word makes kfp.local take this for what it runs: a function's body.
+                # The last word makes kfp.local treat this as the function that it runs.
                 "command": ["python3", "-m", "tests.support.fakes.pipeline_process", "launch", str(path), name],
                 "args": ["{{$}}", "kfp.dsl.executor_main"],
             }
-    if request.get("mount"):  # Not for this process, which is the service's.
+    if request.get("mount"):  # Not set for this process, which belongs to the service.
         os.environ.update(gcsfuse.environment(Path(request["mount"])))
     if "pods" in request:
         for label, executor in spec["deploymentSpec"]["executors"].items():
@@ -44,13 +44,13 @@ def run(path: Path) -> int:
         for name, value in request["parameters"].items()
     }
     local.init(local.SubprocessRunner(use_venv=False), pipeline_root=request["root"], raise_on_error=True)
-    # Not as JSON, which is read as YAML, and to that 1e-09 is a word.
+    # Not JSON: it would be read as YAML, in which 1e-09 is a string.
     components.load_component_from_text(yaml.safe_dump(spec))(**values)
     return 0
 
 
 def launch(path: Path, component: str, executor_input: str) -> int:
-    """Create the custom job of a component at the fake service, wait for it, and say where it is."""
+    """Create the custom job of a component at the fake service, wait for it, and print its state."""
     warnings.simplefilter("ignore")
     from google.auth.credentials import AnonymousCredentials
     from google.cloud import aiplatform_v1 as v1

@@ -1,8 +1,8 @@
-"""The rules of the services that the local servers keep, one a line.
+"""The rules of the services that the local servers enforce, one per line.
 
-A rule is a comment `# Rule: WHAT (SOURCE)` beside the code that keeps it, where `…/` at the start of a source stands
-for Vertex AI's documentation. `python -m tests.support.fakes.rule_list > tests/support/fakes/RULES` writes the list
-anew.
+A rule is a comment `# Rule: WHAT (SOURCE)` next to the code that enforces it, where `…/` at the start of a source
+stands for Vertex AI's documentation. `python -m tests.support.fakes.rule_list > tests/support/fakes/RULES` rewrites the
+list.
 """
 
 import re
@@ -15,7 +15,7 @@ _RULE = re.compile(r"^ *# (Rule: .*\n(?: *# .*\n)*)", re.MULTILINE)
 
 
 def rules_in(text: str) -> list[str]:
-    """The rules that a module's comments name, each in one line.
+    """Return the rules in a module's comments, one line each.
 
     Example:
         >>> rules_in("    # Rule: a job has a name\\n    # (job.proto)\\n    check(job)\\n")
@@ -26,7 +26,7 @@ def rules_in(text: str) -> list[str]:
 
 
 def all_rules() -> str:
-    """The list: every rule behind the name of the module that keeps it."""
+    """Return the list: each rule after the name of the module that enforces it."""
     modules = sorted(path for path in FOLDER.glob("*.py") if path.name not in ("rule_list.py", "test_rule_list.py"))
     lines = [f"{path.stem}: {rule}" for path in modules for rule in rules_in(path.read_text())]
     return re.sub(r"(?<=[(; ])…/", f"{DOCS}/", "\n".join(lines)) + "\n"

@@ -1,4 +1,4 @@
-"""Containers that serve models, as Vertex AI starts them: processes of this machine."""
+"""Serving containers as Vertex AI starts them: processes on this machine."""
 
 import contextlib
 import os
@@ -13,17 +13,17 @@ from google.cloud import aiplatform_v1 as v1
 
 
 class Containers:
-    """Starts what the serving image runs, told what Vertex tells it; to be given to `FakeVertex(serve=…)`.
+    """Starts the serving image's command with the variables of Vertex AI, for `FakeVertex(serve=…)`.
 
     Args:
-        folder: Gets a log for each.
+        folder: Folder for the containers' logs.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._processes = folder, list[subprocess.Popen[str]]()
 
     def __call__(self, model: v1.Model) -> str:
-        """Start one for a model; the URL of its predictions once it is ready."""
+        """Start a container for a model; returns the URL of its predictions once it is ready."""
         container = model.container_spec
         variables = {
             "AIP_STORAGE_URI": model.artifact_uri,
@@ -49,7 +49,7 @@ class Containers:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Any]:
-        """End all of them when the block ends."""
+        """End all containers at the end of the block."""
         try:
             yield self
         finally:

@@ -12,8 +12,8 @@ from tpu_components.core.files import object_stores
 
 @pytest.fixture(scope="module")
 def storage_server() -> Iterator[Any]:
-    """The server, which has one bucket, `gs://bucket`; it holds its objects in memory."""
-    with warnings.catch_warnings(action="ignore"):  # They miss optional parts, and use what Python deprecates.
+    """Run a server with one bucket, `gs://bucket`, and its objects in memory."""
+    with warnings.catch_warnings(action="ignore"):  # They lack optional parts, and use deprecated parts of Python.
         import gcp_storage_emulator.server as emulator
         import google.cloud.storage  # noqa: F401
     with pytest.MonkeyPatch.context() as patch:
@@ -34,14 +34,14 @@ def storage_server() -> Iterator[Any]:
 
 @pytest.fixture
 def bucket(storage_server: Any) -> Any:
-    """An empty bucket, `gs://bucket`, through the real client."""
+    """Return the bucket `gs://bucket`, emptied, through the real client."""
     storage_server.wipe(keep_buckets=True)
     return object_stores.GoogleStorage().bucket("bucket")
 
 
 @pytest.fixture(scope="module")
 def s3_server() -> Iterator[Any]:
-    """An S3 that lives in this process, moto's; it has one bucket, `s3://bucket`."""
+    """Run moto's S3 server in this process, with one bucket, `s3://bucket`."""
     with warnings.catch_warnings(action="ignore"):
         from moto.server import ThreadedMotoServer
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

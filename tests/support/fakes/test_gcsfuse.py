@@ -1,4 +1,4 @@
-"""Claims about the mounted bucket that steps meet on the fake Vertex AI."""
+"""Claims about the mounted bucket that steps see on the fake Vertex AI."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from tests.support.fakes import gcsfuse
 
 
 def run_there(code, folder, owner=None):
-    """What a program prints that has the folder mounted; it finds the folder's name in `mount`."""
+    """Return the output of a program that has the folder mounted, as `mount`."""
     imports = "import errno, fcntl, os, shutil\nfrom pathlib import Path\n"
     imports += "from tpu_components.core.files import storage\n"
     program = f"{imports}mount = Path({str(folder)!r})\n"

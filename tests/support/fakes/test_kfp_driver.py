@@ -1,4 +1,4 @@
-"""Claims about what Kubeflow Pipelines makes of a compiled pipeline."""
+"""Claims about the execution of a compiled pipeline by Kubeflow Pipelines."""
 
 import json
 
@@ -17,7 +17,7 @@ STEPS = ("list-source", "create-tfrecords", "preflight-training", "train-model",
 
 
 class Pods:
-    """Takes pods, and answers for the launcher in each: these parameters, or nothing for those that fail."""
+    """Takes pods, and answers instead of their launchers: with these parameters, or nothing for failures."""
 
     def __init__(self, store, promoted=True, failures=0):
         self.store, self.promoted, self.failures, self.seen = store, promoted, failures, []
@@ -37,7 +37,7 @@ class Pods:
         told.write_text(json.dumps({"code": 0, "parameters": values, "artifacts": artifacts}))
 
     def input_of(self, task):
-        """What the launcher of a task's pod is called with."""
+        """Return the input of the launcher of a task's pod."""
         (pod,) = (pod for pod in self.seen if f"-{task}-" in pod["metadata"]["name"])
         words = pod["spec"]["containers"][0]["command"]
         return json.loads(words[words.index("--executor_input") + 1])

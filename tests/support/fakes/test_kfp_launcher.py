@@ -1,4 +1,4 @@
-"""Claims about what Kubeflow's launcher does around a step."""
+"""Claims about the launcher of Kubeflow's steps."""
 
 import json
 import sys
@@ -72,7 +72,7 @@ sys.exit(int(sys.argv[3]))
 
 
 def run_here(folder, code, monkeypatch):
-    """Let the launcher run a step in a container whose root is a folder."""
+    """Run a step with the launcher in a container whose root is a folder."""
     monkeypatch.setattr(
         "tests.support.fakes.kfp_launcher.local_path",
         lambda uri, real=local_path: folder / "pod" / real(uri).relative_to("/"),

@@ -1,4 +1,4 @@
-"""Claims about the fake Vertex AI that the tests of what uses it stand on."""
+"""Claims about the fake Vertex AI on which other tests rely."""
 
 import datetime
 import json
@@ -36,7 +36,7 @@ def client(fake, service):
 
 
 def custom_job(machine_type="ct5lp-hightpu-4t", topology="2x2", pool=None, spec=None, **more):
-    """A custom job that the service takes, with what is given in the place of its own."""
+    """Return a valid custom job, with some of its fields replaced."""
     machine = {"machine_type": machine_type, "tpu_topology": topology}
     fields = {"replica_count": 1, "machine_spec": machine, "container_spec": CONTAINER, **(pool or {}), **more}
     return {"display_name": "train", "job_spec": {"worker_pool_specs": [fields], **(spec or {})}}
@@ -259,7 +259,7 @@ def test_a_deployment_changes_no_traffic_unless_told_and_its_id_is_given_once(fa
 
 
 def deployed_to(fake, **fields):
-    """An endpoint with one model on it, which has all of the traffic."""
+    """Return an endpoint with one model, which has all traffic."""
     endpoints = client(fake, "Endpoint")
     endpoint = endpoints.create_endpoint(parent=PARENT, endpoint={"display_name": "e", **fields}).result().name
     deployed = {"model": upload(fake, "gs://b/1").model, "dedicated_resources": MACHINE}

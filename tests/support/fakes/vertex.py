@@ -1,4 +1,4 @@
-"""A Vertex AI that lives in this process: stateful, over HTTP, for the real clients.
+"""A fake Vertex AI in this process: stateful, over HTTP, for the real clients.
 
     with FakeVertex() as vertex:
         client = aiplatform_v1.PipelineServiceClient(
@@ -11,9 +11,8 @@ State, by full resource name, as the service's own types: `pipeline_jobs`, `cust
 of versions each), `endpoints`, `evaluations`, `operations`. As in the service, names carry the project's number, and a
 project may be named by its id or number.
 
-What happens to a job is up to `execution`: `tests.support.fakes.execution.RunOnCpu`, the default, runs the submitted
-specification for real; `Simulate` only goes through the states. Custom jobs first meet the capacity of their machine:
-`stock_out`, `scarce`.
+`execution` processes the jobs: `tests.support.fakes.execution.RunOnCpu`, the default, really runs the submitted
+specification; `Simulate` only changes the states. Custom jobs may lack capacity: `stock_out`, `scarce`.
 
 Models are served by `serve`, called with the `Model` that is deployed: it returns the URL to which predictions are
 posted, or a function `(instances, parameters) -> predictions`; raising makes the deployment fail.
@@ -63,13 +62,15 @@ PIPELINE_DONE = (
 )
 JOB_DONE = (v1.JobState.JOB_STATE_SUCCEEDED, v1.JobState.JOB_STATE_FAILED, v1.JobState.JOB_STATE_CANCELLED)
 _PIPELINE_JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,126}")
-# Rule: a model's id has 63 small letters, digits, _ and - at most, no digit or - first (model_service.proto: model_id)
+# Rule: a model's id has at most 63 lower-case letters, digits, _ and -, and does not begin with a digit or -
+# (model_service.proto: model_id)
 _MODEL_ID = re.compile(r"[a-z_][a-z0-9_-]{0,62}")
-# Rule: an endpoint's id has 63 small letters, digits and - at most, or 9 digits (endpoint_service.proto: endpoint_id)
+# Rule: an endpoint's id has at most 63 lower-case letters, digits and -, or 9 digits (endpoint_service.proto:
+# endpoint_id)
 _ENDPOINT_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?|[1-9][0-9]{0,8}")
 # Rule: a deployment's id has 1 to 10 digits (endpoint.proto: DeployedModel.id)
 _DEPLOYED_ID = re.compile(r"[0-9]{1,10}")
-# The address of an endpoint of its own at which a request has arrived; empty is the service's.
+# The endpoint's own address at which a request has arrived; empty for the service's.
 _ARRIVED_AT: contextvars.ContextVar[str] = contextvars.ContextVar("arrived_at", default="")
 _OF_AN_ENDPOINT = re.compile(r"(/of/[^/]+)(/.*)")
 Predict = Callable[[list[Any], Any], list[Any]]
@@ -80,27 +81,27 @@ def _copy(item: Any) -> Any:
 
 
 class FakeVertex(GoogleApiServer):
-    """See the module.
+    """A fake Vertex AI; see the module.
 
     Args:
-        execution: Runs pipeline jobs, and custom jobs that have their machine; called in the request that creates them.
-        serve: Makes a deployed model answer.
-        clock: The service's time; the system's, in UTC, if not given.
+        execution: Runs pipeline jobs, and custom jobs that have a machine; called in the request that creates them.
+        serve: Starts the server of a deployed model.
+        clock: The service's time; by default the system's, in UTC.
 
     Attributes:
-        cloud: What the project's other APIs say.
-        stock_out: Machine types that cannot be had, as `ct5lp-hightpu-4t` or `us-west1/ct5lp-hightpu-4t`: jobs fail.
-        scarce: Machine types for which jobs wait for ever.
-        served: How many requests each deployment of an endpoint has answered.
-        without_quota: Machine types of which the project may use none: their custom jobs are refused at creation.
-        traffic_seconds: How long a traffic split goes on as it was after it was changed, for who asks for predictions.
-        not_acted_as: Service accounts that who asks may not act as; `DEFAULT_ACCOUNT` is whose none is named.
-        unreadable: Places on gs:// and images that the service's own account may not read.
-        local_images: Images that are taken for a registry's: the one of whatever is compiled without a setting.
+        cloud: State of the project's other APIs.
+        stock_out: Unavailable machine types, `ct5lp-hightpu-4t` or `us-west1/ct5lp-hightpu-4t`: jobs fail.
+        scarce: Machine types for which jobs wait forever.
+        served: Number of requests that each deployment of an endpoint has answered.
+        without_quota: Machine types without quota: their custom jobs are refused at creation.
+        traffic_seconds: Time until a changed traffic split takes effect for predictions.
+        not_acted_as: Service accounts that the caller may not act as; `DEFAULT_ACCOUNT` if a request names none.
+        unreadable: Locations on gs:// and images that the service's own account may not read.
+        local_images: Images that count as in a registry, such as the image of a compilation without a setting.
         unusable_keys: Encryption keys that the service's own account may not use.
-        queued_seconds: How long a pipeline job waits before anything happens.
-        cancelling_seconds: How long a job goes on being cancelled.
-        operation_seconds: How long one takes; nothing of it is to be seen before, but that its name is taken.
+        queued_seconds: Time that a pipeline job is queued.
+        cancelling_seconds: Time from the cancellation of a job to its end.
+        operation_seconds: Duration of an operation; until its end, only its name is taken.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class FakeVertex(GoogleApiServer):
         self.unusable_keys: set[str] = set()
         self._deleted: dict[str, datetime.datetime] = {}
         self.queued_seconds = 0.0
-        # On the system's time a test waits for it; on a clock's it must be slept away.
+        # With the system's time a test really waits; with a fake clock it must call `sleep`.
         self.cancelling_seconds = 30.0 if clock else 0.2
         self.operation_seconds = 0.0
         self._under_way: list[tuple[datetime.datetime, Callable[[], Any]]] = []
@@ -146,7 +147,7 @@ class FakeVertex(GoogleApiServer):
         self._numbers = itertools.count(1_000_000_000)
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Variables that make the command line sign in and talk to this fake, as a CI system does.
+        """Return variables that make the command line sign in to this fake, like a CI system.
 
         A token of the system's own, in a file below `folder`, is exchanged for tokens of the service.
         """
@@ -177,7 +178,7 @@ class FakeVertex(GoogleApiServer):
         super().__exit__(*error)
 
     def answer(self, verb: str, target: str, body: bytes, token: str) -> tuple[int, dict[str, Any], str]:
-        """As the base class; what no service's annotations list comes first: the other APIs, and operations."""
+        """Return a response like the base class, also for the other APIs and for operations."""
         if asked := self.cloud.answer(verb, target, body):
             return *asked, ""
         with self.lock:
@@ -199,7 +200,7 @@ class FakeVertex(GoogleApiServer):
         return f"{canonical(parent)}/{kind}/{id_ or next(self._numbers)}"
 
     def _operate(self, parent: str, work: Callable[[], Any], metadata: Any = None) -> operations_pb2.Operation:
-        """A long-running operation: `work` returns its response, or raises a `ServiceError`."""
+        """Return a long-running operation: `work` returns its response, or raises a `ServiceError`."""
         name = self._new_name("/".join(canonical(parent).split("/")[:4]), "operations")
         operation = operations_pb2.Operation(name=name)
         operation.metadata.Pack(_pb(metadata)) if metadata is not None else None
@@ -218,12 +219,12 @@ class FakeVertex(GoogleApiServer):
         return self._operation(name)
 
     def _later(self, seconds: float, work: Callable[[], Any]) -> None:
-        """Have something done once so much time has passed; at once, if none is to."""
+        """Schedule work after a delay; without a delay, do it at once."""
         self._under_way.append((self.clock() + datetime.timedelta(seconds=seconds), work))
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Do that for which the time has come."""
+        """Do the work that is due."""
         now = self.clock()
         ready = [work for time, work in self._under_way if time <= now]
         self._under_way = [one for one in self._under_way if one[0] > now]
@@ -231,8 +232,8 @@ class FakeVertex(GoogleApiServer):
             work()
 
     def _check_unchanging(self, endpoint: str) -> None:
-        # Rule: while an operation changes an endpoint, no other may (documented nowhere; FAILED_PRECONDITION in these
-        # words is what users of the service report)
+        # Rule: while an operation changes an endpoint, other operations are refused (not documented;
+        # users of the service report FAILED_PRECONDITION in these words)
         name = self._changing.get(endpoint, "")
         if name and not self.operations[name].done:
             raise ServiceError(
@@ -241,15 +242,15 @@ class FakeVertex(GoogleApiServer):
             )
 
     def _check_account(self, account: str) -> None:
-        # Rule: who starts a workload must be allowed to act as its service account, INVALID_ARGUMENT in these words
-        # (pipeline_job.proto: service_account; googleapis/python-aiplatform/issues/1073)
+        # Rule: the user who starts a workload must be allowed to act as its service account; else INVALID_ARGUMENT in
+        # these words (pipeline_job.proto: service_account; googleapis/python-aiplatform/issues/1073)
         account = account or DEFAULT_ACCOUNT
         if account in self.not_acted_as:
             rules.refuse(f"You do not have permission to act as service_account: {account}. (or it may not exist).")
 
     def _check_readable(self, place: str, reader: str, what: str) -> None:
-        # Rule: what a resource is made of must be readable by the service's own account, FAILED_PRECONDITION in these
-        # words (GoogleCloudPlatform/vertex-ai-samples/issues/3710; statmike/vertex-ai-mlops/issues/60)
+        # Rule: the service's own account must be able to read the files of a resource; else FAILED_PRECONDITION in
+        # these words (GoogleCloudPlatform/vertex-ai-samples/issues/3710; statmike/vertex-ai-mlops/issues/60)
         if rules.below(self.unreadable, place):
             raise ServiceError(
                 "FAILED_PRECONDITION",
@@ -259,13 +260,13 @@ class FakeVertex(GoogleApiServer):
             )
 
     def _check_key(self, key: str) -> None:
-        # Rule: a key must be usable by the service's own account (…/general/cmek; the refusal's words are documented
-        # nowhere)
+        # Rule: the service's own account must be able to use a key (…/general/cmek; the wording of the
+        # refusal is not documented)
         if key in self.unusable_keys:
             raise ServiceError("PERMISSION_DENIED", f"The service account {SERVICE_AGENT} may not use the key {key}.")
 
     def _reserve(self, name: str) -> None:
-        """Take a name for what an operation is about to create."""
+        """Reserve the name of a resource that an operation will create."""
         if name in self._reserved:
             raise ServiceError("ALREADY_EXISTS", f"{name} already exists: an operation under way creates it.")
         self._reserved.add(name)
@@ -283,11 +284,12 @@ class FakeVertex(GoogleApiServer):
     def create_pipeline_job(self, request: v1.CreatePipelineJobRequest) -> v1.PipelineJob:
         job = _copy(request.pipeline_job)
         job_id = request.pipeline_job_id or f"job-{next(self._numbers)}"
-        # Rule: a job's id has less than 128 lower-case letters, digits and - (pipeline_service.proto: pipeline_job_id)
+        # Rule: a job's id has fewer than 128 lower-case letters, digits and - (pipeline_service.proto: pipeline_job_id)
         if not _PIPELINE_JOB_ID.fullmatch(job_id):
             raise ServiceError("INVALID_ARGUMENT", f"Invalid pipeline job id: {job_id!r}.")
         name = self._new_name(request.parent, "pipelineJobs", job_id)
-        # Rule: an id is given once; 409 ALREADY_EXISTS for a second job of it (pipeline_service.proto: pipeline_job_id)
+        # Rule: a job's id is unique; creating a second job with it returns 409 ALREADY_EXISTS (pipeline_service.proto:
+        # pipeline_job_id)
         if name in self.pipeline_jobs:
             raise ServiceError("ALREADY_EXISTS", f"Pipeline job {name} already exists.")
         if not job.pipeline_spec or "root" not in job.pipeline_spec:
@@ -308,8 +310,8 @@ class FakeVertex(GoogleApiServer):
         self._check_account(job.service_account)
         account = job.service_account or DEFAULT_ACCOUNT
         self._check_readable(job.runtime_config.gcs_output_directory, account, "bucket")
-        # Rule: the service names the account that a job runs as, and adds a label (pipeline_job.proto: service_account,
-        # labels)
+        # Rule: the service fills in the account that a job runs as, and adds a label (pipeline_job.proto:
+        # service_account, labels)
         job.service_account = account
         job.labels["vertex-ai-pipelines-run-billing-id"] = str(next(self._numbers))
         # Rule: a job is queued before it is prepared (pipeline_state.proto)
@@ -324,7 +326,7 @@ class FakeVertex(GoogleApiServer):
         job = self.pipeline_jobs.get(name)
         if job is not None and job.state == v1.PipelineState.PIPELINE_STATE_QUEUED:
             job.state = v1.PipelineState.PIPELINE_STATE_PENDING
-            # Rule: the context of a run is there only once it has begun (python-aiplatform
+            # Rule: the context of a run exists only after the run has started (python-aiplatform
             # google/cloud/aiplatform/pipeline_jobs.py: "PipelineJob context is created asynchronously")
             context = v1.Context(
                 name=f"{'/'.join(name.split('/')[:4])}/metadataStores/default/contexts/{job_id_of(name)}"
@@ -348,7 +350,7 @@ class FakeVertex(GoogleApiServer):
         return context
 
     def add_context_children(self, request: v1.AddContextChildrenRequest) -> v1.AddContextChildrenResponse:
-        # Rule: a child that a context has already is skipped (metadata_service.proto: AddContextChildren)
+        # Rule: a child that is already in the context is skipped (metadata_service.proto: AddContextChildren)
         parent = _find(self.contexts, request.context)
         for name in request.child_contexts:
             child = _find(self.contexts, name)
@@ -371,7 +373,7 @@ class FakeVertex(GoogleApiServer):
         job = _find(self.pipeline_jobs, request.name)
         if job.state in PIPELINE_DONE:
             raise ServiceError("FAILED_PRECONDITION", f"Pipeline job {job.name} is in the state {job.state.name}.")
-        # Rule: cancelling is asynchronous: a job goes on being cancelled, and may yet succeed
+        # Rule: cancelling is asynchronous: a job is cancelled some time later, and may still succeed
         # (pipeline_service.proto: CancelPipelineJob; pipeline_state.proto)
         job.state = v1.PipelineState.PIPELINE_STATE_CANCELLING
         for task in job.job_detail.task_details:
@@ -389,7 +391,7 @@ class FakeVertex(GoogleApiServer):
                 self._end_cancelled_training(custom_job.name)
             if not task.end_time:
                 task.state, task.end_time = v1.PipelineTaskDetail.State.CANCELLED, self.clock()
-        # Rule: what was cancelled has an error of code 1 (pipeline_service.proto: CancelPipelineJob; job_service.proto:
+        # Rule: a cancelled job has an error with code 1 (pipeline_service.proto: CancelPipelineJob; job_service.proto:
         # CancelCustomJob)
         self.end_pipeline_job(job.name, v1.PipelineState.PIPELINE_STATE_CANCELLED, 1, "The job was cancelled.")
         self.execution.stop(job.name)
@@ -402,7 +404,7 @@ class FakeVertex(GoogleApiServer):
         return self._operate(job.name, empty_pb2.Empty)
 
     def end_pipeline_job(self, name: str, state: v1.PipelineState, code: int = 0, message: str = "") -> None:
-        """Let a pipeline job end, unless it has."""
+        """End a pipeline job, unless it has ended."""
         with self.lock:
             job = self.pipeline_jobs.get(name)
             if job is None or job.state in PIPELINE_DONE:
@@ -418,33 +420,33 @@ class FakeVertex(GoogleApiServer):
         rules.check_custom_job(job, location, self.local_images)
         self._check_account(job.job_spec.service_account or DEFAULT_ACCOUNT)
         self._check_key(job.encryption_spec.kms_key_name)
-        # Rule: buckets of training jobs are regional; what the service makes of others is documented nowhere
+        # Rule: buckets of training jobs are regional; the behaviour for other buckets is not documented
         # (…/general/locations: Cloud Storage bucket requirements; …/training/cloud-storage-file-system)
         place = job.job_spec.base_output_directory.output_uri_prefix.removeprefix("gs://").partition("/")[0]
         if place in self.cloud.buckets and self.cloud.buckets[place].location_type != "region":
             rules.refuse(f"The bucket {place} is not regional.")
         pool = job.job_spec.worker_pool_specs[0]
-        # Rule: TPU7x requires Python 3.12 or later; what becomes of an older one is documented nowhere
+        # Rule: TPU7x requires Python 3.12 or later; the behaviour for older versions is not documented
         # (…/training/configure-compute: TPU 7x)
         python = [int(number) for number in self.cloud.python.split(".")[:2] if number]
         if rules.generation_of(pool.machine_spec) == "7x" and python and python < [3, 12]:
             rules.refuse(f"TPU7x requires Python 3.12. Received: {self.cloud.python}.")
         names = {pool.machine_spec.machine_type, f"{location}/{pool.machine_spec.machine_type}"}
-        # Rule: who has no quota is refused at creation, 429 in these words (google-deepmind/xmanager/issues/29)
+        # Rule: a job without quota is refused at creation, with 429 in these words (google-deepmind/xmanager/issues/29)
         if names & self.without_quota:
             metric = rules.quota_metric(pool.machine_spec)
             raise ServiceError("RESOURCE_EXHAUSTED", f"The following quota metrics exceed quota limits: {metric}")
-        # Rule: a custom job is stopped after 7 days unless it says when (custom_job.proto: Scheduling.timeout)
+        # Rule: a custom job is stopped after 7 days unless it sets another time (custom_job.proto: Scheduling.timeout)
         job.job_spec.scheduling.timeout = job.job_spec.scheduling.timeout or datetime.timedelta(days=7)
-        # Rule: a machine has 100 GB of disk unless it says how much (machine_resources.proto: boot_disk_size_gb)
+        # Rule: a machine has 100 GB of disk unless it sets another size (machine_resources.proto: boot_disk_size_gb)
         pool.disk_spec.boot_disk_size_gb = pool.disk_spec.boot_disk_size_gb or 100
         job.name = self._new_name(request.parent, "customJobs")
         job.state, job.create_time = v1.JobState.JOB_STATE_PENDING, self.clock()
         self.custom_jobs[job.name] = job
         created = _copy(job)
         if rules.below(self.unreadable, pool.container_spec.image_uri):
-            # Rule: an image is pulled by the service's own account, not the job's (…/general/custom-service-account;
-            # GoogleCloudPlatform/vertex-ai-samples/issues/2176; the words are documented nowhere)
+            # Rule: the service's own account pulls images, not the job's account (…/general/custom-service-account;
+            # GoogleCloudPlatform/vertex-ai-samples/issues/2176; the wording is not documented)
             message = f"{SERVICE_AGENT} does not have permission to pull {pool.container_spec.image_uri}."
             self.end_custom_job(job.name, v1.JobState.JOB_STATE_FAILED, 7, message)
         elif names & self.stock_out:
@@ -479,7 +481,7 @@ class FakeVertex(GoogleApiServer):
         self.execution.stop(name)
 
     def end_custom_job(self, name: str, state: v1.JobState, code: int = 0, message: str = "") -> None:
-        """Let a custom job end, unless it has."""
+        """End a custom job, unless it has ended."""
         with self.lock:
             job = self.custom_jobs[name]
             if job.state not in JOB_DONE:
@@ -528,9 +530,9 @@ class FakeVertex(GoogleApiServer):
         return self._operate(request.name, empty_pb2.Empty)
 
     def fire(self, name: str) -> v1.PipelineJob | None:
-        """Let a schedule's time come; the job that it creates, if it is active and may have one more."""
-        # Rule: max_concurrent_run_count limits requests that start runs, which are answered at once, and
-        # max_concurrent_active_run_count runs that have not ended: beyond it a run is skipped (schedule.proto)
+        """Trigger a schedule; return the job that it creates, if it is active and below its limit."""
+        # Rule: max_concurrent_run_count limits requests that start runs, which are answered at once;
+        # max_concurrent_active_run_count limits active runs, and further runs are skipped (schedule.proto)
         with self.lock:
             self._catch_up()
             schedule = self.schedules[name]
@@ -555,7 +557,7 @@ class FakeVertex(GoogleApiServer):
         rules.check_variables(model.container_spec.env)
         rules.check_key(model.encryption_spec.kms_key_name, request.parent.split("/")[3])
         self._check_key(model.encryption_spec.kms_key_name)
-        # Rule: a model's image is "ingested upon UploadModel" by the service's own account (model.proto:
+        # Rule: the service's own account ingests a model's image "upon UploadModel" (model.proto:
         # ModelContainerSpec.image_uri)
         self._check_readable(model.container_spec.image_uri, SERVICE_AGENT, "image")
         self._check_readable(model.artifact_uri, SERVICE_AGENT, "directory")
@@ -579,7 +581,7 @@ class FakeVertex(GoogleApiServer):
             model.version_id = str(self._version_numbers[model.name])
             model.create_time = model.update_time = model.version_create_time = model.version_update_time = self.clock()
             model.supported_deployment_resources_types = [v1.Model.DeploymentResourcesType.DEDICATED_RESOURCES]
-            # Rule: the first version of a model has the alias default, and one version always has (model.proto:
+            # Rule: the first version of a model gets the alias default, and one version always has it (model.proto:
             # version_aliases)
             aliases = [*model.version_aliases, *(() if versions else ("default",))]
             model.version_aliases = []
@@ -647,7 +649,7 @@ class FakeVertex(GoogleApiServer):
         return v1.ListModelEvaluationsResponse(model_evaluations=evaluations, next_page_token=token)
 
     def find_model(self, name: str) -> v1.Model:
-        """A version of a model: `…/models/ID@VERSION`, `@ALIAS`, or the default one."""
+        """Return a version of a model: `…/models/ID@VERSION`, `@ALIAS`, or the default version."""
         name, _, version = canonical(name).partition("@")
         for model in _find(self.models, name):
             if (version or "default") in (model.version_id, *model.version_aliases):
@@ -675,11 +677,11 @@ class FakeVertex(GoogleApiServer):
             raise ServiceError("ALREADY_EXISTS", f"Endpoint {endpoint.name} already exists.")
         if request.endpoint_id and not _ENDPOINT_ID.fullmatch(request.endpoint_id):
             raise ServiceError("INVALID_ARGUMENT", f"Invalid endpoint id: {request.endpoint_id!r}.")
-        # Rule: the name of an endpoint that was deleted is not to be had again for up to 7 days; said of private ones,
-        # and taken to hold for all (…/predictions/private-service-connect: Limitations)
+        # Rule: the name of a deleted endpoint cannot be reused for up to 7 days; documented for private endpoints, and
+        # assumed for all (…/predictions/private-service-connect: Limitations)
         if endpoint.name in self._deleted and self.clock() < self._deleted[endpoint.name] + datetime.timedelta(days=7):
             raise ServiceError("ALREADY_EXISTS", f"Endpoint {endpoint.name} already exists: it was deleted lately.")
-        # Rule: a dedicated endpoint has an address of its own (endpoint.proto: dedicated_endpoint_dns)
+        # Rule: a dedicated endpoint has its own address (endpoint.proto: dedicated_endpoint_dns)
         if endpoint.dedicated_endpoint_enabled:
             endpoint.dedicated_endpoint_dns = f"{self.url}/of/{job_id_of(endpoint.name)}"
         self._reserve(endpoint.name)
@@ -693,7 +695,7 @@ class FakeVertex(GoogleApiServer):
         return self._operate(endpoint.name, create, v1.CreateEndpointOperationMetadata())
 
     def _keep(self, endpoint: v1.Endpoint) -> None:
-        """Have an endpoint as it is now; whoever has read it before has not."""
+        """Store an endpoint with a new etag, so that earlier reads are outdated."""
         endpoint.update_time, endpoint.etag = self.clock(), f"etag-{next(self._numbers)}"
         self.endpoints[endpoint.name] = endpoint
         effective = self.clock() + datetime.timedelta(seconds=self.traffic_seconds)
@@ -709,7 +711,8 @@ class FakeVertex(GoogleApiServer):
     def update_endpoint(self, request: v1.UpdateEndpointRequest) -> v1.Endpoint:
         endpoint = _copy(_find(self.endpoints, request.endpoint.name))
         self._check_unchanging(endpoint.name)
-        # Rule: an etag makes an update one of what was read; 409 where it is another by now (endpoint.proto: etag)
+        # Rule: an update with an etag fails with 409 if the resource has changed since it was read (endpoint.proto:
+        # etag)
         if request.endpoint.etag not in ("", endpoint.etag):
             raise ServiceError("ABORTED", f"Endpoint {endpoint.name} has changed: its etag is {endpoint.etag}.")
         _merge(endpoint, request.endpoint, request.update_mask)
@@ -736,12 +739,12 @@ class FakeVertex(GoogleApiServer):
             raise ServiceError("INVALID_ARGUMENT", f"Invalid deployed model id: {deployed.id!r}.")
         rules.check_display_name(deployed.display_name, "deployed_model")
         rules.check_replicas(deployed.dedicated_resources)
-        # Rule: who deploys must be allowed to act as the account of the container, if it names one (endpoint.proto:
-        # DeployedModel.service_account)
+        # Rule: the user who deploys must be allowed to act as the container's service account, if one is set
+        # (endpoint.proto: DeployedModel.service_account)
         if deployed.service_account:
             self._check_account(deployed.service_account)
-        # Rule: a deployment's name and most replicas are the model's and the least where not given (endpoint.proto:
-        # DeployedModel.display_name; machine_resources.proto: max_replica_count)
+        # Rule: the default name of a deployment is the model's, and its default maximum of replicas is the minimum
+        # (endpoint.proto: DeployedModel.display_name; machine_resources.proto: max_replica_count)
         deployed.display_name = deployed.display_name or model.display_name
         resources = deployed.dedicated_resources
         resources.max_replica_count = resources.max_replica_count or resources.min_replica_count
@@ -754,7 +757,7 @@ class FakeVertex(GoogleApiServer):
             if any(other.id == deployed.id for other in endpoint.deployed_models):
                 raise ServiceError("ALREADY_EXISTS", f"Deployed model {deployed.id} already exists.")
             endpoint.deployed_models.append(deployed)
-            # Rule: "0" is the model that a request deploys, and without a split no traffic changes
+            # Rule: "0" is the model that a request deploys; without a split, the traffic does not change
             # (endpoint_service.proto: DeployModelRequest.traffic_split)
             if request.traffic_split:
                 split = {deployed.id if key == "0" else key: value for key, value in request.traffic_split.items()}
@@ -797,7 +800,7 @@ class FakeVertex(GoogleApiServer):
         kept = [deployed for deployed in endpoint.deployed_models if deployed.id != request.deployed_model_id]
         if len(kept) == len(endpoint.deployed_models):
             raise ServiceError("NOT_FOUND", f"Deployed model {request.deployed_model_id} not found.")
-        # Rule: a model that has traffic is not undeployed, unless the request gives that to others
+        # Rule: a model with traffic can only be undeployed if the request gives its traffic to others
         # (endpoint_service.proto: UndeployModelRequest.traffic_split)
         endpoint.deployed_models = kept
         split = dict(request.traffic_split or endpoint.traffic_split)
@@ -815,7 +818,7 @@ class FakeVertex(GoogleApiServer):
         splits = [split for effective, split in self._routed[endpoint.name] if effective <= self.clock()]
         there = {deployed.id for deployed in endpoint.deployed_models}
         shares = {key: share for key, share in (splits[-1] if splits else {}).items() if share and key in there}
-        # Rule: an endpoint without traffic answers nobody, FAILED_PRECONDITION in these words
+        # Rule: an endpoint without traffic answers with FAILED_PRECONDITION in these words
         # (GoogleCloudPlatform/explainable_ai_sdk/issues/3)
         if not shares:
             raise ServiceError("FAILED_PRECONDITION", f"Endpoint {endpoint.name} doesn't have traffic_split.")
@@ -842,12 +845,12 @@ class FakeVertex(GoogleApiServer):
 
 
 def job_id_of(name: str) -> str:
-    """The last part of a job's resource name."""
+    """Return the last part of a job's resource name."""
     return name.rpartition("/")[2]
 
 
 def canonical(name: str) -> str:
-    """A resource name with the project's number, whichever way the project was named."""
+    """Return a resource name with the project's number instead of its id."""
     return re.sub(r"^projects/[^/]+", f"projects/{PROJECT_NUMBER}", name)
 
 
@@ -862,7 +865,7 @@ def _find(items: Mapping[str, Any], name: str) -> Any:
 
 
 def _merge(item: Any, change: Any, mask: field_mask_pb2.FieldMask) -> None:
-    """Take the fields that the mask names from `change`; wholly, also where they are maps or messages."""
+    """Replace the fields that the mask names by those of `change`, even if they are maps or messages."""
     if not mask.paths:
         raise ServiceError("INVALID_ARGUMENT", "update_mask is required.")
     for path in mask.paths:

@@ -1,7 +1,7 @@
-"""What Vertex AI refuses when something is created: each check takes the request and raises a `ServiceError`.
+"""Checks of Vertex AI when a resource is created; each takes the request and raises a `ServiceError`.
 
-Every rule names its source; `tests/support/fakes/RULES` lists them. What is documented nowhere is said to be so, and is
-taken for a refusal: a client that passes here then asks for nothing doubtful.
+Every rule names its source; `tests/support/fakes/RULES` lists them. Undocumented behaviour is
+marked, and treated as a refusal, so that a client that passes here requests nothing doubtful.
 """
 
 import datetime
@@ -54,20 +54,20 @@ _GENERATIONS = {"TPU_V2": "v2", "TPU_V3": "v3", "ct5lp": "v5e", "ct6e": "v6e", "
 
 
 def refuse(message: str) -> None:
-    """Refuse a request for what it says."""
+    """Raise INVALID_ARGUMENT with a message."""
     raise ServiceError("INVALID_ARGUMENT", message)
 
 
 def generation_of(machine: v1.MachineSpec) -> str:
-    """The TPU generation of a machine, as `v5e`."""
+    """Return the TPU generation of a machine, for example `v5e`."""
     kind = machine.machine_type.partition("-")[0]
     return _GENERATIONS.get(machine.accelerator_type.name if kind == "cloud" else kind, "")
 
 
 def hosts_of(machine: v1.MachineSpec) -> int:
-    """The number of hosts of a machine's slice."""
-    # Rule: the service derives a slice's VMs from its topology, of as many chips each as the machine type says; v2 and
-    # v3 have 8 cores a VM (…/training/training-with-tpu-vm)
+    """Return the number of hosts of a machine's slice."""
+    # Rule: the service derives the number of a slice's VMs from its topology and the machine type's chips per VM; v2
+    # and v3 have 8 cores per VM (…/training/training-with-tpu-vm)
     if machine.machine_type == "cloud-tpu":
         return machine.accelerator_count // 8
     if machine.machine_type in _GPUS:
@@ -77,11 +77,11 @@ def hosts_of(machine: v1.MachineSpec) -> int:
 
 
 def quota_metric(machine: v1.MachineSpec) -> str:
-    """The name of the quota that a training machine counts against."""
-    # Rule: a training's quota is aiplatform.googleapis.com/custom_model_training_tpu_v5e and such
+    """Return the name of the quota of a training machine."""
+    # Rule: a training's quota has a name such as aiplatform.googleapis.com/custom_model_training_tpu_v5e
     # (GoogleCloudPlatform/vertex-ai-samples: tpuv5e_llama2 notebook; google-deepmind/xmanager/issues/29)
     if machine.machine_type in _GPUS:
-        # Rule: that of a GPU is custom_model_training_nvidia_l4_gpus and such, H100's and T4's in short
+        # Rule: the quota of a GPU has a name such as custom_model_training_nvidia_l4_gpus, shorter for H100 and T4
         # (GoogleCloudPlatform/vertex-ai-samples: notebook_util/common_util.py, get_resource_id)
         kind = machine.accelerator_type.name.lower().replace("tesla_", "").replace("h100_80gb", "h100")
         return f"aiplatform.googleapis.com/custom_model_training_{kind}_gpus"
@@ -90,19 +90,19 @@ def quota_metric(machine: v1.MachineSpec) -> str:
 
 def check_display_name(name: str, field: str) -> None:
     """Refuse a display name that is too long."""
-    # Rule: display names of pipeline jobs, schedules, contexts and models have 128 characters at most; a deployment's
-    # is taken to have as many (pipeline_job.proto, schedule.proto, context.proto, model.proto: display_name)
+    # Rule: display names of pipeline jobs, schedules, contexts and models have at most 128 characters; the same is
+    # assumed for deployments (pipeline_job.proto, schedule.proto, context.proto, model.proto: display_name)
     if len(name) > 128:
         refuse(f"{field}.display_name has at most 128 characters.")
 
 
 def check_custom_job(job: v1.CustomJob, location: str, local_images: Container[str] = ()) -> None:
-    """Refuse a custom job that cannot be one, or not there; `local_images` need be in no registry."""
+    """Refuse a custom job that is invalid, or not in this location; `local_images` need no registry."""
     # Rule: a custom job has a display name of at most 128 characters (custom_job.proto: display_name)
     if not 1 <= len(job.display_name) <= 128:
         refuse("custom_job.display_name is required, of at most 128 characters.")
     spec, pools = job.job_spec, job.job_spec.worker_pool_specs
-    # Rule: a TPU job has one worker pool of one replica, also where its slice has several hosts
+    # Rule: a TPU job has one worker pool of one replica, even if its slice has several hosts
     # (…/training/training-with-tpu-vm)
     if len(pools) != 1 or pools[0].replica_count != 1:
         refuse("A TPU job has one worker pool of one replica.")
@@ -114,8 +114,8 @@ def check_custom_job(job: v1.CustomJob, location: str, local_images: Container[s
     _check_disk(pools[0])
     _check_scheduling(spec.scheduling, pools[0].machine_spec)
     _check_container(pools[0].container_spec, local_images)
-    # Rule: nothing says that a pipeline's persistent resource is filled in where its placeholder stands in an argument:
-    # Google's own components have it as the default of an input (kubeflow/pipelines
+    # Rule: it is not documented that the placeholder of a pipeline's persistent resource is replaced in an argument:
+    # Google's own components use it as the default of an input (kubeflow/pipelines
     # components/google-cloud/google_cloud_pipeline_components/_placeholders.py and v1/custom_job/component.py)
     if "{{$" in spec.persistent_resource_id:
         refuse(f"There is no persistent resource {spec.persistent_resource_id!r}.")
@@ -127,11 +127,10 @@ def check_custom_job(job: v1.CustomJob, location: str, local_images: Container[s
             refuse(f"An NFS mount needs server, path and mount_point. Received: {mount}.")
         if not (spec.network or spec.psc_interface_config.network_attachment):
             refuse("A job with nfs_mounts must have a network.")
-    # Rule: the results of a custom job lie on Cloud Storage (custom_job.proto: base_output_directory)
+    # Rule: the results of a custom job are on Cloud Storage (custom_job.proto: base_output_directory)
     if (base := spec.base_output_directory.output_uri_prefix) and not base.startswith("gs://"):
         refuse(f"base_output_directory must be a gs:// path. Received: {base!r}.")
-    # Rule: who streams to a TensorBoard runs as a service account of the user's own
-    # (…/experiments/tensorboard-setup)
+    # Rule: a job that streams to a TensorBoard runs as a service account of the user (…/experiments/tensorboard-setup)
     if spec.tensorboard and not spec.service_account:
         refuse("A custom job with a tensorboard must have a service_account.")
     check_tensorboard(spec.tensorboard, location)
@@ -140,23 +139,25 @@ def check_custom_job(job: v1.CustomJob, location: str, local_images: Container[s
 def _check_machine(machine: v1.MachineSpec, location: str) -> None:
     accelerator = machine.accelerator_type.name if machine.accelerator_type else ""
     if machine.machine_type in _GPUS:
-        # Rule: a machine type with GPUs names their type and all that it has; regions differ
+        # Rule: a machine type with GPUs requires their type and their full number; availability depends on the region
         # (https://docs.cloud.google.com/compute/docs/accelerator-optimized-machines; …/training/configure-compute)
         kind, counts = _GPUS[machine.machine_type]
         if accelerator != kind or machine.accelerator_count not in counts or machine.tpu_topology:
             refuse(f"Invalid accelerator {accelerator!r} × {machine.accelerator_count} for {machine.machine_type}.")
         return
     if machine.machine_type == "cloud-tpu":
-        # Rule: v2 and v3 are cloud-tpu with an accelerator and a count of cores (…/training/configure-compute)
+        # Rule: v2 and v3 use the machine type cloud-tpu with an accelerator and a number of cores
+        # (…/training/configure-compute)
         if machine.accelerator_count not in _CORES.get(accelerator, ()) or machine.tpu_topology:
             refuse(f"cloud-tpu takes TPU_V2 or TPU_V3 and a count of it. Received: {accelerator!r}.")
     elif machine.machine_type not in _TOPOLOGIES:
-        # Rule: a machine type is one of those that train (…/training/configure-compute)
+        # Rule: a machine type must be one that supports training (…/training/configure-compute)
         refuse(f"Machine type {machine.machine_type!r} is not supported.")
-    # Rule: from v5e on a machine has a topology and no accelerator (…/training/configure-compute)
+    # Rule: from v5e on, a machine has a topology and no accelerator (…/training/configure-compute)
     elif accelerator or machine.tpu_topology not in _TOPOLOGIES[machine.machine_type]:
         refuse(f"Invalid TPU topology {machine.tpu_topology!r} for machine type {machine.machine_type}.")
-    # Rule: every generation trains in some regions only, and v5e in fewer than it serves in (…/general/locations)
+    # Rule: every generation trains only in some regions; v5e serves in more regions than it trains in
+    # (…/general/locations)
     if location not in _REGIONS[generation_of(machine)]:
         refuse(f"Machine type {machine.machine_type} is not supported for training in {location}.")
 
@@ -166,8 +167,8 @@ def _check_disk(pool: v1.WorkerPoolSpec) -> None:
     # Rule: a boot disk is pd-ssd, pd-standard or hyperdisk-balanced (machine_resources.proto: boot_disk_type)
     if disk not in ("", "pd-ssd", "pd-standard", "hyperdisk-balanced"):
         refuse(f"Disk type {disk} is not supported.")
-    # Rule: v6e has Hyperdisk alone, those before Persistent Disk alone; 7x is taken to be as v6e, and what Vertex makes
-    # of a type that the machine lacks is documented nowhere (https://cloud.google.com/tpu/docs/setup-persistent-disk)
+    # Rule: v6e supports only Hyperdisk, earlier generations only Persistent Disk; 7x is assumed to be like v6e, and the
+    # behaviour for unsupported types is not documented (https://cloud.google.com/tpu/docs/setup-persistent-disk)
     if disk.startswith("pd-" if machine_type.startswith(("ct6e-", "tpu7x-")) else "hyperdisk"):
         refuse(f"Disk type {disk} is not supported by {machine_type}.")
 
@@ -178,10 +179,10 @@ def _check_scheduling(scheduling: v1.Scheduling, machine: v1.MachineSpec) -> Non
     # (…/quotas: Pipelines, limits)
     if scheduling.timeout and scheduling.timeout > datetime.timedelta(days=7):
         refuse(f"A task runs for 7 days at most. Received: {scheduling.timeout}.")
-    # Rule: flex-start takes GPUs alone (…/training/schedule-jobs-dws)
+    # Rule: flex-start supports only GPUs (…/training/schedule-jobs-dws)
     if strategy == "FLEX_START":
         refuse("The scheduling strategy FLEX_START is not supported for TPUs.")
-    # Rule: spot is not supported by TPU pods (…/training/use-spot-vms)
+    # Rule: TPU pods do not support spot (…/training/use-spot-vms)
     is_pod = machine.accelerator_count > 8 or (
         machine.machine_type.endswith("-4t") and machine.tpu_topology not in ("2x2", "2x2x1")
     )
@@ -190,16 +191,16 @@ def _check_scheduling(scheduling: v1.Scheduling, machine: v1.MachineSpec) -> Non
 
 
 def _check_container(container: v1.ContainerSpec, local_images: Container[str]) -> None:
-    # Rule: a container's image is required, and lies in a registry (custom_job.proto: image_uri)
+    # Rule: a container's image is required, and must be in a registry (custom_job.proto: image_uri)
     if container.image_uri not in local_images:
         check_image(container.image_uri, "container_spec.image_uri")
-    # Rule: a container has 100 environment variables at most (custom_job.proto: env)
+    # Rule: a container has at most 100 environment variables (custom_job.proto: env)
     if len(container.env) > 100:
         refuse("A container has at most 100 environment variables.")
 
 
 def check_variables(variables: Iterable[v1.EnvVar]) -> None:
-    """Refuse variables of a container whose names can be none."""
+    """Refuse variables of a container with invalid names."""
     for variable in variables:
         # Rule: a variable's name is a C identifier (env_var.proto: name)
         if not re.fullmatch(r"[A-Za-z_]\w*", variable.name):
@@ -207,26 +208,27 @@ def check_variables(variables: Iterable[v1.EnvVar]) -> None:
 
 
 def check_image(image: str, field: str) -> None:
-    """Refuse an image that is in no registry of Google Cloud."""
-    # Rule: a model's image lies in Artifact or Container Registry (model.proto: ModelContainerSpec.image_uri)
+    """Refuse an image that is not in a registry of Google Cloud."""
+    # Rule: a model's image must be in Artifact Registry or Container Registry (model.proto:
+    # ModelContainerSpec.image_uri)
     if not _REGISTRY.fullmatch(image):
         refuse(f"{field} must name an image in Artifact Registry or Container Registry. Received: {image!r}.")
 
 
 def check_network(network: str) -> None:
-    """Refuse a network that is not named by its project's number."""
+    """Refuse a network whose name lacks its project's number."""
     # Rule: a network's project is a number, "as in 12345" (pipeline_job.proto and custom_job.proto: network)
     if network and not re.fullmatch(r"projects/\d+/global/networks/[^/]+", network):
         refuse(f"The network's project must be a number. Received: {network!r}.")
 
 
 def check_attachment(attachment: str, location: str, network: str) -> None:
-    """Refuse a network attachment of another region, or beside a network."""
+    """Refuse a network attachment in another region, or together with a network."""
     # Rule: a job has a network or an interface to one, not both (google-cloud-pipeline-components
     # v1/custom_job/utils.py)
     if network and attachment:
         refuse("network and psc_interface_config cannot both be set.")
-    # Rule: a network attachment lies "within the region and user project", as its short form is taken to say
+    # Rule: a network attachment must be "within the region and user project"; the short form is assumed to mean this
     # (service_networking.proto: network_attachment)
     if "/" not in attachment:
         return
@@ -236,8 +238,8 @@ def check_attachment(attachment: str, location: str, network: str) -> None:
 
 
 def check_key(key: str, location: str) -> None:
-    """Refuse a key that is none, or of another region."""
-    # Rule: a key lies "in the same region as where the compute resource is created" (encryption_spec.proto:
+    """Refuse a key with an invalid name, or in another region."""
+    # Rule: a key must be "in the same region as where the compute resource is created" (encryption_spec.proto:
     # kms_key_name)
     found = _KEY.fullmatch(key)
     if key and (not found or found[1] != location):
@@ -245,27 +247,27 @@ def check_key(key: str, location: str) -> None:
 
 
 def check_tensorboard(name: str, location: str) -> None:
-    """Refuse a TensorBoard that is none, or of another region."""
-    # Rule: a TensorBoard is named projects/…/locations/…/tensorboards/…, of the job's region (custom_job.proto:
+    """Refuse a TensorBoard with an invalid name, or in another region."""
+    # Rule: a TensorBoard is named projects/…/locations/…/tensorboards/…, in the job's region (custom_job.proto:
     # tensorboard)
     if name and not re.fullmatch(rf"projects/[^/]+/locations/{location}/tensorboards/[^/]+", name):
         refuse(f"tensorboard must name one of {location}. Received: {name!r}.")
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
-    """Refuse labels that no resource may have."""
-    # Rule: a label has at most 64 lower-case letters, digits, _ and -; 63 are taken here, as elsewhere in Google Cloud
-    # (pipeline_job.proto: labels)
+    """Refuse invalid labels."""
+    # Rule: a label has at most 64 lower-case letters, digits, _ and -; the limit here is 63, as elsewhere in Google
+    # Cloud (pipeline_job.proto: labels)
     for text in (*labels.keys(), *labels.values()):
         if not _LABEL.fullmatch(text):
             refuse(f"Invalid label: {text!r}.")
-    # Rule: a resource has 64 labels at most (https://cloud.google.com/resource-manager/docs/labels-overview)
+    # Rule: a resource has at most 64 labels (https://cloud.google.com/resource-manager/docs/labels-overview)
     if len(labels) > 64:
         refuse(f"At most 64 labels. Received: {len(labels)}.")
 
 
 def check_aliases(aliases: Iterable[str]) -> None:
-    """Refuse what may be no alias of a version."""
+    """Refuse invalid aliases of a version."""
     # Rule: a version's alias is [a-z][a-zA-Z0-9-]{0,126}[a-z0-9] (model.proto: version_aliases)
     for alias in aliases:
         if not _ALIAS.fullmatch(alias):
@@ -273,9 +275,9 @@ def check_aliases(aliases: Iterable[str]) -> None:
 
 
 def check_parameters(spec: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Refuse parameters that a pipeline does not have, and the lack of those that have no default."""
-    # Rule: a run names parameters that its pipeline declares, and all those without a default; the SDK refuses others
-    # before they are sent (python-aiplatform google/cloud/aiplatform/utils/pipeline_utils.py)
+    """Refuse unknown parameters of a pipeline, and missing parameters without a default."""
+    # Rule: a run sets only parameters that its pipeline declares, and all parameters without a default; the SDK refuses
+    # others before sending (python-aiplatform google/cloud/aiplatform/utils/pipeline_utils.py)
     declared = spec.get("root", {}).get("inputDefinitions", {}).get("parameters", {})
     missing = [name for name, one in declared.items() if "defaultValue" not in one and not one.get("isOptional")]
     if wrong := sorted(set(values) - set(declared)) or sorted(set(missing) - set(values)):
@@ -283,13 +285,13 @@ def check_parameters(spec: Mapping[str, Any], values: Mapping[str, Any]) -> None
 
 
 def free_gib(asked_gib: float) -> float:
-    """The memory that a step has of a machine that is chosen for what it asks for, in GiB."""
-    # Rule: of the smallest machines, as that of 16 GB which a step has by default, agents take up to 40%
+    """Return the memory that a step can use on a machine chosen for its request, in GiB."""
+    # Rule: agents use up to 40% of the smallest machines, such as the default of 16 GB
     # (…/training/understanding-training-service: Out-of-memory; …/pipelines/machine-types)
     if asked_gib <= 16:
         return 16 * 0.6
-    # Rule: of larger machines agents take little; taken to be what GKE keeps of a node, a share that falls with its
-    # memory (https://cloud.google.com/kubernetes-engine/docs/concepts/cluster-architecture#memory_cpu)
+    # Rule: agents use less of larger machines; assumed to be what GKE reserves on a node, a share that decreases with
+    # its memory (https://cloud.google.com/kubernetes-engine/docs/concepts/cluster-architecture#memory_cpu)
     kept, left = 0.1, asked_gib
     for size, share in ((4, 0.25), (4, 0.2), (8, 0.1), (112, 0.06), (math.inf, 0.02)):
         kept, left = kept + min(left, size) * share, max(left - size, 0)
@@ -309,22 +311,22 @@ def check_artifacts(spec: Mapping[str, Any]) -> None:
             given = task.get("inputs", {}).get("artifacts", {}).values()
             made = spec["components"][task["componentRef"]["name"]].get("outputDefinitions", {}).get("artifacts", {})
             producers = [one.get("taskOutputArtifact", {}).get("producerTask") for one in given]
-            # Rule: a task has 100 input and output artifacts at most; refused here when the pipeline is sent
+            # Rule: a task has at most 100 input and output artifacts; refused here when the pipeline is submitted
             # (…/quotas: Pipelines, limits)
             if (count := sum(runs.get(producer, 1) for producer in producers) + len(made)) > 100:
                 refuse(f"Task {name} has {count} input and output artifacts, and the limit is 100.")
 
 
 def check_outputs(task: str, payload: str) -> None:
-    """Refuse what a task returns, by the JSON that its container leaves for the service."""
-    # Rule: the JSON of a task's output parameters and artifacts has 131,072 bytes at most (…/quotas: Pipelines, limits)
+    """Refuse too large outputs of a task; `payload` is the JSON that its container writes for the service."""
+    # Rule: the JSON of a task's output parameters and artifacts has at most 131,072 bytes (…/quotas: Pipelines, limits)
     if (size := len(payload.encode())) > 131_072:
         refuse(f"The outputs of task {task} have {size} bytes, and the limit is 131072.")
 
 
 def check_schedule(schedule: v1.Schedule) -> None:
-    """Refuse a schedule that says no time, no name or no limit."""
-    # Rule: a cron expression has five fields, and maybe a time zone in front (schedule.proto: cron)
+    """Refuse a schedule without a time, a name or a limit."""
+    # Rule: a cron expression has five fields, optionally preceded by a time zone (schedule.proto: cron)
     cron = schedule.cron.rpartition("TZ=")[2].split(" ", "TZ=" in schedule.cron)[-1]
     if len(cron.split()) != 5 or not re.fullmatch(r"[\d*/,\- A-Za-z]+", cron):
         refuse(f"Invalid cron: {schedule.cron!r}.")
@@ -332,30 +334,30 @@ def check_schedule(schedule: v1.Schedule) -> None:
     # Rule: a schedule's name and max_concurrent_run_count are required (schedule.proto)
     if not schedule.display_name or schedule.max_concurrent_run_count < 1:
         refuse("display_name and a positive max_concurrent_run_count are required.")
-    # Rule: a schedule's request says where, and gives no id: each run has its own (schedule.proto: request)
+    # Rule: a schedule's request names the parent, but no id, because each run gets its own (schedule.proto: request)
     request = schedule.create_pipeline_job_request
     if not request.parent or request.pipeline_job_id:
         refuse("create_pipeline_job_request.parent is required, and pipeline_job_id is not supported.")
 
 
 def check_traffic(endpoint: v1.Endpoint) -> None:
-    """Refuse a traffic split that is none."""
-    # Rule: an endpoint's traffic is 100 in all, of models that are deployed, or empty (endpoint.proto: traffic_split)
+    """Refuse an invalid traffic split."""
+    # Rule: an endpoint's traffic split sums to 100 over deployed models, or is empty (endpoint.proto: traffic_split)
     split, known = dict(endpoint.traffic_split), {deployed.id for deployed in endpoint.deployed_models}
     if not set(split) <= known or (known and split and sum(split.values()) != 100):
         refuse(f"Traffic must be 100 in all, on deployed models. Received: {split}.")
 
 
 def check_replicas(resources: v1.DedicatedResources) -> None:
-    """Refuse a deployment that names no machine, or no replica."""
+    """Refuse a deployment without a machine or replicas."""
     # Rule: a deployment has a machine and at least one replica (machine_resources.proto: DedicatedResources)
     if not resources.machine_spec.machine_type or resources.min_replica_count < 1:
         refuse("dedicated_resources needs machine_spec.machine_type and a min_replica_count of at least 1.")
 
 
 def check_endpoint(endpoint: v1.Endpoint, location: str) -> None:
-    """Refuse an endpoint that cannot be one, or not there."""
-    # Rule: an endpoint's display name is required, of at most 128 characters (endpoint.proto: display_name)
+    """Refuse an endpoint that is invalid, or not in this location."""
+    # Rule: an endpoint requires a display name of at most 128 characters (endpoint.proto: display_name)
     if not 1 <= len(endpoint.display_name) <= 128:
         refuse("endpoint.display_name is required, of at most 128 characters.")
     check_labels(endpoint.labels)
@@ -364,10 +366,10 @@ def check_endpoint(endpoint: v1.Endpoint, location: str) -> None:
 
 
 def check_asked_where_it_is(endpoint: v1.Endpoint, address: str) -> None:
-    """Refuse to answer for an endpoint at an address that is not its own; empty is the service's."""
+    """Refuse a request for an endpoint at another address than its own; empty is the service's address."""
     if address == endpoint.dedicated_endpoint_dns:
         return
-    # Rule: a dedicated endpoint is not asked at the service's address, FAILED_PRECONDITION in these words
+    # Rule: a dedicated endpoint does not answer at the service's address, but with FAILED_PRECONDITION in these words
     # (endpoint.proto: dedicated_endpoint_enabled; users report the words)
     message = "Dedicated Endpoint cannot be accessed through the shared Vertex AI domain aiplatform.googleapis.com."
     raise ServiceError("FAILED_PRECONDITION", message)
@@ -375,8 +377,8 @@ def check_asked_where_it_is(endpoint: v1.Endpoint, address: str) -> None:
 
 def check_size(endpoint: v1.Endpoint, request: v1.PredictRequest) -> None:
     """Refuse a request that is too large for the endpoint's type."""
-    # Rule: a request has at most 1.5 MB where the endpoint is shared, and 10 MB elsewhere
-    # (…/predictions/choose-endpoint-type; whether MB or MiB is not said)
+    # Rule: a request has at most 1.5 MB for a shared endpoint, and 10 MB for others
+    # (…/predictions/choose-endpoint-type; MB or MiB is not specified)
     is_shared = not endpoint.dedicated_endpoint_dns
     size, most = len(v1.PredictRequest.to_json(request, indent=None)), 1_500_000 if is_shared else 10_000_000
     if size > most:
@@ -384,5 +386,5 @@ def check_size(endpoint: v1.Endpoint, request: v1.PredictRequest) -> None:
 
 
 def below(places: set[str], name: str) -> bool:
-    """Whether a gs:// path or an image is one of these, or lies below one."""
+    """Return whether a gs:// path or an image is one of these, or is below one."""
     return any(name == one or name.startswith((f"{one.rstrip('/')}/", f"{one}@", f"{one}:")) for one in places)

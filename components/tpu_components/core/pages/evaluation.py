@@ -18,7 +18,7 @@ _GOODPUT = {
     "start_up": "start-up",
     "waiting": "waiting for input and checkpoints",
     "lost": "lost by kills",
-    "other": "validation and else",
+    "other": "validation and other work",
 }
 _BEST_EPOCH = {
     "validation_loss": ", the lowest validation loss",
@@ -75,7 +75,7 @@ def describe_training(split: str, manifest: Manifest, info: ModelInfo) -> Fields
     stages = training.get("stages", ())
     frozen = (f"{stage['epochs']} with {', '.join(stage['frozen']) or 'nothing'} frozen" for stage in stages)
     in_stages = f" ({', then '.join(frozen)})" if stages else ""
-    synchronized = f"synchronised: by the batch of all {training['num_replicas']} replicas"
+    synchronized = f"synchronised over the batch of all {training['num_replicas']} replicas"
     copies = manifest.split(split).statistics.get("num_also_in_train")
     facts = {
         "Model": info.name,
@@ -107,13 +107,13 @@ def _describe_goodput(training: Mapping[str, Any]) -> str:
 
 def _describe_texts(manifest: Manifest, split: str) -> dict[str, str]:
     texts = manifest.input
-    told = manifest.split(split).statistics
+    statistics = manifest.split(split).statistics
     if not isinstance(texts, TextInput):
         return {}
     side = "last" if texts.truncate == START else "first"
     return {
-        "Texts": f"the {side} {texts.num_tokens} tokens of each; {told['num_truncated']:,} are longer",
-        "Unknown words": f"{percent(told['num_unknown'] / told['num_tokens'], 2)} of the tokens",
+        "Texts": f"the {side} {texts.num_tokens} tokens of each; {statistics['num_truncated']:,} are longer",
+        "Unknown words": f"{percent(statistics['num_unknown'] / statistics['num_tokens'], 2)} of the tokens",
     }
 
 
@@ -132,21 +132,25 @@ def list_settings(manifest: Manifest, info: ModelInfo, gate: Mapping[str, Any]) 
         "training": info.training,
         "gate": gate,
     }
-    said = (
+    values_by_name = (
         (f"{section}.{name}", value if isinstance(value, str) else json.dumps(value))
         for section, settings in sections.items()
         for name, value in settings.items()
     )
-    return Fields([(name, text) for name, text in said if text not in ("{}", "[]", "null")])
+    return Fields([(name, text) for name, text in values_by_name if text not in ("{}", "[]", "null")])
 
 
 def compare_slices(evaluation: Evaluation) -> list[Block]:
     """Return a section with the slices beside the champion's, the worst first; empty without a champion."""
     compared = [(part.difference.advantage, i) for i, part in enumerate(evaluation.slices) if part.difference]
     slices = [Score.of_slice(evaluation.slices[i]) for _, i in sorted(compared)[:_MAX_SLICES]]
-    chance = "In brackets what chance leaves of the difference, with the gate's confidence in all slices together."
+    chance = (
+        "Brackets show the confidence interval of the difference, with the gate's confidence in all slices together."
+    )
     return (
-        [Section("Slices, the worst beside the champion first", [chance, table_of("slice", slices)])] if slices else []
+        [Section("Slices, the worst compared with the champion first", [chance, table_of("slice", slices)])]
+        if slices
+        else []
     )
 
 

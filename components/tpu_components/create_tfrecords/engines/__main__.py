@@ -1,4 +1,4 @@
-"""Write records with several commands or Beam: `python -m tpu_components.create_tfrecords.engines plan|write|…`."""
+"""Command line of the engines: `python -m tpu_components.create_tfrecords.engines plan|write|…`."""
 
 import sys
 from pathlib import Path
@@ -10,29 +10,29 @@ from tpu_components.create_tfrecords.engines import beam, fan_out
 _PLAN = {"help": "Folder that plan wrote, here or in a bucket."}
 _NUMBER = {"type": int, "help": "Number of the range, from 0."}
 _PARTS = {"nargs": "+", "help": "Folders that write wrote, in any order."}
-_OUTPUT = {"help": "Folder to write; plan's and write's also in a bucket."}
+_OUTPUT = {"help": "Folder to write; for plan and write, it may be in a bucket."}
 _RECORDS = {"type": Path, **_OUTPUT}
 _VERSION = {"default": "", "help": "Expected version of the data, from list_source; if empty, any version is accepted."}
 _COMMANDS = {
     "plan": StepCommand(
-        fan_out.plan_parts, WriteParams, "Plan the parts, once.", {"output": _OUTPUT, "data-version": _VERSION}
+        fan_out.plan_parts, WriteParams, "Plan the parts; run this once.", {"output": _OUTPUT, "data-version": _VERSION}
     ),
     "write": StepCommand(
         fan_out.write_parts,
         WriteParams,
-        "Write one range of them; for each range, anywhere.",
+        "Write one range of parts; run this for each range, on any machine.",
         {"plan": _PLAN, "output": _OUTPUT, "number": _NUMBER},
     ),
     "merge": StepCommand(
         fan_out.merge_parts,
         WriteParams,
-        "Put the parts of all ranges together, once.",
+        "Merge the parts of all ranges; run this once.",
         {"plan": _PLAN, "parts": _PARTS, "output": _RECORDS},
     ),
     "beam": StepCommand(
         beam.write_with_beam,
         WriteParams,
-        "All of it, on workers of an Apache Beam runner.",
+        "Do all of this on the workers of an Apache Beam runner.",
         {"output": _RECORDS, "data-version": _VERSION},
     ),
 }
@@ -42,7 +42,7 @@ def main() -> int:
     """Run one of the commands; returns the exit code."""
     return run_commands(
         "python -m tpu_components.create_tfrecords.engines",
-        "Write records by several commands, to the bytes that one machine writes.",
+        "Write records with several commands; the bytes are those that one machine writes.",
         _COMMANDS,
     )
 

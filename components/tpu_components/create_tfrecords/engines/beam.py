@@ -37,7 +37,7 @@ def write_with_beam(params: WriteParams, directory: Path, data_version: str = ""
     """Write the same records as `write_records`, with the workers of a Beam runner.
 
     If Beam is not installed, another Python runs this function: the one that TPU_PIPELINES_BEAM_PYTHON names, or the
-    environment that `make beam-env` has created beside this one.
+    environment that `make beam-env` has created next to this one.
 
     Args:
         params: Source to read, how to divide it, and the runner's options.
@@ -106,8 +106,8 @@ def _write_by(python: str, params: WriteParams, directory: Path, data_version: s
         )
     except OSError as error:
         raise InputError(
-            f"Cannot run {python}, which {_PYTHON_VARIABLE} names: {error.strerror}. Run: make beam-env, and name its "
-            ".beam/bin/python."
+            f"Cannot run {python}, which {_PYTHON_VARIABLE} names: {error.strerror}. Run `make beam-env`, and set the "
+            "variable to .beam/bin/python."
         ) from error
     reason = ""
     with process:
@@ -128,7 +128,7 @@ def _write_by(python: str, params: WriteParams, directory: Path, data_version: s
     if code == BAD_INPUT:
         raise InputError(reason)
     if code:
-        raise PlatformError(reason or f"{python} has ended with exit code {code}. What it printed says why.")
+        raise PlatformError(reason or f"{python} ended with exit code {code}. Its output says why.")
     return WriteResult(**json.loads(result))
 
 

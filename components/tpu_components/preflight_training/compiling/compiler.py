@@ -55,7 +55,7 @@ class Compilation:
         interface: Input and output of the model.
         num_examples: Number of examples in the training split.
         machine: Slice to compile for, with a replica on each device.
-        is_resident: Whether the training split lies in the devices' memory.
+        is_resident: Whether the training split is in the devices' memory.
     """
 
     training: TrainParams
@@ -211,7 +211,7 @@ def trace_program(model: Any, compilation: Compilation, devices: Sequence[Any], 
 
     Args:
         model: Model after `compile_model`; its variables may be abstract.
-        compilation: Training, batch size, and whether the training split lies in the devices' memory.
+        compilation: Training, batch size, and whether the training split is in the devices' memory.
         devices: Devices of one kind; they may be abstract.
         accelerator: Kind of the devices.
     """
@@ -499,7 +499,7 @@ def _requests() -> Iterator[Compilation]:
 
 
 def main() -> None:
-    """Compile what arrives on stdin, and send each outcome through the pipe given as argument."""
+    """Compile the requests on stdin, and send each outcome through the pipe that the argument names."""
     cache_dir, parent = pickle.load(sys.stdin.buffer)
     end_with(parent)
     import_keras_alone()

@@ -43,7 +43,7 @@ OPTIMIZER, OTHER = "optimizer", "loss, metrics and the rest"
 
 
 class Kind(enum.StrEnum):
-    """What an operation does, as far as its time depends on it."""
+    """Kind of an operation, by which its time is computed."""
 
     PRODUCT = "products"
     CONVOLUTION = "convolutions"
@@ -61,7 +61,7 @@ VMEM = 1
 
 
 def _space(layout: str) -> int:
-    """Return the number of the memory that a layout such as `1,0:T(8,128)S(1)` names; without one, it is HBM."""
+    """Return the number of the memory that a layout such as `1,0:T(8,128)S(1)` names; HBM if it names none."""
     named = re.search(r"S\((\d+)\)", layout)
     return int(named[1]) if named else HBM
 
@@ -562,7 +562,7 @@ _CYCLES, _TARGET = r'"estimated_cycles":"(\d+)"', r'custom_call_target="([^"]*)"
 
 
 def _group_size(attributes: str) -> int:
-    """Return the number of devices in each group of a collective; 0 if it is not said, for all devices.
+    """Return the number of devices in each group of a collective; 0, for all devices, if it is not specified.
 
     Example:
         >>> _group_size("replica_groups={{0,1},{2,3}}"), _group_size("replica_groups=[2,4]<=[8]")

@@ -28,7 +28,7 @@ class KernelWork(NamedTuple):
     padded: float = 0.0
 
     def times(self, factor: float) -> "KernelWork":
-        """The same work, done several times."""
+        """Return the work of several runs."""
         return KernelWork(factor * self.flops, factor * self.padded)
 
 

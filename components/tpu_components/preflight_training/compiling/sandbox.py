@@ -127,7 +127,7 @@ class Sandbox:
 
     def _receive(self, child: "_Child", compilation: Compilation) -> Outcome:
         """Send a compilation, and return the outcome; if the child sends none, an outcome that says why."""
-        started = said = time.monotonic()
+        started = reported_at = time.monotonic()
         clock = Clock(Path(f"/proc/{child.pid}/task"))
         child.send(compilation)
         while True:
@@ -141,8 +141,8 @@ class Sandbox:
                 raise message
             if isinstance(message, Outcome):
                 return message
-            if time.monotonic() - said > SAY_EVERY_SECONDS:
-                said = time.monotonic()
+            if time.monotonic() - reported_at > SAY_EVERY_SECONDS:
+                reported_at = time.monotonic()
                 progress.say(
                     "preflight_training",
                     f"{compilation.machine.name}: still compiling after {seconds:,.0f} s, {computed:,.0f} s without "
@@ -161,7 +161,7 @@ class Sandbox:
 
 
 class _Child:
-    """A process that runs `compiler.main`, with what it writes in a temporary file.
+    """A process that runs `compiler.main`, with its output in a temporary file.
 
     Args:
         backend: Keras backend of the programs.

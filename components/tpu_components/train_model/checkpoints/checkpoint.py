@@ -75,7 +75,7 @@ def snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _parts_here(value: Any) -> Any:
-    """Return the value if this host has all of it; otherwise the parts that this host has, by their bounds."""
+    """Return the whole value if this host has it; otherwise the parts that this host has, by their bounds."""
     if value.is_fully_addressable or value.is_fully_replicated:
         return value
     return {bounds_of(part.index, value.shape): part.data for part in value.addressable_shards}
@@ -159,12 +159,12 @@ def _read(path: Path, only: str = "") -> tuple[dict[str, Array], PartsManifest |
         InputError: If the file is damaged.
     """
 
-    def told(name: str, kind: Any) -> Any:
+    def read_entry(name: str, kind: Any) -> Any:
         return kind(**typed_json.decode(str(arrays.pop(name)).encode())) if name in arrays else None
 
     try:
         arrays: dict[str, Array] = {**read_arrays(path, only=only, is_own=True)}
-        return arrays, told(_PARTS, PartsManifest), told(_PROGRESS, TrainingProgress)
+        return arrays, read_entry(_PARTS, PartsManifest), read_entry(_PROGRESS, TrainingProgress)
     except (ValueError, TypeError) as error:
         raise InputError(
             f"Cannot continue from {path}: the checkpoint is damaged ({error}). Delete the folder {path.parent} "
@@ -179,7 +179,9 @@ def restore(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         ValueError: If names differ: the checkpoint is of another model.
     """
     if variables.keys() != arrays.keys():
-        raise ValueError(f"Checkpoint of another model: {sorted(variables.keys() ^ arrays.keys())[:4]} differ.")
+        raise ValueError(
+            f"The checkpoint belongs to another model: {sorted(variables.keys() ^ arrays.keys())[:4]} differ."
+        )
     assign(list(variables.values()), [arrays[name] for name in variables])
 
 

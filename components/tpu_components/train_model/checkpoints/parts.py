@@ -57,7 +57,7 @@ class ArrayInParts:
                 box[_within(common, wanted)] = part
                 missing -= part.size
         if missing:
-            raise ValueError(f"{missing:,} of the {box.size:,} values of an array in parts are not here: {wanted}.")
+            raise ValueError(f"{missing:,} of the {box.size:,} values of a sharded array are missing: {wanted}.")
         return box
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -130,9 +130,9 @@ class PartsWriter:
         while not sign.exists():
             if time.monotonic() > end:
                 raise InputError(
-                    f"sharding=fully_sharded needs one folder of checkpoints for all hosts. Received: {self._folder}, "
-                    f"where host {self._hosts.index} does not see what host 0 has written. Set the folder of "
-                    "checkpoints to one that all hosts mount, as that of a bucket."
+                    "sharding=fully_sharded requires a checkpoint folder that all hosts share. Received: "
+                    f"{self._folder}, where host {self._hosts.index} cannot see a file of host 0. Use a folder that "
+                    "all hosts mount, for example of a bucket."
                 )
             time.sleep(0.1)
 
@@ -202,7 +202,7 @@ class _PartInFile:
 
 @contextlib.contextmanager
 def _opened(path: Path, size: int | None = None) -> Iterator[Any]:
-    """Open a file of parts, of `size` bytes if given; errors in the block become an InputError that says what to do."""
+    """Open a file of parts, and check its size if `size` is set; errors in the block become an InputError."""
     try:
         if size not in (None, path.stat().st_size):
             raise ValueError(f"{path.stat().st_size:,} bytes, expected {size:,}")

@@ -78,7 +78,7 @@ class KubeflowChecks:
             "STEPS_": ("steps' image", self._settings.images.other_steps),
             "BEAM_": ("Beam image", self._beam_image),
         }
-        unnamed = Finding("cluster", Status.UNKNOWN, "not asked: name a context by --kube-context")
+        unnamed = Finding("cluster", Status.UNKNOWN, "not checked: name a kubectl context with --kube-context")
         return [
             Check("server", self._answers),
             Check("version", self._judge_version),
@@ -126,7 +126,7 @@ class KubeflowChecks:
             create = f"kubectl create secret generic {name} --from-file=… {namespace}"
             yield Check("secret", functools.partial(self._find, name, "read_namespaced_secret", create))
         for name in self._settings.volumes:
-            create = f"kubectl apply -f CLAIM.yaml, of the name {name}, {namespace}"
+            create = f"kubectl apply -f CLAIM.yaml {namespace}, with a claim named {name}"
             yield Check("volume", functools.partial(self._find, name, claims, create))
         yield Check("queue", self._queue, when=self._settings.kueue_queue)
 
@@ -135,21 +135,23 @@ class KubeflowChecks:
     def _answers(self) -> Iterator[Finding]:
         address = hide_credentials(self._settings.kfp_host)
         try:
-            with lacking("", "check TPU_PIPELINES_KFP_HOST, and the way there from here", OutageError):
+            with lacking("", "check TPU_PIPELINES_KFP_HOST and the network connection to it", OutageError):
                 self._is_shared = self._server.has_several_users()
             yield Finding("server", Status.OK, f"{address}, API v2beta1")
             self._version = self._server.version()
             if self._is_shared and not self._settings.kfp_namespace:
-                remedy = "set TPU_PIPELINES_KFP_NAMESPACE to a namespace of yours"
-                yield Finding("namespace", Status.ERROR, "the server has several users", remedy)
+                remedy = "set TPU_PIPELINES_KFP_NAMESPACE to one of your namespaces"
+                yield Finding(
+                    "namespace", Status.ERROR, "the server is in multi-user mode and requires a namespace", remedy
+                )
                 return
             self._server.check_sign_in()
             yield Finding("sign-in", Status.OK, f"you may list experiments in {self._namespace}")
         except MissingError:
-            remedy = "check the path in TPU_PIPELINES_KFP_HOST; servers of 2.x have it"
+            remedy = "check the path in TPU_PIPELINES_KFP_HOST; servers of version 2 have this API"
             yield Finding("API", Status.ERROR, f"{address} has no API v2beta1", remedy)
         except InputError as error:
-            remedy = "put a token's path into KF_PIPELINES_SA_TOKEN_PATH"
+            remedy = "set KF_PIPELINES_SA_TOKEN_PATH to the path of a token"
             yield Finding("sign-in", Status.ERROR, str(error), remedy)
 
     def _judge_version(self) -> Iterator[Finding]:
@@ -158,16 +160,16 @@ class KubeflowChecks:
             return
         oldest = ".".join(map(str, MINIMUM_VERSION))
         if not (match := re.match(r"v?(\d+)\.(\d+)(?!\d)", self._version)):
-            said = f"the server does not say which it is ({self._version or 'empty'}); expected {oldest} or later"
+            message = f"the server does not report its version ({self._version or 'empty'}); expected {oldest} or later"
             image = "-o jsonpath='{.spec.template.spec.containers[0].image}'"
             look = f"kubectl get deployment ml-pipeline -n {_SERVERS_NAMESPACE} {image}"
-            yield Finding("version", Status.UNKNOWN, said, look)
+            yield Finding("version", Status.UNKNOWN, message, look)
         elif tuple(map(int, match.groups())) < MINIMUM_VERSION:
-            said = f"Kubeflow Pipelines {self._version} ignores part of a pipeline: expected {oldest} or later"
-            yield Finding("version", Status.ERROR, said, "ask who installed Kubeflow to upgrade it")
+            message = f"Kubeflow Pipelines {self._version} ignores part of a pipeline: expected {oldest} or later"
+            yield Finding("version", Status.ERROR, message, "ask the cluster's administrator to upgrade it")
         else:
-            said = f"{self._version}; the versions of its driver, its launcher and Argo are not visible from here"
-            yield Finding("version", Status.OK, said)
+            message = f"{self._version}; the versions of its driver, its launcher and Argo are not visible from here"
+            yield Finding("version", Status.OK, message)
 
     @property
     def _namespace(self) -> str:
@@ -178,11 +180,11 @@ class KubeflowChecks:
     def _store(self) -> str:
         root = self._settings.bucket_location
         if not root:
-            return "the server's own: no bucket is set"
+            return "the server's own, because no bucket is set"
         if root.scheme is not Scheme.GOOGLE:
-            raise CannotAskError(f"{root} cannot be asked from here")
+            raise CannotAskError(f"{root} cannot be checked from here")
         self._apis.find(STORAGE, f"storage/v1/b/{root.bucket}", f"gs://{root.bucket}")
-        return f"gs://{root.bucket}; whether pods may write there, their node's account decides"
+        return f"gs://{root.bucket}; whether pods may write to it depends on their node's account"
 
     def _create_bucket(self) -> tuple[ShellCommand, ...]:
         if self._settings.bucket_location.scheme is not Scheme.GOOGLE:
@@ -199,10 +201,12 @@ class KubeflowChecks:
         literals = " ".join(f"--from-literal={key}=…" for key in KEYS)
         create = f"kubectl create secret generic {name or 's3-credentials'} {literals} --namespace={self._namespace}"
         if not name:
-            said = f"no secret is set: the pods of {steps} sign in by their service account's role, or not at all"
-            raise CannotAskError(said, f"{create}, and set TPU_PIPELINES_S3_SECRET")
+            message = f"no secret is set: the pods of {steps} sign in with their service account's role, or not at all"
+            raise CannotAskError(message, f"{create}, and set TPU_PIPELINES_S3_SECRET")
         if not self._context:
-            raise CannotAskError(f"whether {name} is there, the cluster knows: name a context by --kube-context")
+            raise CannotAskError(
+                f"only the cluster knows whether {name} exists: name a kubectl context with --kube-context"
+            )
         return self._find(name, "read_namespaced_secret", create)
 
     # Cluster
@@ -219,7 +223,7 @@ class KubeflowChecks:
         try:
             return kubernetes.config.new_client_from_config(context=self._context)
         except kubernetes.config.ConfigException as error:
-            raise InputError(f"no context {self._context!r} in kubectl's configuration: {error}") from error
+            raise InputError(f"kubectl's configuration has no context {self._context!r}: {error}") from error
 
     def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the Kubernetes API and return its result.
@@ -242,9 +246,9 @@ class KubeflowChecks:
         if nodes := self._ask("list_node", label_selector=selector).items:
             return f"{len(nodes)} with {selector}"
         context = self._gke
-        said = f"no node has {selector}"
+        message = f"no node has {selector}"
         if not context or machine.machine_type == "cloud-tpu":  # Vertex's name for these machines is not GKE's.
-            raise CannotAskError(f"{said}; whether a node pool would add one, only the cluster's owner can say")
+            raise CannotAskError(f"{message}; only the cluster's owner knows whether a node pool would add one")
         # google/container/v1/cluster_service.proto: Cluster.node_pools, autopilot, autoscaling.
         place = f"v1/projects/{context['project']}/locations/{context['location']}/clusters/{context['cluster']}"
         described = self._apis.get("container.googleapis.com", place)
@@ -253,15 +257,15 @@ class KubeflowChecks:
         )
         pools = [node["name"] for node in described.get("nodePools", ()) if _has(node, machine)]
         if pools or makes_pools:
-            return f"{said} now; {', '.join(pools) or 'the cluster'} adds them as they are asked for"
+            return f"{message} now; {', '.join(pools) or 'the cluster'} adds them on demand"
         kind = machine.machine_type + (f" and {machine.tpu_topology}" if machine.slice.hosts > 1 else "")
         by_hand = "" if self._create_pool(machine) else f"create one with a workload policy: {_TPU7X_POOLS}"
-        raise LackError(f"{said}, and no node pool is of {kind}", by_hand)
+        raise LackError(f"{message}, and no node pool has {kind}", by_hand)
 
     def _quota(self, machine: MachineSpec) -> str:
         """Check Compute Engine's quota of GPUs in the cluster's region: compute.regions.get, `quotas`."""
         if not (context := self._gke):
-            raise CannotAskError("only a cluster on GKE has one")
+            raise CannotAskError("only a cluster on GKE has a quota")
         region = context["region"]
         name = ("PREEMPTIBLE_" if machine.spot else "") + machine.slice.generation.compute_quota
         needed = machine.slice.chips
@@ -308,7 +312,7 @@ class KubeflowChecks:
 
     def _service_account(self) -> str:
         runner, origin = (_RUNNER_OF_A_PROFILE, "the profile") if self._is_shared else (_RUNNER, "the server")
-        remedy = f"ask who installed Kubeflow: it comes with {origin}"
+        remedy = f"ask the cluster's administrator: it comes with {origin}"
         return self._find(runner, "read_namespaced_service_account", remedy)
 
     def _queue(self) -> str:
@@ -338,24 +342,24 @@ class KubeflowChecks:
         try:
             content = self._ask("read_namespaced_config_map", name, namespace).data or {}
         except MissingError as error:
-            raise CannotAskError(f"there is no {name} in {namespace}, which says what is started again") from error
+            raise CannotAskError(f"there is no {name} in {namespace}, which configures retries") from error
         defaults: Any = yaml.safe_load(content.get("workflowDefaults") or "{}")
         for key in ("spec", "templateDefaults", "retryStrategy"):
             defaults = defaults.get(key) or {}
         policy = defaults.get("retryPolicy") or "OnFailure"
         if policy == "Always":
-            return "a training whose pod is taken away is started again: retryPolicy is Always"
+            return "a training whose pod is lost is restarted: retryPolicy is Always"
         left_out = "is evicted or shut down" if policy == "OnError" else "is deleted"
         raise LackError(
-            f"a training whose pod {left_out} is not started again: Argo's retryPolicy is {policy}",
-            f"ask who installed Kubeflow to set workflowDefaults: spec.templateDefaults.retryStrategy.retryPolicy to "
-            f"Always in the ConfigMap {name} of {namespace}",
+            f"a training whose pod {left_out} is not restarted: Argo's retryPolicy is {policy}",
+            f"ask the cluster's administrator to set workflowDefaults: spec.templateDefaults.retryStrategy.retryPolicy "
+            f"to Always in the ConfigMap {name} of {namespace}",
         )
 
     def _jobsets(self) -> str:
         """Check that the cluster supports JobSets, for a slice of several hosts."""
         installation = "https://jobset.sigs.k8s.io/docs/installation"
-        with lacking(f"the cluster knows no {GROUP}/{VERSION}", installation):
+        with lacking(f"the cluster does not support {GROUP}/{VERSION}", installation):
             self._ask("list_namespaced_custom_object", GROUP, VERSION, self._namespace, PLURAL, limit=1)
         return f"{GROUP}/{VERSION}"
 
@@ -399,7 +403,7 @@ class KubeflowChecks:
         if denied := [f"{verb} {what}" for verb, what in RIGHTS if not self._may(account, verb, what)]:
             raise LackError(
                 f"the steps' service account {account} may not {', '.join(denied)} in {self._namespace}",
-                "grant it by a role: --script FILE writes the commands",
+                "grant it with a role: --script FILE writes the commands",
             )
         return f"{account} may create them"
 

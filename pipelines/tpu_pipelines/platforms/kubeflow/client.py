@@ -93,7 +93,7 @@ class KubeflowClient:
 
         class Client(sdk.Client):
             def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:
-                """Request once; the client's own method retries for half a minute and prints stack traces."""
+                """Call the health API once; the client's own method retries for 30 s and prints stack traces."""
                 return self.healthzs.healthz_service_get_healthz(_request_timeout=_TIMEOUT_SECONDS)
 
         token = os.environ.get(sdk.KF_PIPELINES_SA_TOKEN_ENV, sdk.KF_PIPELINES_SA_TOKEN_PATH)
@@ -116,7 +116,7 @@ class KubeflowClient:
             if "json" not in kind:  # The client would return it as an empty response.
                 raise InputError(
                     f"{self._address} answers, but not as Kubeflow Pipelines: expected JSON, received "
-                    f"{kind or 'nothing'}. A page to sign in at may be in front of it. Check kfp_host and the sign-in."
+                    f"{kind or 'nothing'}. A sign-in page may be in front of it. Check kfp_host and the sign-in."
                 )
             return result
 
@@ -208,7 +208,7 @@ class KubeflowClient:
         """Stop a run, unless it has ended or is being stopped."""
         existing = self._find(job_id)
         if existing is None:
-            raise InputError(f"Cannot cancel {job_id!r} at {self._address}: there is no run of that name.")
+            raise InputError(f"Cannot cancel {job_id!r} at {self._address}: there is no run with this name.")
         try:
             if existing.state in ("PENDING", "RUNNING", "PAUSED", None):
                 self._call("runs", "terminate_run", existing.run_id)
@@ -247,9 +247,9 @@ class KubeflowClient:
             if similar := self._list_similar("experiments", name):
                 raise InputError(
                     f"Cannot use the name {name!r} at {self._address}: the experiment {similar[0].display_name!r} "
-                    "exists, and the server takes both for the same name. Use that name, or a different one."
+                    "exists, and the server ignores case. Use that name, or a different one."
                 )
-            raise OutageError(f"The experiment {name!r} exists, and cannot be found: somebody is deleting it.")
+            raise OutageError(f"The experiment {name!r} exists but cannot be found, because it is being deleted.")
         return str(experiments[0].experiment_id)
 
     def _find(self, job_id: str) -> Any:
@@ -282,7 +282,9 @@ class KubeflowClient:
         if state is State.FAILED and (terminated or never_ran):
             state = State.CANCELLED  # The server reports terminated runs as failed.
         failed = [name.replace("-", "_") for name, word in steps.items() if word == "failed"]
-        said = (run.error.message if run.error else "") or f"{', '.join(failed) or 'The run'} failed; its log says why."
+        message = (
+            run.error.message if run.error else ""
+        ) or f"{', '.join(failed) or 'The run'} failed; its log says why."
         return Submission(
             job_id=run.display_name,
             # A job's id is the name with the digest; a scheduled run has no description.
@@ -292,7 +294,7 @@ class KubeflowClient:
             url=self._url(f"runs/details/{run.run_id}"),
             logs_url=self._url(f"runs/details/{run.run_id}"),
             steps={name.replace("-", "_"): word for name, word in steps.items()},
-            error=said if state is State.FAILED else "",
+            error=message if state is State.FAILED else "",
             waited_seconds=waited_seconds,
             fingerprints=fingerprints_in(labels),
             digest=digest,
@@ -489,7 +491,6 @@ def _root(item: Any) -> str:
 
 
 def _is_same(recurring_run: Any, other: Any) -> bool:
-    """Return whether two recurring runs have equal content."""
     before, after = comparable(_content(recurring_run), _content(other))
     return before == after
 
@@ -512,7 +513,7 @@ def _translated(doing: str, host: str) -> Iterator[None]:
     except urllib3.exceptions.HTTPError as error:
         cause = chain_of(error)[-1]
         if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
-            raise InputError(f"There is no server of the name in {host}. Check kfp_host of the settings.") from error
+            raise InputError(f"The host name in {host} does not exist. Check the setting kfp_host.") from error
         reason = hide_credentials(str(cause))
         raise OutageError(f"Kubeflow Pipelines at {host} cannot be reached: {reason}") from error
     except OSError as error:
@@ -523,21 +524,21 @@ def _translated(doing: str, host: str) -> Iterator[None]:
         message = message_of(error)
         if _TOO_LONG.search(message):
             raise InputError(
-                f"{refused} {message} A column of its database is shorter than those of KFP's own releases. Ask who "
-                "installed the server, and look for workflows without a run."
+                f"{refused} {message} A column of its database is shorter than those of KFP's own releases. Ask the "
+                "server's administrator, and look for workflows without a run."
             ) from error
         if error.status == 429 or (error.status or 500) >= 500:
             raise OutageError(f"Kubeflow Pipelines at {host} cannot {doing} now: {error.status} {message}") from error
         kind, hint = _REFUSALS.get(error.status, (InputError, ""))
         if error.status == 401:
-            message = f"the sign-in is not, or no longer, valid ({message})."
+            message = f"the sign-in is not valid, or has expired ({message})."
         raise kind(f"{refused} {message} {hint}".rstrip()) from error
 
 
 _REFUSALS: dict[int, tuple[type[Exception], str]] = {
     401: (
         InputError,
-        "Put a token into a file and its path into KF_PIPELINES_SA_TOKEN_PATH, or sign in as your server asks for.",
+        "Set KF_PIPELINES_SA_TOKEN_PATH to the path of a token, or sign in as your server requires.",
     ),
     403: (InputError, "Ask for the role kubeflow-edit in the namespace, and check kfp_namespace."),
     404: (MissingError, "Check the name and kfp_host."),

@@ -62,7 +62,7 @@ class Kubeflow:
         return training_retries(machine)
 
     def memory_request(self, config: "Config", step: str, gib: float) -> float | None:
-        """Return what the step uses; pods share their host."""
+        """Return `gib`, because pods share their host."""
         return gib
 
     def disk_request(self, num_bytes: int) -> str:

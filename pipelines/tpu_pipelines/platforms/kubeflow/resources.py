@@ -30,7 +30,7 @@ def check_config(config: Config) -> None:
         for name in VERTEX_ONLY:
             if value := getattr(machine, name):
                 raise InputError(
-                    f"Only Vertex AI has machine.{name}. Received: {value!r} with --target kubeflow. Leave it out; "
+                    f"Only Vertex AI supports machine.{name}. Received: {value!r} with --target kubeflow. Remove it; "
                     "on Kubeflow, TPU_PIPELINES_VOLUMES mounts claims, and kubectl exec opens a shell."
                 )
 
@@ -53,19 +53,19 @@ def as_root(task: Any) -> Any:
     return kubernetes.set_security_context(task, run_as_user=0)
 
 
-def place(task: Any, asked: StepResources) -> Any:
+def place(task: Any, requested: StepResources) -> Any:
     """Set the disk and time limit of a task; returns the task."""
     from kfp import kubernetes
 
-    if asked.timeout:
-        kubernetes.set_timeout(task, asked.timeout)
-    if asked.disk:
+    if requested.timeout:
+        kubernetes.set_timeout(task, requested.timeout)
+    if requested.disk:
         kubernetes.add_ephemeral_volume(
             task,
             volume_name=SCRATCH_VOLUME,
             mount_path=SCRATCH_FOLDER,
             access_modes=["ReadWriteOnce"],
-            size=asked.disk,
+            size=requested.disk,
         )
         as_root(task)
     return task

@@ -49,7 +49,7 @@ def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, placeme
     """
     import kfp.kubernetes as kubernetes
 
-    asked = placement.resources
+    requested = placement.resources
     step = placement.step
     folder = placement.folder or slug(placement.run)
     shared = next((f"{path.rstrip('/')}/{folder}" for path in settings.volumes.values()), "")
@@ -60,18 +60,18 @@ def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, placeme
     timeout_seconds = machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
     if is_slice and not shared:
         raise InputError(
-            f"{machine.name} has {machine.slice.hosts} hosts, which on Kubeflow read the records from a volume of all "
-            "and leave the model there: expected a claim that many pods mount (ReadWriteMany), received none. Set "
+            f"{machine.name} has {machine.slice.hosts} hosts, which on Kubeflow share records and model on a volume: "
+            "expected a claim that many pods can mount (ReadWriteMany), received none. Set "
             "TPU_PIPELINES_VOLUMES=CLAIM=/mnt/PATH, or use a machine of one host."
         )
-    if asked.disk and (mount := _like_the_disk(settings)):
+    if requested.disk and (mount := _like_the_disk(settings)):
         raise InputError(
             f"Cannot mount {mount} for {step}: its disk already uses the volume {SCRATCH_VOLUME!r} at "
             f"{SCRATCH_FOLDER}. Remove resources.{step}.disk, or use another name and path."
         )
     if is_slice:
         image = component.component_spec.implementation.container.image
-        template = _host_pod(machine, settings, environment, asked, image)
+        template = _host_pod(machine, settings, environment, requested, image)
         request = {
             "manifest": _jobset(template, machine, settings, placement.run, timeout_seconds),
             "shared": f"{shared}/hosts",
@@ -98,11 +98,11 @@ def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, placeme
         if settings.volumes:
             as_root(task)
         # All attempts of a step with a JobSet follow this JobSet and share its time limit.
-        task = apply_retries(task, asked, timeout_seconds, is_of_all=is_slice)
-        task = task if is_slice else place(task, asked)
+        task = apply_retries(task, requested, timeout_seconds, is_of_all=is_slice)
+        task = task if is_slice else place(task, requested)
         # No limits: a pod with all chips has the host to itself.
-        task.set_cpu_request("1" if is_slice else str(asked.cpu))
-        task.set_memory_request("2Gi" if is_slice else asked.memory)
+        task.set_cpu_request("1" if is_slice else str(requested.cpu))
+        task.set_memory_request("2Gi" if is_slice else requested.memory)
         kubernetes.set_timeout(task, timeout_seconds)
         return signed_in(task, settings) if placement.uses_s3 else task
 
@@ -179,7 +179,7 @@ def _host_pod(
     machine: MachineSpec,
     settings: Settings,
     environment: Mapping[str, str],
-    asked: StepResources,
+    requested: StepResources,
     image: str,
 ) -> dict[str, Any]:
     """Return the template of a host's pod in a JobSet."""
@@ -212,7 +212,7 @@ def _host_pod(
                 "env": [*({"name": key, "value": value} for key, value in variables.items()), *signing_in],
                 "resources": {
                     "limits": {"google.com/tpu": str(entry.chips // entry.hosts)},
-                    "requests": {"cpu": str(asked.cpu), "memory": asked.memory},
+                    "requests": {"cpu": str(requested.cpu), "memory": requested.memory},
                 },
                 "volumeMounts": [{"name": name, "mountPath": path} for name, _, path in mounts],
                 # As for KFP's steps (backend/src/v2/compiler/argocompiler/security_context.go). The image sets the
@@ -249,8 +249,8 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
     if settings.provisioning:
         if machine.spot or machine.reservation:
             raise InputError(
-                f"A node of flex-start is neither spot nor reserved. Received: provisioning={settings.provisioning!r} "
-                f"with {machine.name}, spot={machine.spot}, reservation={machine.reservation!r}. Leave out one of them."
+                f"A flex-start node cannot be spot or reserved. Received: provisioning={settings.provisioning!r} "
+                f"with {machine.name}, spot={machine.spot}, reservation={machine.reservation!r}. Remove one of them."
             )
         # https://cloud.google.com/kubernetes-engine/docs/how-to/dws-flex-start-training
         selectors["cloud.google.com/gke-flex-start"] = "true"

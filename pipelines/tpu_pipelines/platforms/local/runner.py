@@ -16,7 +16,7 @@ from tpu_pipelines.config.configuration import Config
 
 
 class Runner(enum.StrEnum):
-    """What runs the steps of a local run: processes, or containers of the steps' image."""
+    """Runner of the steps of a local run: processes, or containers of the steps' image."""
 
     SUBPROCESS = "subprocess"
     DOCKER = "docker"
@@ -86,7 +86,7 @@ def _make_runner(runner: Runner, config: Config) -> Any:
     mounts = []
     for path in (path for path in reads if path and Location(path).is_path and os.path.exists(path)):
         if not os.path.isabs(path):
-            raise InputError(f"The docker runner needs absolute paths. Received: {path!r}.")
+            raise InputError(f"The docker runner requires absolute paths. Received: {path!r}. Use the full path.")
         mounts.append(docker.types.Mount(path, path, "bind", read_only=True))
     if config.deploy and not config.deploy.is_on_vertex:
         registry = config.deploy.registry

@@ -105,7 +105,7 @@ class VertexClient:
         try:
             existing = self._call("get_pipeline_job", {"name": f"{self._parent}/pipelineJobs/{job.job_id}"})
         except MissingError as error:
-            raise OutageError(f"{job.job_id} exists, and cannot be found: somebody is deleting it.") from error
+            raise OutageError(f"{job.job_id} exists but cannot be found, because it is being deleted.") from error
         if self._settings.experiment:
             self._put_into_experiment(existing)
         return self._read(existing)

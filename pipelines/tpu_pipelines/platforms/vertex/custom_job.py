@@ -70,7 +70,7 @@ def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, plac
     from kfp import components
 
     if settings.bucket and settings.bucket_location.scheme is not Scheme.GOOGLE:
-        raise InputError(f"Vertex writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
+        raise InputError(f"Vertex AI writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
     check_region(settings, machine.region)
     if machine.nfs_mounts and not (settings.network or settings.network_attachment):
         # https://cloud.google.com/vertex-ai/docs/training/train-nfs-share

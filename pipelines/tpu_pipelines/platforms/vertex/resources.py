@@ -42,7 +42,7 @@ def disk_warning(num_bytes: int) -> str:
     """Return a warning if records of this size may not fit the disk of a step; else an empty text."""
     if num_bytes <= DISK_GIB * 10**9:
         return ""
-    return f"records of that size may not fit a step's disk there, {DISK_GIB} GB"
+    return f"records of this size may not fit the disk of a step, which has {DISK_GIB} GB"
 
 
 def limit_time(task: Any, seconds: int) -> Any:
@@ -62,32 +62,32 @@ def check_config(config: Config) -> None:
     Raises:
         InputError: If the service would ignore or refuse a resource.
     """
-    times = {f"resources.{step}.timeout": asked.timeout for step, asked in config.resources.items()}
+    times = {f"resources.{step}.timeout": requested.timeout for step, requested in config.resources.items()}
     times["machine.timeout_seconds"] = config.machine.timeout_seconds if config.machine else 0
     for name, seconds in times.items():
         if seconds > VERTEX_TASK_SECONDS:
             raise InputError(
                 f"Vertex AI cancels a pipeline's task after 7 days: expected {name} of at most {VERTEX_TASK_SECONDS}. "
-                f"Received: {seconds}. Take a larger machine or fewer epochs, or run it on Kubeflow."
+                f"Received: {seconds}. Use a larger machine or fewer epochs, or run on Kubeflow."
             )
     if config.data.engine == FAN_OUT and config.data.engine_tasks > _MOST_FAN_OUT_TASKS:
         raise InputError(
-            f"On Vertex AI a step reads and writes 100 artifacts at most, and one step puts the parts of all others "
-            f"together: expected data.engine_tasks from 1 to {_MOST_FAN_OUT_TASKS} with data.engine=fan_out. "
+            f"On Vertex AI a step reads and writes at most 100 artifacts, and one step merges the parts of all "
+            f"others: expected data.engine_tasks from 1 to {_MOST_FAN_OUT_TASKS} with data.engine=fan_out. "
             f"Received: {config.data.engine_tasks}."
         )
-    on_machines = [step for step, asked in config.resources.items() if step == "train_model" or asked.machine]
+    on_machines = [step for step, requested in config.resources.items() if step == "train_model" or requested.machine]
     for step, name in itertools.product(on_machines, ("cpu", "memory", "disk")):
         if value := getattr(config.resources[step], name):
             is_disk = name == "disk" and step == "train_model"
             raise InputError(
                 f"On Vertex AI a step with a machine uses the whole host, so cpu, memory and disk cannot be set. "
-                f"Received: resources.{step}.{name}={value!r}. Leave it out"
+                f"Received: resources.{step}.{name}={value!r}. Remove it"
                 + ("; machine.boot_disk_size_gb sets the disk." if is_disk else ".")
             )
-    for step, asked in config.resources.items():
-        if asked.disk and gib(asked.disk) > DISK_GIB:
+    for step, requested in config.resources.items():
+        if requested.disk and gib(requested.disk) > DISK_GIB:
             raise InputError(
-                f"A step on Vertex AI has a disk of {DISK_GIB} GB, and its pipelines can ask for no other. "
-                f"Received: resources.{step}.disk={asked.disk!r}. Leave it out, or run it on Kubeflow."
+                f"A step on Vertex AI has a disk of {DISK_GIB} GB, which cannot be changed. "
+                f"Received: resources.{step}.disk={requested.disk!r}. Remove it, or run on Kubeflow."
             )

@@ -20,20 +20,20 @@ def check(settings: Settings) -> None:
     mistakes = Mistakes()
     if len(settings.labels) > _MOST_LABELS:
         mistakes.add(
-            f"A job on Vertex AI has at most {_MOST_LABELS} labels of yours: expected as many in "
-            f"{variable('labels')}, received {len(settings.labels)}. Leave out some."
+            f"Too many labels: expected at most {_MOST_LABELS} in {variable('labels')} on Vertex AI, "
+            f"received {len(settings.labels)}. Remove some."
         )
     with mistakes.kept():
         check_region(settings, settings.region)
     if settings.network and settings.network_attachment:
         mistakes.add(
-            f"A job has a network or a network attachment. Received: network={settings.network!r} and "
-            f"network_attachment={settings.network_attachment!r}. Leave out one of them."
+            f"A job cannot have both a network and a network attachment. Received: network={settings.network!r} and "
+            f"network_attachment={settings.network_attachment!r}. Remove one of them."
         )
     if settings.tensorboard and not settings.service_account:
         mistakes.add(
-            f"A training that fills a TensorBoard runs as a service account of yours. Received: tensorboard="
-            f"{settings.tensorboard!r} without one. Set {variable('service_account')}."
+            f"TensorBoard requires a service account. Received: tensorboard={settings.tensorboard!r} without one. "
+            f"Set {variable('service_account')}."
         )
     mistakes.raise_all()
 
@@ -48,6 +48,6 @@ def check_region(settings: Settings, region: str) -> None:
         value = getattr(settings, name)
         if value and region and value.split("/")[3] != region:
             raise InputError(
-                f"The setting {name} ({variable(name)}) must be of the region {region}, where the job runs. "
-                f"Received: {value!r}. Name one of that region."
+                f"The setting {name} ({variable(name)}) must be in the region {region}, where the job runs. "
+                f"Received: {value!r}. Use one in that region."
             )

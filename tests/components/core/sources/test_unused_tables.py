@@ -25,7 +25,7 @@ def test_a_table_without_labels_is_told_to_be_joined(folder):
 def test_a_folder_of_tables_names_them_and_says_to_join(folder):
     with pytest.raises(InputError, match=r"which file of .*; it holds '(labels|texts)\.csv', '") as told:
         source_of(str(folder))
-    assert "Name one, as csv:" in str(told.value)
+    assert "Name one, for example csv:" in str(told.value)
     assert "pandas.merge(examples, labels, on='id')" in str(told.value)
 
 

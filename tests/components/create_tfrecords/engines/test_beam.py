@@ -74,7 +74,7 @@ def test_the_environment_that_make_has_made_is_found_and_writes_the_records(tmp_
             "^Found no files. Check it",
         ),
         ("echo 'error: The Beam job is lost.' >&2; exit 1", PlatformError, "^The Beam job is lost"),
-        ("exit 9", PlatformError, "has ended with exit code 9. What it printed says why"),
+        ("exit 9", PlatformError, "ended with exit code 9. Its output says why"),
     ],
 )
 def test_what_the_other_environment_says_of_a_failure_is_what_the_step_says(

@@ -235,12 +235,12 @@ def _one_less(arrays, fields):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_other_labels, "another name, label or weight"),
-        (_cut_off, "bytes of records, and books of others"),
-        (_fewer_sizes, "bytes of records, and books of others"),
-        (_other_names, "another name, label or weight"),
+        (_other_labels, "a name, label or weight that differs"),
+        (_cut_off, "bytes of records, and metadata of other records"),
+        (_fewer_sizes, "bytes of records, and metadata of other records"),
+        (_other_names, "a name, label or weight that differs"),
         (_another_order, "examples in another order"),
-        (_one_less, "quarantined, of"),
+        (_one_less, "quarantined, but the task has"),
     ],
 )
 def test_a_part_that_was_changed_is_refused_though_it_has_its_checksum(
@@ -250,7 +250,7 @@ def test_a_part_that_was_changed_is_refused_though_it_has_its_checksum(
     folders = [first, str(shutil.copytree(second, tmp_path / "range-1")), third]
     part = min(Path(folders[1], "whole").iterdir())
     _change_part(part, change)
-    with pytest.raises(InputError, match=rf"{part} does not hold what the plan has .*{message}.*un that task again"):
+    with pytest.raises(InputError, match=rf"{part} does not match its task .*{message}.*un that task again"):
         fan_out.merge_parts(params, plan, folders, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
     part.unlink()  # As the message advises.

@@ -81,7 +81,7 @@ def test_where_all_is_there_nothing_is_missing(world):
     assert [one.said for one in findings if one.about.startswith("nodes")] == [
         "1 with cloud.google.com/gke-tpu-accelerator=tpu-v5-lite-podslice,cloud.google.com/gke-tpu-topology=2x2",
         "no node has cloud.google.com/gke-tpu-accelerator=tpu-v6e-slice,cloud.google.com/gke-tpu-topology=2x2 now; "
-        "tpus adds them as they are asked for",
+        "tpus adds them on demand",
     ]
 
 
@@ -94,7 +94,7 @@ MISSING = {
     "API": (
         lambda world: world.server.fail_next(9, "NOT_FOUND", "healthz_service_get_healthz"),
         "has no API v2beta1",
-        "2.x",
+        "version 2",
     ),
     "version": (
         lambda world: setattr(world.server, "version", "2.15.2"),
@@ -103,7 +103,7 @@ MISSING = {
     ),
     "sign-in": (
         lambda world: world.server.fail_next(9, "UNAUTHENTICATED"),
-        "the sign-in is not, or no longer, valid",
+        "the sign-in is not valid, or has expired",
         "KF_PIPELINES_SA_TOKEN_PATH",
     ),
     "sign-in ": (
@@ -116,20 +116,20 @@ MISSING = {
             setattr(world.server, "multi_user", True)
             or world.cluster.objects.add("kubeflow/serviceaccounts/default-editor")
         ),
-        "several users",
+        "multi-user mode",
         "TPU_PIPELINES_KFP_NAMESPACE",
     ),
     "object store": (lambda world: world.google.cloud.buckets.clear(), "there is no gs://my-bucket", "buckets create"),
-    "image": (lambda world: world.google.cloud.images.clear(), "is not there", "docker push"),
+    "image": (lambda world: world.google.cloud.images.clear(), "does not exist", "docker push"),
     "nodes v5e-4": (
         lambda world: world.cluster.nodes.clear(),
-        "no node pool is of ct5lp-hightpu-4t",
+        "no node pool has ct5lp-hightpu-4t",
         "gcloud container node-pools create tpu-v5e-4 --cluster=training --location=us-central1 --project=my-project "
         "--machine-type=ct5lp-hightpu-4t --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes=1",
     ),
     "nodes v6e-4": (
         lambda world: world.google.cloud.node_pools[0]["config"].update(spot=True),
-        "no node pool is of ct6e-standard-4t",
+        "no node pool has ct6e-standard-4t",
         "--machine-type=ct6e-standard-4t",
     ),
     "service account": (
@@ -219,7 +219,10 @@ def test_records_that_beam_writes_need_its_image(world):
     config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, engine="beam"))
     checks = KubeflowChecks(config, world.settings, apis, world.context).checks()
     ((what, said, remedy),) = told(ask_all(checks), Status.ERROR)
-    assert (what, said) == ("Beam image", "no platform can fetch tpu-pipelines/beam:latest")
+    assert (what, said) == (
+        "Beam image",
+        "platforms cannot pull tpu-pipelines/beam:latest, because its name contains no registry",
+    )
     assert remedy.endswith("set TPU_PIPELINES_BEAM_IMAGE=…@sha256:…")
 
 
@@ -233,7 +236,11 @@ def test_several_hosts_need_a_cluster_that_knows_jobsets(world):
         return told(ask_all(checks.checks()), Status.ERROR)
 
     assert missing() == [
-        ("JobSets", "the cluster knows no jobset.x-k8s.io/v1alpha2", "https://jobset.sigs.k8s.io/docs/installation")
+        (
+            "JobSets",
+            "the cluster does not support jobset.x-k8s.io/v1alpha2",
+            "https://jobset.sigs.k8s.io/docs/installation",
+        )
     ]
     world.cluster.jobsets, user = {}, "system:serviceaccount:kubeflow:pipeline-runner"
     world.cluster.rights = {(user, verb, what) for verb in ("get", "list") for what in ("pods", "pods/log")}
@@ -243,7 +250,7 @@ def test_several_hosts_need_a_cluster_that_knows_jobsets(world):
         "right to JobSets",
         f"the steps' service account kubeflow:pipeline-runner may not {rights} in kubeflow",
     )
-    assert remedy == "grant it by a role: --script FILE writes the commands"
+    assert remedy == "grant it with a role: --script FILE writes the commands"
     world.cluster.rights |= {(user, verb, "jobsets.jobset.x-k8s.io") for verb in ("get", "create", "delete")}
     assert missing() == []
     world.cluster.jobsets = None
@@ -272,7 +279,7 @@ def test_a_pool_of_several_hosts_is_of_one_topology(world, placement, state):
     found = findings_of(world, "machine=v5e-16", "training.backend=jax")["nodes v5e-16"]
     assert found.state is state
     if state is Status.ERROR:
-        assert "no node pool is of ct5lp-hightpu-4t and 4x4" in found.said
+        assert "no node pool has ct5lp-hightpu-4t and 4x4" in found.said
         assert found.remedy.endswith(
             "--machine-type=ct5lp-hightpu-4t --tpu-topology=4x4 --num-nodes=0 --enable-autoscaling --min-nodes=0 "
             f"--max-nodes=4 {_IN_A_ZONE}"
@@ -329,14 +336,16 @@ def test_pods_that_use_s3_need_its_secret(world):
     _set(world, s3_secret="")
     unknown = told(world.examine(), Status.UNKNOWN)
     assert [one[0] for one in unknown] == ["object store", "S3"]
-    assert "sign in by their service account's role, or not at all" in unknown[1][1]
+    assert "sign in with their service account's role, or not at all" in unknown[1][1]
 
 
 def test_a_cluster_that_is_not_named_is_not_asked(world):
     world.context = ""
     findings = world.examine()
     assert told(findings, Status.ERROR) == []
-    assert told(findings, Status.UNKNOWN) == [("cluster", "not asked: name a context by --kube-context", "")]
+    assert told(findings, Status.UNKNOWN) == [
+        ("cluster", "not checked: name a kubectl context with --kube-context", "")
+    ]
 
 
 def test_a_context_that_kubectl_does_not_have_is_unknown(world):

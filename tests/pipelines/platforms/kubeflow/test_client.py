@@ -558,7 +558,7 @@ def test_a_sign_in_that_is_refused_once_is_made_anew(plan, fake, kubeflow, clock
 
 def test_a_token_that_is_refused_for_good_is_an_error(plan, fake, clock, token):
     fake.expire_tokens()
-    with pytest.raises(InputError, match=r"the sign-in is not, or no longer, valid .*KF_PIPELINES_SA_TOKEN_PATH"):
+    with pytest.raises(InputError, match=r"the sign-in is not valid, or has expired .*KF_PIPELINES_SA_TOKEN_PATH"):
         submit(plan, connect(fake, clock))
     assert clock.slept == []
 
@@ -628,7 +628,7 @@ def test_a_run_is_cancelled_and_one_that_has_ended_is_left(plan, fake, clock, te
     assert kubeflow.get(job_id).state.is_final
     kubeflow.cancel(job_id)
     assert len(fake.called("run_service_terminate_run")) == 1
-    with pytest.raises(InputError, match=r"Cannot cancel 'digits-none' at http.*: there is no run of that name"):
+    with pytest.raises(InputError, match=r"Cannot cancel 'digits-none' at http.*: there is no run with this name"):
         kubeflow.cancel("digits-none")
 
 
@@ -742,7 +742,7 @@ def test_a_schedule_is_paused_resumed_and_deleted(plan, fake, kubeflow, backoff)
     assert fake.fire(one) is not None
     change_state(Retrying(scheduler, backoff), "digits", "delete")
     assert fake.recurring_runs == {}
-    with pytest.raises(InputError, match=r"Cannot pause the schedule of 'digits': there is none"):
+    with pytest.raises(InputError, match=r"Cannot pause the schedule of 'digits': it does not exist"):
         change_state(Retrying(scheduler, backoff), "digits", "pause")
 
 
@@ -826,7 +826,7 @@ def test_submit_waits_and_says_what_came_of_it(fake, environment, token, capfd):
     assert main(["status", "digits", "--target", "kubeflow"]) == 0
     assert capfd.readouterr().out.startswith(f"{said['job_id']}: succeeded, to train on v5e-4\n")
     assert main(["cancel", said["job_id"], "--target", "kubeflow"]) == 0
-    assert capfd.readouterr().out == f"{said['job_id']}: succeeded already\n"
+    assert capfd.readouterr().out == f"{said['job_id']}: already succeeded\n"
     assert main(["status", "digit", "--target", "kubeflow"]) == 2
     assert f"There is no run 'digit' with kfp_host {fake.url}: expected" in capfd.readouterr().err
 
@@ -866,7 +866,7 @@ def test_a_dry_run_prints_the_runs_and_sends_none(fake, environment, capfd):
 def test_the_schedule_command_prints_what_changes(fake, environment, capfd):
     command = ["schedule", "digits", "--target", "kubeflow", "--set", "machine=v5e-4"]
     assert main([*command, "--cron", NIGHTLY]) == main([*command, "--cron", NIGHTLY]) == 0
-    assert "digits: unchanged, next run not known yet" in capfd.readouterr().out
+    assert "digits: unchanged, next run unknown" in capfd.readouterr().out
     assert main([*command, "--pause"]) == 0
     assert main([*command, "--cron", "0 4 * * *"]) == 0
     assert "digits: updated, paused" in capfd.readouterr().out
@@ -891,7 +891,7 @@ def test_a_server_whose_name_does_not_exist_is_a_mistake_and_no_outage(monkeypat
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     platform = KubeflowClient(Settings(kfp_host="https://kubeflow.example.com/pipeline"))
-    with pytest.raises(InputError, match=r"no server of the name in https://kubeflow\.example\.com/pipeline"):
+    with pytest.raises(InputError, match=r"The host name in https://kubeflow\.example\.com/pipeline does not exist"):
         platform.get("run")
 
 
@@ -1050,7 +1050,7 @@ def test_a_jobset_of_four_hosts_trains_and_survives_losing_one(tmp_path, monkeyp
             assert outputs(tmp_path / "runs", run_id, "export.json")
             assert cluster.jobsets == {}, "what is done is removed"
     print(restarts, {name: (one["sessions"], one["goodput"]) for name, one in results.items()}, loss.lost_at)
-    assert "all hosts start again (restart 1)" in log
+    assert "all hosts are restarted (restart 1)" in log
     assert loss.lost_at >= 5
     assert restarts["lost"]["restarts"] == 1
     assert [results[name]["sessions"] for name in ("whole", "lost")] == [1, 2]

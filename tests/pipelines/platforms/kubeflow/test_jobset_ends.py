@@ -41,7 +41,7 @@ STEP = textwrap.dedent("""
         return manifest
     jobset._with_command = waiting
     with termination.heard():
-        jobset.train_on_hosts(jobset.asked(), TrainParams("digits_cnn"), *map(pathlib.Path, sys.argv[1:]))
+        jobset.train_on_hosts(jobset.requested_jobset(), TrainParams("digits_cnn"), *map(pathlib.Path, sys.argv[1:]))
     """)
 
 

@@ -105,13 +105,13 @@ MISSING = {
         "gs://my-bucket is in nam4 (dual-region)",
         "--location=us-central1",
     ),
-    "image": (lambda cloud: _without(cloud.images, "my-project/images/steps"), "is not there", "docker push"),
+    "image": (lambda cloud: _without(cloud.images, "my-project/images/steps"), "does not exist", "docker push"),
     "image ": (
         lambda cloud: cloud.images.update({"my-project/images/steps": ["linux/arm64"]}),
         "is for linux/arm64, and TPU hosts are linux/amd64",
         "docker build --platform=linux/amd64",
     ),
-    "serving image": (lambda cloud: _without(cloud.images, "my-project/images/serving"), "is not there", "SERVING"),
+    "serving image": (lambda cloud: _without(cloud.images, "my-project/images/serving"), "does not exist", "SERVING"),
     "service account": (
         lambda cloud: _set(cloud.accounts[TRAINER], "disabled", True),
         f"{TRAINER} is disabled",
@@ -401,7 +401,7 @@ def test_pods_of_v2_and_v3_have_quotas_of_their_own(fake, machine, quota):
     [
         ("7x-4", "3.11.16", True, "steps@sha256:0+ has Python 3\\.11\\.16, and the machine requires 3\\.12 or later"),
         ("7x-4", "3.13.14", False, "linux/amd64$"),
-        ("7x-4", "", False, "it does not say its Python, of which 3\\.12 is required$"),
+        ("7x-4", "", False, "its Python version is unknown, and 3\\.12 or later is required$"),
         ("v5e-4", "3.11.16", False, "linux/amd64$"),
     ],
 )

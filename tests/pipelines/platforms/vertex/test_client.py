@@ -549,7 +549,7 @@ def test_submit_waits_and_says_what_came_of_it(fake, environment, capfd):
     assert out.startswith(f"{said['job_id']}: succeeded, to train on v6e-4\n")
     assert "  export_model        succeeded\n" in out
     assert main(["cancel", said["job_id"]]) == 0
-    assert capfd.readouterr().out == f"{said['job_id']}: succeeded already\n"
+    assert capfd.readouterr().out == f"{said['job_id']}: already succeeded\n"
 
 
 @pytest.mark.parametrize(
@@ -600,7 +600,7 @@ def test_a_dry_run_says_what_is_missing_writes_the_requests_where_it_is_told_and
     own = ("--set", "preflight=false", "--set", f"model={{name: {code}, parameters: {{}}}}")
     assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run"]) == 0
     said, err = capfd.readouterr()
-    assert "hint: --output FILE writes what is sent, and --json prints it\n" in err
+    assert "hint: --output FILE writes the request, and --json prints it\n" in err
     said = re.sub(r"models/[0-9a-f]{64}", "models/SHA256", re.sub(r"[\d,]+ bytes", "N bytes", said))
     said = re.sub(r"digits[-/][0-9a-f]{12}", "digits/DIGEST", said).replace(str(tmp_path), "")
     assert said == (
@@ -608,7 +608,7 @@ def test_a_dry_run_says_what_is_missing_writes_the_requests_where_it_is_told_and
         "ok       machine  v5e-4 in us-central1, then v6e-4 in us-central1, then v5e-4 in us-east1\n"
         "unknown  price    preflight is switched off\n"
         f"ok       image    {os.environ['TPU_PIPELINES_IMAGE']}\n"
-        "ok       data     sklearn:digits, 1,259 to train, 179 to validation, 359 to test\n"
+        "ok       data     sklearn:digits, train 1,259, validation 179, test 359\n"
         "ok       model    /my_model.py is uploaded as gs://my-bucket/pipelines/models/SHA256/my_model.zip, N bytes\n"
         "ok       job      digits/DIGEST, with its checkpoints in digits/DIGEST\n\n"
     )
@@ -616,7 +616,7 @@ def test_a_dry_run_says_what_is_missing_writes_the_requests_where_it_is_told_and
         patch.delenv("TPU_PIPELINES_IMAGE")
         assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run"]) == 0
         out, err = capfd.readouterr()
-        assert "error    image    Vertex AI cannot fetch the step image 'tpu-p" in out
+        assert "error    image    Vertex AI cannot pull the step image 'tpu-p" in out
         assert "cannot fetch" not in err  # Nothing is said twice.
     path = tmp_path / "requests.json"
     assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run", "--output", str(path), "--json"]) == 0
@@ -627,7 +627,7 @@ def test_a_dry_run_says_what_is_missing_writes_the_requests_where_it_is_told_and
     assert requests[0]["parent"] == "projects/my-project/locations/us-central1"
     assert json.loads(out) == requests
     assert main(["submit", "digits", "--set", MACHINE, "--output", str(path)]) == 2
-    assert "error: --output is of a dry run: expected --dry-run beside it." in capfd.readouterr().err
+    assert "error: --output requires --dry-run." in capfd.readouterr().err
     assert fake.calls == []
 
 
@@ -637,13 +637,13 @@ def test_an_image_that_nobody_can_fetch_is_refused_before_anything_is_sent(
 ):
     monkeypatch.delenv("TPU_PIPELINES_IMAGE")
     assert main([command[0], "digits", "--set", "machine=v5e-4", *command[1:]]) == 2
-    refused = "error: Refused to send a run that cannot work. Missing: image: Vertex AI cannot fetch the step image "
+    refused = "error: Refused to send a run that cannot work. Missing: image: Vertex AI cannot pull the step image "
     assert f"{refused}'tpu-pipelines/python:latest'" in capfd.readouterr().err
     assert fake.calls == []
     dry = ("--set", "machine=v5e-4", "--set", "preflight=false", "--dry-run")
     assert main([command[0], "digits", *command[1:], *dry]) == 0
     out, err = capfd.readouterr()
-    said = "Vertex AI cannot fetch the step image 'tpu-pipelines/python:latest'"
+    said = "Vertex AI cannot pull the step image 'tpu-pipelines/python:latest'"
     assert (out if command == ("submit",) else err).count(said) == 1
     assert (out + err).count(said) == 1
 
