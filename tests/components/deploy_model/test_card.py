@@ -213,7 +213,7 @@ def test_the_card_tells_what_the_report_tells_of_the_gate_the_metrics_slices_and
     text = card_of()
     assert "## Evaluation\n\nPassed the gate\n\n- ✓ it is good\n\n| metric | value | interval | champion | " in text
     assert "| Accuracy | 25.00% | 20.00% to 30.00% | 20.00% | **\\+5.00 points (+1.00 to +9.00)** |" in text
-    assert "### Slices, the worst beside the champion first\n" in text
+    assert "### Slices, the worst compared with the champion first\n" in text
     assert "| class 'cat' (10 examples) | 50.00% | 10.00% to 90.00% | 40.00% |" in text
     assert "### Classes, weakest first\n\n| Class | Examples | Precision | Recall | F1 |" in text
     assert "| cat | 30 | 0.500 | 0.250 | 0.330 | 0.500 | 0.250 |\n" in text
