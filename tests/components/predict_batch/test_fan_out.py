@@ -7,7 +7,7 @@ import pytest
 from tpu_components.core.base.errors import InputError
 from tpu_components.predict_batch import PredictParams, fan_out
 
-REFUSED = "Predicting in parallel tasks was removed: use predict_batch, .* or predict_batch with engine=beam"
+REFUSED = "Predicting in parallel tasks was removed. Use predict_batch, .* or predict_batch with engine=beam"
 
 
 @pytest.mark.parametrize("words", [["answer", "--number", "0"], ["merge"], []])
@@ -16,7 +16,7 @@ def test_a_removed_command_is_refused_and_its_replacement_is_named(words, monkey
     assert fan_out.main() == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("error: Predicting in parallel tasks was removed: use predict_batch")
+    assert err.startswith("error: Predicting in parallel tasks was removed. Use predict_batch")
     assert "engine=beam" in err
 
 
