@@ -29,7 +29,7 @@ _ON_GOOGLE = Pattern(r"(gs://.*)?", "on gs://")
 _ACCOUNT = Pattern(f"({SERVICE_ACCOUNT})?", "like server@my-project.iam.gserviceaccount.com")
 # Private endpoints, https://cloud.google.com/vertex-ai/docs/predictions/private-service-connect.
 _DEPLOY_YOURSELF = (
-    "leave deploy.endpoint out, and deploy the registered version to your private endpoint with Google's command, "
+    "Leave deploy.endpoint out, and deploy the registered version to your private endpoint with Google's command, "
     "gcloud ai endpoints deploy-model ENDPOINT --region=REGION --model=MODEL --display-name=NAME --traffic-split=0=100."
 )
 # Vertex AI's form, with room for `-candidate`.

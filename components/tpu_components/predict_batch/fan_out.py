@@ -13,7 +13,7 @@ from tpu_components.core.component.command_line import exit_code, print_error
 def answer_range(*_: Any) -> NoReturn:
     """Raise InputError; the message names what to use instead."""
     raise InputError(
-        "Predicting in parallel tasks was removed: use predict_batch, which works on one machine, or predict_batch "
+        "Predicting in parallel tasks was removed. Use predict_batch, which works on one machine, or predict_batch "
         "with engine=beam (in a pipeline: predict_with_beam), which works on several. Both write the same files."
     )
 

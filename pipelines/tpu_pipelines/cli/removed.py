@@ -1,17 +1,14 @@
-"""Commands and flags of earlier versions, and what to use instead."""
+"""Commands and flags that earlier commits had, and what replaces each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-# By "COMMAND" or "COMMAND --flag": the end of the sentence "… was removed: ".
+# A command, or a command and its flag, to the sentence that says what replaces it.
 REMOVED: Mapping[str, str] = {
-    "smoke": "use `tpu-pipelines submit smoke --target vertex --wait`.",
+    "smoke": "smoke was removed. Use `tpu-pipelines submit smoke --target vertex --wait`.",
 }
 
 
-def removed_word(words: Sequence[str]) -> str:
-    """Return an error message if a command line uses a removed command or flag; empty otherwise."""
-    command, *rest = words or [""]
-    for name in (command, *(f"{command} {word.partition('=')[0]}" for word in rest)):
-        if name in REMOVED:
-            return f"`tpu-pipelines {name}` was removed: {REMOVED[name]}"
-    return ""
+def removed_flags(command: str) -> dict[str, str]:
+    """Return the removed flags of a command, each with the sentence that says what replaces it."""
+    start = f"{command} --"
+    return {name.removeprefix(f"{command} "): said for name, said in REMOVED.items() if name.startswith(start)}

@@ -708,7 +708,7 @@ def test_an_earlier_compiled_component_with_a_private_endpoint_is_refused_and_on
     earlier |= {"endpoint_network": "", "endpoint_projects": []}
     assert params_from(earlier, DeployParams).endpoint == "digits"
     with pytest.raises(
-        InputError, match=r"was removed: leave deploy\.endpoint out, .*gcloud ai endpoints deploy-model"
+        InputError, match=r"was removed\. Leave deploy\.endpoint out, .*gcloud ai endpoints deploy-model"
     ):
         params_from(earlier | private, DeployParams)
 

@@ -93,15 +93,15 @@ def test_the_epochs_are_those_of_all_stages():
         ({"deploy": {"lineage": {}}}, r"Unknown key 'lineage' in deploy"),
         (
             {"deploy": {"endpoint_network": "projects/p/global/networks/n"}},
-            r"deploy\.endpoint_network was removed: leave deploy\.endpoint out, .*gcloud ai endpoints deploy-model",
+            r"deploy\.endpoint_network was removed\. Leave deploy\.endpoint out, .*gcloud ai endpoints deploy-model",
         ),
         (
             {"deploy": {"endpoint_projects": ["p"]}},
-            r"deploy\.endpoint_projects was removed: leave deploy\.endpoint out",
+            r"deploy\.endpoint_projects was removed\. Leave deploy\.endpoint out",
         ),
         (
             {"deploy": {"endpoint_access": "private"}},
-            r"deploy\.endpoint_access=private was removed: leave deploy\.endpoint out",
+            r"deploy\.endpoint_access=private was removed\. Leave deploy\.endpoint out",
         ),
         ({"deploy": {"alias": "Best"}}, r"Cannot use deploy: Cannot use the alias 'Best'"),
         ({"deploy": "on"}, r"Cannot use deploy: expected a mapping, or false to skip the step\. Received: 'on'"),

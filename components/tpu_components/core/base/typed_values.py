@@ -480,10 +480,10 @@ def _dataclass(raw: Mapping[str, Any], kind: type, where: str, form: _Form) -> A
         if name not in removed:
             mistakes.add(unknown_key(name, wanted, where))
         elif raw[name]:
-            mistakes.add(f"{_within(where, name)} was removed: {removed[name]}")
+            mistakes.add(f"{_within(where, name)} was removed. {removed[name]}")
     for name in wanted:
         if name in raw and f"{name}={raw[name]}" in removed:
-            mistakes.add(f"{_within(where, name)}={raw[name]} was removed: {removed[f'{name}={raw[name]}']}")
+            mistakes.add(f"{_within(where, name)}={raw[name]} was removed. {removed[f'{name}={raw[name]}']}")
         elif name in raw:
             with mistakes.kept():
                 values[name] = _read(raw[name], fields[name].kind, _within(where, name), nested)

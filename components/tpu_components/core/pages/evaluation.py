@@ -141,7 +141,7 @@ def list_settings(manifest: Manifest, info: ModelInfo, gate: Mapping[str, Any]) 
 
 
 def compare_slices(evaluation: Evaluation) -> list[Block]:
-    """Return a section that compares the slices with those of the champion, the worst first; empty without a champion."""
+    """Return a section that compares slices with the champion, the worst first; empty without a champion."""
     compared = [(part.difference.advantage, i) for i, part in enumerate(evaluation.slices) if part.difference]
     slices = [Score.of_slice(evaluation.slices[i]) for _, i in sorted(compared)[:_MAX_SLICES]]
     chance = (

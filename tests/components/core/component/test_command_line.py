@@ -63,7 +63,7 @@ class _Shorter:
 
     name: str
     access: Annotated[str, ("public",)] = "public"
-    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(("network", "projects", "access=private"), "use `gcloud`.")
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(("network", "projects", "access=private"), "Use `gcloud`.")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ class _Shorter:
 def test_a_removed_flag_is_refused_and_its_replacement_is_named(words):
     parser = argparse.ArgumentParser(prog="step")
     command_line.add_params(parser, _Shorter)
-    with pytest.raises(InputError, match=r"^(network|projects|access=private) was removed: use `gcloud`\.$"):
+    with pytest.raises(InputError, match=r"^(network|projects|access=private) was removed\. Use `gcloud`\.$"):
         params_from(vars(parser.parse_args(["--name", "a", *words])), _Shorter)
     assert "network" not in parser.format_help()
 
@@ -80,7 +80,7 @@ def test_a_removed_flag_is_refused_and_its_replacement_is_named(words):
 def test_a_removed_input_of_an_earlier_compiled_component_must_be_empty():
     earlier = {"name": "a", "network": "", "projects": []}
     assert params_from(earlier, _Shorter) == _Shorter("a")
-    with pytest.raises(InputError, match=r"^projects was removed: use `gcloud`\.$"):
+    with pytest.raises(InputError, match=r"^projects was removed\. Use `gcloud`\.$"):
         params_from({**earlier, "projects": ["b"]}, _Shorter)
 
 
