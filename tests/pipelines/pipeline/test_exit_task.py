@@ -1,5 +1,6 @@
 """The task with which a run ends, however it ends."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -68,9 +69,7 @@ def test_vertex_sends_e_mails_by_the_component_that_the_service_knows():
 
 
 def test_a_run_on_vertex_is_followed_as_before_and_its_failed_step_is_named(tmp_path, monkeypatch):
-    plan = plan_submission(
-        CONFIG, PLATFORMS["vertex"], Settings(**{**vars(SETTINGS), "notify": "gs://my-bucket/hook.txt"})
-    )
+    plan = plan_submission(CONFIG, PLATFORMS["vertex"], dataclasses.replace(SETTINGS, notify="gs://my-bucket/hook.txt"))
     clock = Clock()
     with FakeVertex(Simulate(), clock.now) as fake:
         assert run(plan, connect(fake, clock), clock).state is State.SUCCEEDED
