@@ -36,7 +36,7 @@ def init(arguments: argparse.Namespace) -> int:
             "The data location is missing. Use tpu-pipelines init DIR, or tpu-pipelines init MODEL --data DIR."
         )
     source = source_of(place, kind)
-    show_text(f"looking at {source}", sys.stderr)
+    show_text(f"inspecting {source}", sys.stderr)
     overview = look_at(read_data(source, chosen.overrides), chosen.overrides)
     name = chosen.name or name_of(source)
     start = plan_start(overview, name, model, chosen.output, chosen.overrides, chosen.workflow)
