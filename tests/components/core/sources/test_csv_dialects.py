@@ -179,7 +179,7 @@ def test_labels_with_decimal_commas_are_numbers(tmp_path, delimiter):
     assert {label for _, label in _read(tmp_path, content)} == {"0", "1"}
     assert _listed(tmp_path, content, class_names=("1", "0")).class_names == ("1", "0")
     fractions = _table("text", "label", rows=[(text, f"{i},5") for i, text in enumerate(_TEXTS)], delimiter=delimiter)
-    with pytest.raises(InputError, match=r"Labels are numbers with a fraction: '0\.5'.*set data\.task to regression"):
+    with pytest.raises(InputError, match=r"labels are numbers with a fraction: '0\.5'.*set data\.task to regression"):
         _listed(tmp_path, fractions)
     assert _listed(tmp_path, fractions, task="regression").labels[1, 0] == 1.5
 

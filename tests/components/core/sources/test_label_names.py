@@ -494,7 +494,7 @@ def test_rows_of_0_and_1_for_each_class_are_no_lists_of_labels(kind, labels, tas
 @pytest.mark.parametrize("labels", [["cat dog", "dog", "cat"], ["cat|dog", "dog"], ["cat,dog", "dog"]])
 def test_several_labels_in_one_text_of_a_record_are_noticed(labels, tmp_path):
     source = _tfrecords(tmp_path, labels * 3)
-    with pytest.raises(InputError, match=rf"Received: '{re.escape(labels[0])}' as one value\. Store a list"):
+    with pytest.raises(InputError, match=rf"Received: '{re.escape(labels[0])}'\. Store a list"):
         list_examples(WriteParams(source, task="multi_label"))
     names = tuple(sorted(set(labels)))
     assert list_examples(WriteParams(source, task="multi_label", class_names=names)).class_names == names
