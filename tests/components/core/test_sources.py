@@ -105,7 +105,7 @@ def test_images_refuses_an_empty_folder(tmp_path):
 
 
 def test_images_refuses_a_missing_folder(tmp_path):
-    with pytest.raises(InputError, match=f"Cannot list '{tmp_path}/none': expected a folder.*Check the path"):
+    with pytest.raises(InputError, match=f"Cannot list '{tmp_path}/none': .* is not a folder.*Check the path"):
         _plan(f"images:{tmp_path}/none")
 
 
@@ -191,7 +191,7 @@ def test_images_without_classes_is_told_of_the_list_beside_them(image_folder):
 def test_images_refuses_a_link_that_leads_back_up(image_folder):
     folder = image_folder()
     (folder / "cat" / "again").symlink_to(folder)
-    with pytest.raises(InputError, match=r"cat/again.*links back to a folder that holds it.*Remove that link"):
+    with pytest.raises(InputError, match=r"cat/again.*a link to one of its parent folders.*Remove the link"):
         _plan(f"images:{folder}")
 
 
@@ -466,7 +466,7 @@ def test_a_long_table_is_listed_in_columns(tmp_path):
     ],
 )
 def test_csv_refuses_paths_that_climb_out_or_hold_a_nul(tmp_path, path, reason):
-    with pytest.raises(InputError, match=rf"Line 22 of .*: Refused the path {re.escape(repr(path))}{reason}"):
+    with pytest.raises(InputError, match=rf"Line 22 of .*: Cannot use the path {re.escape(repr(path))}{reason}"):
         _plan(_csv(tmp_path, f"path,label\n{_rows()}{path},cat\n"))
 
 
@@ -742,7 +742,7 @@ def test_npz_that_unpacks_to_very_much_is_refused_before_it_does(tmp_path, monke
     np.savez_compressed(tmp_path / "data.npz", **arrays)
     assert len(list_examples(params).keys) == 300  # 3 MB are little.
     monkeypatch.setattr(unpacking, "SMALL_BYTES", 1 << 20)
-    with pytest.raises(InputError, match=r"bytes and unpacks to 2 MiB or more, expected at most 1, 100 times its size"):
+    with pytest.raises(InputError, match=r"at most 1 MiB .*\(100 times its size.*received 2 MiB or more"):
         list_examples(params)
     arrays["x"][:, ::10, ::10] = np.random.default_rng(0).integers(0, 256, (300, 10, 10))  # Nine tenths are zeros.
     np.savez_compressed(tmp_path / "data.npz", **arrays)
@@ -806,7 +806,7 @@ def test_idx_refuses_truncated_files(tmp_path, packed, kept):
         (struct.pack(">HBBI4f", 0, 13, 1, 4, 0, 0, 0, 0), "expected an IDX file .* magic number 00000d01"),
         (
             struct.pack(">HBB3I", 0, 8, 3, 2**31, 2**20, 2**20),
-            r"it has \d+ bytes and unpacks to 2,251,799,813,685,248 MiB",
+            r"expected .* received 2,251,799,813,685,248 MiB or more from \d+ bytes",
         ),
     ],
     ids=["more than its array", "no bytes", "unpacks to very much"],

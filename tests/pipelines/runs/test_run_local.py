@@ -451,7 +451,7 @@ def bad_sources(root):
         f"images:{root}/missing": "Cannot list",
         f"images:{images}": "at least two classes",
         f"npz:{root}/floats.npz": "expected uint8",
-        f"csv:{root}/list.csv": "Refused the path",
+        f"csv:{root}/list.csv": "Cannot use the path",
         f"csv:{root}/columns.csv": "Missing columns",
         "sklearn:digit": "expected sklearn:digits",
         "image:here": "Did you mean 'images'",

@@ -252,7 +252,7 @@ def test_what_is_not_an_export_is_said(tmp_path, content, message):
 
 def test_messages_name_the_task_or_the_image(tmp_path):
     tasks = [_task(17, {"image": "../a.png"}, "x"), _task(18, {"image": "b.png"}, "y")]
-    with pytest.raises(InputError, match=r"Task 17 of .*export\.json: Refused the path '\.\./a\.png'"):
+    with pytest.raises(InputError, match=r"Task 17 of .*export\.json: Cannot use the path '\.\./a\.png'"):
         _listed(tmp_path / "export.json", tasks)
     tasks = [_task(17, {"text": "a", "size": "big"}), _task(18, {"text": "b", "size": "3"})]
     with pytest.raises(InputError, match=r"Cannot use task 17 of .*expected a number in 'size', received 'big'"):
@@ -260,7 +260,7 @@ def test_messages_name_the_task_or_the_image(tmp_path):
     with pytest.raises(InputError, match=r"No task of .* can be used\. .* in task/00000017, 'label' is empty"):
         _listed(tmp_path / "e.json", tasks, columns={"text": "text"})
     (tmp_path / "annotations.xml").write_text(_XML.format("").replace("a.png", "../../a.png"))
-    with pytest.raises(InputError, match=r"Image \.\./\.\./a\.png of .*annotations\.xml: Refused the path"):
+    with pytest.raises(InputError, match=r"Image \.\./\.\./a\.png of .*annotations\.xml: Cannot use the path"):
         list_examples(WriteParams(f"cvat:{tmp_path / 'annotations.xml'}"))
 
 
