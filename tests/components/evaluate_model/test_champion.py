@@ -91,7 +91,9 @@ def test_a_folder_with_other_weights_is_no_champion(digits_records, trained_digi
             lambda _, item: item.write_direct(item[()][::-1].copy()) if getattr(item, "ndim", 0) else None
         )
     params = EvaluateParams(champion=str(folder), backend="tensorflow", accelerator="cpu", num_replicas=1)
-    with pytest.raises(InputError, match=r"champion is damaged: best\.weights\.h5 should have the SHA-256 .* and has"):
+    with pytest.raises(
+        InputError, match=r"champion is damaged: model\.json expects SHA-256 .* for best\.weights\.h5, received"
+    ):
         evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation")
     info = json.loads((folder / "model.json").read_text())
     del info["digests"]  # As an older training left it.

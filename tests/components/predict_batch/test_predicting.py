@@ -174,14 +174,14 @@ def test_a_damaged_record_is_set_aside_with_its_place(export_dir, digits_records
     (aside,) = read_lines(tmp_path / "out", "set_aside.jsonl")
     assert aside == {
         "key": "test-00000-of-00001.tfrecord[0]",
-        "reason": "damaged record: its checksum does not match",
+        "reason": "a damaged record, whose checksum does not match",
     }
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        (None, "no tf.train.Example"),
+        (None, "a record that is not a tf.train.Example"),
         ({}, "KeyError"),
         ({"image": bytes(64)}, "KeyError"),
         ({"image": bytes(10), KEY_FEATURE: b"a"}, "cannot reshape"),

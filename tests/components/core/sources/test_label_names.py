@@ -323,7 +323,7 @@ def test_the_missing_number_of_a_column_of_floats_is_missing(tmp_path):
 
 def test_class_names_say_what_is_missing(tmp_path):
     source = _csv(tmp_path, ["0", "1", "-1", "nan"] * 5)
-    assert any("'-1' is treated as a class" in note for note in list_examples(WriteParams(source)).notes)
+    assert any("'-1' is used as a class" in note for note in list_examples(WriteParams(source)).notes)
     listing = list_examples(WriteParams(source, class_names=("0", "1")))
     assert (listing.class_names, len(listing.keys), len(listing.bad)) == (("0", "1"), 10, 10)
     listing = list_examples(WriteParams(source, class_names=("nan", "0", "1", "-1")))
@@ -538,9 +538,9 @@ def test_a_class_of_class_names_without_examples_needs_no_warning(tmp_path):
         (("\u30cd\u30b3", "\uff88\uff7a"), "differ only in case, spaces, quotation marks or the form of letters"),
         (("cat", "\u201ccat\u201d"), "differ only in case, spaces, quotation marks or the form of letters"),
         (("Cat", "cat"), "differ only in case or spaces"),
-        (("c\0a\0t\0", "d\0o\0g\0"), "have control characters"),
-        (("\\N", "cat"), "is treated as a class"),
-        (("#NV", "cat"), "is treated as a class"),
+        (("c\0a\0t\0", "d\0o\0g\0"), "contain control characters"),
+        (("\\N", "cat"), "is used as a class"),
+        (("#NV", "cat"), "is used as a class"),
     ],
 )
 def test_names_that_look_alike_or_stand_for_nothing_are_noted(labels, note, tmp_path):
