@@ -367,7 +367,7 @@ def test_no_input_or_output_of_our_steps_has_the_name_of_a_jobs_field(component)
 @pytest.mark.parametrize(
     ("machine", "settings", "message"),
     [
-        ("v6e-8", SETTINGS, r"us-west1 does not train on v6e\. Received: v6e-8"),
+        ("v6e-8", SETTINGS, r"us-west1 does not offer v6e for training\. Received: v6e-8"),
         ("v5e-8", Settings(bucket="minio://here"), r"expected bucket=gs://…\. Received: 'minio://here'"),
     ],
 )
