@@ -63,13 +63,13 @@ def test_a_range_that_is_answered_again_keeps_the_files_that_are_finished(export
 def test_what_is_missing_or_of_something_else_is_refused(export_dir, params, tmp_path):
     first, second = answer(params, export_dir, tmp_path)
     with pytest.raises(
-        InputError, match=r"2 of 3 pieces are missing, predictions-00001-of-00003.jsonl the first: .* received 1"
+        InputError, match=r"2 of 3 pieces are missing, the first is predictions-00001-of-00003.jsonl: .* received 1"
     ):
         fan_out.merge_ranges(params, export_dir, [first], tmp_path / "merged")
-    with pytest.raises(InputError, match=r"There is no range 2: expected one from 0 to 1\."):
+    with pytest.raises(InputError, match=r"Unknown range 2: expected a number from 0 to 1\."):
         fan_out.answer_range(params, export_dir, tmp_path / "2", 2, 2)
     other = PredictParams(params.source, part_examples=5, num_workers=1)
-    with pytest.raises(InputError, match=r"Cannot put .*/0 together with the others: expected what was begun with"):
+    with pytest.raises(InputError, match=r"Cannot combine .*/0 with the other folders: expected work with"):
         fan_out.merge_ranges(other, export_dir, [first, second], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 

@@ -332,7 +332,7 @@ def test_records_that_are_fanned_out_are_the_same_bytes_and_are_found_again(work
 def test_records_that_beam_is_to_write_where_it_is_not_installed_are_a_mistake(tmp_path):
     done, summary = run_in_processes(tmp_path / "runs", "--set", "data.engine=beam")
     assert done.returncode == 2
-    assert "Cannot have Apache Beam do it: it is not installed here. Run: make beam-env" in done.stderr
+    assert "Apache Beam is not installed. Run make beam-env" in done.stderr
     assert summary["steps"]["create_tfrecords"]["state"] == "failed"
 
 

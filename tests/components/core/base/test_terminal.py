@@ -77,7 +77,7 @@ def predict_digit(exported_digits, tmp_path, monkeypatch):
         info = json.loads(Path(task, "export.json").read_text())
         info |= {"task": task, "class_names": [f"{class_name}{i}" for i in range(10)]}
         Path(task, "export.json").write_text(json.dumps(info))
-        shutil.copy(Path(tests.__file__).parent / "digit.png", image_name)
+        shutil.copy(Path(tests.__file__).parent / "support" / "digit.png", image_name)
         return cli.main(["predict", task, image_name, *flags])
 
     return predict
