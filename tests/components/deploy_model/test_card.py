@@ -313,7 +313,7 @@ def test_examples_that_were_trained_on_are_no_part_of_the_figures():
     text = write_card(facts)
     assert [result.metric_value for result in ModelCard(text).data.eval_results] == [0.125]
     assert "Accuracy on 20 images of its test split: 12.50%" in text
-    assert "- Judged on 20 examples, without 10 that were trained on" in text
+    assert "- Judged on 20 examples, without 10 that were used in training" in text
 
 
 def test_a_thousand_classes_are_a_table_of_the_largest_and_the_worst():

@@ -165,7 +165,7 @@ def test_a_step_that_may_not_act_as_the_serving_account_leaves_the_champion(worl
     account = "server@my-project.iam.gserviceaccount.com"
     world.fake.not_acted_as = {account}
     params = dataclasses.replace(PARAMS, endpoint_service_account=account)
-    with pytest.raises(InputError, match=f"to act as service_account: {account}.*roles/iam.serviceAccountUser on it"):
+    with pytest.raises(InputError, match=f"to act as service_account: {account}.*roles/iam.serviceAccountUser on that"):
         world.release(0.9, world.digest(0.8), params)
     assert world.versions["1"] == ["champion", "default"]
     assert world.endpoints == {"digits": {"1": 100}}
@@ -673,7 +673,7 @@ def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"model_name": "My.Model"}, r"model name 'My\.Model': expected lower-case .* on Vertex AI"),
+        ({"model_name": "My.Model"}, r"model name 'My\.Model': expected at most 63 lower-case .* on Vertex AI"),
         ({"registry": "projects/p/locations/us-west1/models/digits"}, "expected a folder, or projects/PROJECT"),
         ({"artifacts_uri": "/tmp"}, "artifacts_uri must be on gs://. Received: artifacts_uri='/tmp'"),
         ({"endpoint": "Digits"}, "Received: endpoint='Digits'"),

@@ -205,7 +205,7 @@ class Unseen:
             return Rule(
                 True, "", f"judged on all {self.num_seen:,} examples, although all were used in training ({who})"
             )
-        left_out = f"{self.num_seen:,} that were trained on ({who})"
+        left_out = f"{self.num_seen:,} that were used in training ({who})"
         return Rule(True, "", f"judged on {self.num_examples:,} examples, without {left_out}")
 
 
