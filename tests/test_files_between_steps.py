@@ -299,7 +299,12 @@ def test_what_a_newer_version_says_beside_is_passed_over(folder, file):
         ("export.json", ("formats", "float", "agreement"), 1.5, "formats.float.agreement is 1.5, expected from 0 to 1"),
         ("export.json", ("formats", "float", "bytes"), "9", "formats.float.bytes is '9', expected a whole number"),
         ("export.json", ("input", "shape"), [None, 9, 8, 1], "input.shape is "),
-        ("deployment.json", ("health_check", "num_examples"), -3, "health_check.num_examples is -3, expected no neg"),
+        (
+            "deployment.json",
+            ("health_check", "num_examples"),
+            -3,
+            "health_check.num_examples is -3, expected at least 0",
+        ),
         ("preflight.json", ("machines", 0, "peak_bytes"), None, r"machines\[0\].peak_bytes is None, expected a whole"),
         ("summary.json", ("status",), "done", "status is 'done', expected one of succeeded, rejected, failed"),
         ("summary.json", ("steps", "train_model", "seconds"), "1", "steps.train_model.seconds is '1', expected a num"),

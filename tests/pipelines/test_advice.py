@@ -260,7 +260,7 @@ def test_the_settings_that_a_command_proposes_work(situation, tmp_path, quick_mo
     said = done.stdout + done.stderr
     starts = ("error", "hint", "the task is")
     advised = [line for line in said.splitlines() if line.startswith(starts) or "→" in line]
-    # A message names the setting, or the value alone: "If 'x' holds their folders: images:photos/x".
+    # A message names the setting, or the value alone: "If 'x' contains these folders, use images:photos/x".
     parts = [setting.partition("=") for setting in SITUATIONS[situation]]
     lines = [line for line in advised if any(key in line or value in line for key, _, value in parts)]
     assert all(any(key in line or value in line for line in lines) for key, _, value in parts), said

@@ -76,7 +76,7 @@ def test_a_limit_on_the_size_of_files_is_named(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, limits[1]))
     try:
-        with pytest.raises(InputError, match=r"large\.bin: a file may not become as large here .*ulimit -f"):
+        with pytest.raises(InputError, match=r"large\.bin: the file exceeds the size limit .*ulimit -f"):
             storage.write_bytes(tmp_path / "large.bin", bytes(1 << 20))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

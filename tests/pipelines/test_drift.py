@@ -130,5 +130,5 @@ def test_a_version_on_vertex_keeps_the_sketch_in_its_bucket(fake, federated, buc
     version = VertexTarget(params, registry).register(*write_model(tmp_path / "made", "one"), **facts)
     assert sketch_at(f"{registry.root}/digits@{version.number}") == sketch
     bucket.blob(f"{version.uri.removeprefix('gs://bucket/')}/version.json").delete()
-    with pytest.raises(InputError, match=r"digits 1: expected a version that keeps a sketch of its data\. It has none"):
+    with pytest.raises(InputError, match=r"digits 1: expected a version with a sketch of its data\. It has none"):
         sketch_at(f"{registry.root}/digits@{version.number}")

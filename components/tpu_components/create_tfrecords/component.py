@@ -78,8 +78,8 @@ def create_tfrecords(
             they differ from `path` (CSV only), `image`, `text`, `label`, `split` and `id`, for example {"path":
             "filename"}. Common names such as `review` and `sentiment` are detected. A `weight`, as {"weight":
             "confidence"}, multiplies the loss of its example in training; metrics are not weighted.
-        join_copies: Remove copies across splits that are drawn by hash: exact and near copies of test examples are left
-            out of training and validation, and those of validation examples out of training.
+        join_copies: In splits that are drawn by hash, leave exact and near copies of test examples out of training and
+            validation, and those of validation examples out of training.
         retired_tests: Files `REGISTRY/MODEL/tests/…/examples.npy` of test sets that were used for too many gate
             decisions; the gate prints these paths. The examples are left out of every split, so the new test set has
             only newer examples.

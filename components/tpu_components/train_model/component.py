@@ -70,7 +70,7 @@ def train_model(
             `dropout`.
         epochs: Largest number of passes over the training split.
         batch_size_per_replica: Examples per replica and step; the global batch is this times the replicas.
-        optimizer: A Keras optimizer: `adam`, `adamw`, `sgd` (here with Nesterov momentum 0.9), `lion`, `muon`, …;
+        optimizer: A Keras optimizer, such as `adam`, `adamw`, `sgd` (with Nesterov momentum 0.9), `lion` or `muon`.
             `auto` is the optimizer that the model is compiled with, if all other settings of optimizer and learning
             rate have their defaults; otherwise it is `adam`.
         optimizer_parameters: Parameters of the optimizer by Keras's names, such as `beta_1`, `global_clipnorm` or
@@ -80,21 +80,21 @@ def train_model(
             `auto` is `linear` for sgd and `sqrt` for other optimizers.
         learning_rate_schedule: `constant`, `cosine` down to zero after the last step, or a schedule of Keras, such as
             `exponential_decay`.
-        schedule_parameters: Parameters of the schedule by Keras's names; a number of steps may be given in epochs, as
-            `decay_epochs` for `decay_steps`.
+        schedule_parameters: Parameters of the schedule by Keras's names; numbers of steps may be set in epochs, for
+            example `decay_epochs` instead of `decay_steps`.
         warmup_epochs: Epochs over which the learning rate rises from zero.
         stages: Stages of the training, in order, each with `epochs`, `frozen` (layers that are not trained, by name or
             pattern) and `learning_rate`; schedule, warm-up and optimizer restart in each. Empty means a single stage.
-        initial_model: Model whose weights the training starts with: `REGISTRY/MODEL@VERSION`, in a configuration also
-            `MODEL@VERSION` from the configuration's registry, or a folder that train_model wrote, local or on gs://.
-            VERSION is a number or an alias, as in `digits@champion`. If the alias has no version yet, or this parameter
-            is empty, the training starts with new weights. Layers, inputs and classes must be the same.
+        initial_model: Model whose weights the training starts with: `REGISTRY/MODEL@VERSION`; in a configuration,
+            `MODEL@VERSION` from its registry; or a folder that train_model wrote, local or on gs://. VERSION is a
+            number or an alias, as in `digits@champion`. If the alias has no version yet, or this parameter is empty,
+            the training starts with new weights. Layers, inputs and classes must be the same.
         weight_decay: Decoupled weight decay per step as in AdamW, multiplied by the learning rate. Biases, parameters
-            of normalisation layers and slopes of activations have none.
+            of normalisation layers and slopes of activations do not decay.
         loss: A Keras loss, such as `categorical_focal_crossentropy`; `auto` uses the function `loss` in the model's
             file, or the loss that the model is compiled with, or else the default loss of the task. For a regression,
-            the default loss is computed in standard deviations of each target; any other loss, also the model's own, is
-            computed in the targets' units.
+            the default loss is computed in standard deviations of each target, and any other loss in the targets'
+            units.
         loss_parameters: Parameters of the loss by Keras's names, such as `gamma`.
         metrics: Additional metrics, for which the gate may set bounds: Keras metrics with their parameters, as
             `{"f1_score": {"average": "macro"}}`, or metrics that come with the model, as `{"my_metric": {}}`.
@@ -114,9 +114,9 @@ def train_model(
             disables it.
         monitor: Metric of the history that determines the best epoch, such as `validation_accuracy`; `auto` is
             `validation_loss`, or `loss` if there is no validation split.
-        callbacks: Callbacks of Keras with their parameters, called at the end of each epoch, as
-            `{"reduce_lr_on_plateau": {"monitor": "val_loss", "patience": 3}}`; those of a function `callbacks` in the
-            model's file are called too.
+        callbacks: Keras callbacks with their parameters, called at the end of each epoch, such as
+            `{"reduce_lr_on_plateau": {"monitor": "val_loss", "patience": 3}}`. Callbacks that the function `callbacks`
+            in the model's file returns are called too.
         seed: Seed of initial weights, order, dropout and augmentation.
         backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, else tensorflow.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`. On a platform, `auto` is the accelerator of the configuration's
@@ -126,7 +126,7 @@ def train_model(
         in_memory_mib: Largest decoded size of a split to hold in RAM; a larger split is streamed.
         shuffle_buffer: Size of the shuffle buffer of a streamed split, in examples.
         residency: Place of the training split: `device` keeps it in device memory, with the jax backend; `host` streams
-            batches from the host; `auto` is `device` if the split is held in RAM and fits beside the model.
+            batches from the host; `auto` is `device` if the split is in RAM and fits in device memory with the model.
         steps_per_execution: Steps per call of the compiled program, with the jax backend; 0 uses as many as take a
             quarter of a second, or 1 on a CPU.
         sharding: Placement of weights on several devices, with the jax backend: `replicated` keeps a copy on each

@@ -65,7 +65,7 @@ def test_the_film_reviews_are_taken_as_their_archive_holds_them(folder, tmp_path
     manifest = _write(f"text:{folder}", tmp_path / "out", class_names=("good", "poor"))
     assert {name: split.num_examples for name, split in manifest.splits.items()} == {"train": 4, "test": 2}
     said = capsys.readouterr().err
-    assert "left out 5 files that are in no class's folder" in said
+    assert "left out 5 files that are not in a class folder" in said
     assert "left out 1 files in 'unsup'" in said
 
 
@@ -230,7 +230,7 @@ def test_keras_reviews_are_put_back_into_words(monkeypatch):
         ({"vocabulary_size": 2}, "vocabulary_size must be at least 3.*vocabulary_size=2"),
         ({"num_tokens": 0}, "num_tokens must be at least 1. Received: num_tokens=0"),
         ({"truncate": "middle"}, "truncate must be one of start, end. Received: truncate='middle'"),
-        ({"image_size": (8, 8)}, r"image_size is not for texts. Received: image_size=\(8, 8\) with 'text:"),
+        ({"image_size": (8, 8)}, r"image_size does not apply to texts. Received: image_size=\(8, 8\) with 'text:"),
     ],
 )
 def test_unfit_parameters_are_refused(folder, tmp_path, change, message):
@@ -239,7 +239,7 @@ def test_unfit_parameters_are_refused(folder, tmp_path, change, message):
 
 
 def test_what_is_for_texts_is_refused_for_images(tmp_path):
-    with pytest.raises(InputError, match=r"truncate is not for images. Received: truncate='end' with "):
+    with pytest.raises(InputError, match=r"truncate does not apply to images. Received: truncate='end' with "):
         write_records(WriteParams("sklearn:digits", truncate="end"), tmp_path / "out")
 
 

@@ -488,7 +488,9 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
 
 
 def test_too_little_disk_is_noticed_before_any_work(tiny_disk, array_source):
-    with pytest.raises(InputError, match=r"Cannot write to .*out: expected at least [\d,]+ MiB of free disk, received"):
+    with pytest.raises(
+        InputError, match=r"Cannot write to .*out: expected at least [\d,]+ MiB of free disk space, received"
+    ):
         write_records(WriteParams(array_source), tiny_disk / "out")
     assert list(tiny_disk.iterdir()) == []
 
@@ -517,7 +519,7 @@ def test_an_error_in_mid_write_keeps_what_stood_there(image_folder, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with pytest.raises(InputError, match=r"Could not write .*/out: a file may not become as large here"):
+        with pytest.raises(InputError, match=r"Could not write .*/out: the file exceeds the size limit"):
             write_records(params, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -117,7 +117,7 @@ def test_a_new_champion_names_the_one_that_it_beat(params, folders, registry, an
 
 def test_a_champion_that_came_since_the_comparison_stays(params, folders, registry, another_champion):
     compared_with(folders, registry, "")
-    with pytest.raises(InputError, match=r"compared with none, and meanwhile the champion is 0001\. Run again"):
+    with pytest.raises(InputError, match=r"compared with no version, but meanwhile the champion is 0001\. Run again"):
         deploy_model(params, **folders)
     assert registry.aliases() == {"champion": "0001"}
     assert not folders["output"].exists()
@@ -250,13 +250,13 @@ def test_a_version_from_before_stays_unsigned_and_is_said_to(params, signing, fo
     deploy_model(params, **folders)
     deploy_model(dataclasses.replace(signing, verify_key=""), **folders)
     assert "version 0001 was registered before, unsigned, and stays so" in capsys.readouterr().err
-    with pytest.raises(InputError, match=r"received no model\.sig in it"):
+    with pytest.raises(InputError, match=r"received no model\.sig"):
         deploy_model(signing, **folders)
 
 
 def test_keys_that_are_no_pair_are_named_before_anything_is_registered(signing, folders, registry, tmp_path):
     _, other = write_keys(tmp_path / "others")
-    with pytest.raises(InputError, match="signing_key and verify_key are no pair"):
+    with pytest.raises(InputError, match="signing_key and verify_key do not match"):
         deploy_model(dataclasses.replace(signing, verify_key=other), **folders)
     assert registry.numbers() == ()
 

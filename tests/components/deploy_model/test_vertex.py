@@ -167,7 +167,7 @@ def test_a_step_that_may_not_act_as_the_serving_account_leaves_the_champion(worl
     account = "server@my-project.iam.gserviceaccount.com"
     world.fake.not_acted_as = {account}
     params = dataclasses.replace(PARAMS, endpoint_service_account=account)
-    with pytest.raises(InputError, match=f"to act as service_account: {account}.*roles/iam.serviceAccountUser on it"):
+    with pytest.raises(InputError, match=f"to act as service_account: {account}.*roles/iam.serviceAccountUser on that"):
         world.release(0.9, world.digest(0.8), params)
     assert world.versions["1"] == ["champion", "default"]
     assert world.endpoints == {"digits": {"1": 100}}
@@ -426,7 +426,7 @@ def test_a_version_that_fails_its_check_gets_neither_traffic_nor_alias(world, sp
 
 def test_a_version_that_may_not_be_promoted_is_not_deployed(world):
     world.release(0.8, NOBODY)
-    with pytest.raises(InputError, match=r"compared with none, and meanwhile the champion is 1\. Run again"):
+    with pytest.raises(InputError, match=r"compared with no version, but meanwhile the champion is 1\. Run again"):
         world.release(0.9, NOBODY)
     assert world.versions == {"1": ["champion", "default"], "2": []}
     assert world.endpoints == {"digits": {"1": 100}}
@@ -446,7 +446,7 @@ def test_an_alias_that_moves_at_the_last_moment_takes_the_traffic_back(world):
             world.release(0.95, world.digest(0.8), plain)
             registry.promote(version.number, "champion", "", world.digest(0.8))
 
-    with pytest.raises(InputError, match=r"it was compared with 1, and meanwhile the champion is 3"):
+    with pytest.raises(InputError, match=r"it was compared with 1, but meanwhile the champion is 3"):
         overtaken()
     assert world.versions["3"] == ["champion", "default"]
     assert world.endpoints == {"digits": {"1": 100}}
@@ -513,7 +513,7 @@ def test_a_label_that_cannot_be_written_leaves_the_promotion_as_it_is(world, cap
     world.fake.fail_next(1, "PERMISSION_DENIED", "update_model")
     assert world.release(0.9, world.digest(0.8)) == "2"
     assert world.versions == {"1": [], "2": ["champion", "default"]}
-    assert "a rollback of it could go unnoticed" in capsys.readouterr().err
+    assert "its rollback could go unnoticed" in capsys.readouterr().err
     world.release(0.9, world.digest(0.8))
     assert world.fake.models[canonical(f"{ROOT}/digits")][1].labels["tpu_pipelines_turn_champion"] == "1"
 
@@ -669,7 +669,7 @@ def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"model_name": "My.Model"}, r"model name 'My\.Model': expected lower-case .* on Vertex AI"),
+        ({"model_name": "My.Model"}, r"model name 'My\.Model': expected at most 63 lower-case .* on Vertex AI"),
         ({"registry": "projects/p/locations/us-west1/models/digits"}, "expected a folder, or projects/PROJECT"),
         ({"artifacts_uri": "/tmp"}, "artifacts_uri must be on gs://. Received: artifacts_uri='/tmp'"),
         ({"endpoint": "Digits"}, "Received: endpoint='Digits'"),

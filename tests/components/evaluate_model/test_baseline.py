@@ -44,8 +44,8 @@ def test_a_coin_toss_is_refused_though_it_may_be_above_the_baseline_by_chance():
     decision = _gate(baseline)
     assert not decision.promote
     assert said(decision)[-1] == (
-        "failed: accuracy 0.5333 does not beat the 0.5000 of always answering 'pos' by more than the "
-        f"{baseline.margin:.4f} that chance explains"
+        "failed: accuracy 0.5333 does not beat the 0.5000 of always answering 'pos' by more than "
+        f"{baseline.margin:.4f}, which chance can explain"
     )
     assert _gate(baseline, beat_baseline=False).promote
 
@@ -73,8 +73,8 @@ def test_the_margin_of_a_rare_label_is_the_spread_of_the_advantage():
 def test_a_collapsed_model_is_named_with_its_answer():
     decision = _gate(_classes([0, 1, 1, 2], [1, 1, 1, 1]))
     assert said(decision)[-1] == (
-        "failed: accuracy 0.5000 does not beat the 0.5000 of always answering 'neg'; the model gives every example the "
-        "same answer, 'neg'"
+        "failed: accuracy 0.5000 does not beat the 0.5000 of always answering 'neg'; the model predicts the same for "
+        "every example: 'neg'"
     )
 
 
@@ -127,7 +127,7 @@ def test_numbers_have_to_beat_their_mean():
     assert bad.advantage == pytest.approx(judge.r2_score(targets, far))
     assert not bad.is_beaten
     mean = find_baseline(GroundTruth(Regression(), targets, ["a", "b"]), np.full((40, 2), [50.0, 49.0]))
-    assert mean.rule.text.endswith("the model gives every example the same answer, 50, 49")
+    assert mean.rule.text.endswith("the model predicts the same for every example: 50, 49")
     perfect = find_baseline(GroundTruth(Regression(), targets[:3], ["a", "b"]), targets[:3])
     assert perfect.is_beaten
 
@@ -136,7 +136,8 @@ def test_targets_that_never_change_tell_nothing():
     targets = np.ones((5, 1))
     baseline = find_baseline(GroundTruth(Regression(), targets, ["a"]), targets + np.arange(5)[:, None])
     assert said(_gate(baseline))[-1] == (
-        "failed: r2 cannot tell the model from always answering the mean: it needs targets that differ within the split"
+        "failed: r2 cannot distinguish the model from always answering the mean: it needs targets that differ "
+        "within the split"
     )
 
 

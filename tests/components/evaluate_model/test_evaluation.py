@@ -194,7 +194,7 @@ def test_what_a_model_has_trained_on_is_left_out_of_the_comparison_and_named(dig
     scored = _scored(tmp_path / "e")
     keys = records.load_split(digits_records, Manifest.load(digits_records), "test", with_keys=True).keys
     assert said(result)[0] == (
-        "passed: judged on 259 examples, without 100 which have been trained on (by the model 0, by the champion 100)"
+        "passed: judged on 259 examples, without 100 that were used in training (by the model 0, by the champion 100)"
     )
     assert scored["unseen"]["keys"] == list(keys[:100])
     assert result.num_examples == 359
@@ -209,7 +209,9 @@ def test_a_split_that_was_all_trained_on_is_judged_and_said(digits_records, trai
     shutil.copytree(trained_digits, model)
     np.save(model / "trained_on.npy", np.unique(load_identities(digits_records, "test")))
     result = evaluate_model(_CPU, digits_records, model, tmp_path / "e")
-    assert said(result)[0] == "passed: judged on all 359 examples, though all have been trained on (by the model 359)"
+    assert (
+        said(result)[0] == "passed: judged on all 359 examples, although all were used in training (by the model 359)"
+    )
     low, high = _scored(tmp_path / "e")["intervals"]["accuracy"]
     assert f"{low:.2%} to {high:.2%}" in (tmp_path / "e" / "report.html").read_text()
 

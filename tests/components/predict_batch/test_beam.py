@@ -46,7 +46,7 @@ def answer(params: PredictParams, export_dir, output: Path, **options: str):
 
 @pytest.mark.skipif(importlib.util.find_spec("apache_beam") is not None, reason="Apache Beam is installed here")
 def test_where_beam_is_not_installed_it_is_said_what_to_do(export_dir, params, tmp_path):
-    with pytest.raises(InputError, match=r"not installed here\. Run: make beam-env, which makes an environ"):
+    with pytest.raises(InputError, match=r"Apache Beam is not installed\. Run make beam-env"):
         predict_batch(dataclasses.replace(params, engine="beam"), export_dir, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -56,7 +56,7 @@ def test_where_beam_is_not_installed_it_is_said_what_to_do(export_dir, params, t
     [
         ({"engine": "bean"}, "engine must be one of local, beam. Received: engine='bean'. Did you mean 'beam'?"),
         ({"engine": "fan_out"}, r"engine must be one of local, beam\. Received: engine='fan_out'"),
-        ({"beam_options": {"--region": "us"}}, "must have names of Beam's options, such as .* Received: '--region'"),
+        ({"beam_options": {"--region": "us"}}, "must use the names of Beam's options, such as .* Received: '--region'"),
     ],
 )
 def test_an_engine_or_an_option_that_can_be_none_is_refused(fields, message):

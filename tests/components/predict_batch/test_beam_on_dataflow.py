@@ -71,7 +71,7 @@ def test_a_model_in_the_bucket_is_read_there_by_a_step_that_is_killed_and_finds_
     _, told = second.communicate(timeout=60)
     assert second.returncode == 0, told
     name = dataflow.jobs[0].asked["name"]
-    assert f"following the job {name}, which runs already" in told
+    assert f"following the running job {name}" in told
     assert dataflow.made == 1
     assert not storage.names_in(f"gs://bucket/temp/{name}/export")
     assert same_files(tmp_path / "out", alone(params, export_dir, tmp_path / "alone"))

@@ -28,7 +28,7 @@ def test_a_shard_that_is_not_as_it_was_written_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"a: expected 5 records or more, as its manifest says, received fewer. Write"):
         list(read_frames(str(tmp_path), ["a[1]", "a[4]"]))
     (tmp_path / "a").write_bytes(b"".join(frames)[:-1])
-    with pytest.raises(InputError, match=r"a: cut off within the record at byte .*\. Write the records again"):
+    with pytest.raises(InputError, match=r"a: a truncated record at byte .*\. Write the records again"):
         list(read_frames(str(tmp_path), ["a[0]", "a[2]"]))
     with pytest.raises(InputError, match=r"Cannot read .*none"):
         list(read_frames(str(tmp_path), ["none[0]"]))

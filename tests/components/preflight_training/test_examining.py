@@ -245,7 +245,7 @@ def test_a_model_that_cannot_be_rebuilt_is_refused_though_it_fits(cache_dir, tmp
     report = _examine(cache_dir, model=str(model), model_parameters={})
     assert (report.verdict, report.passed) == ("fits", False)
     (reason,) = report.reasons
-    assert "cannot be rebuilt from its file" in reason
+    assert "Evaluation and export cannot rebuild the model" in reason
 
 
 _ATTENTION = """

@@ -156,7 +156,7 @@ def test_keys_that_are_no_pair_are_a_mistake_of_deploy_alone(tmp_path):
         findings = check_config(config, tmp_path)
         assert [finding.about for finding in findings if finding.state == "error"] == mistakes
     (said,) = (finding.said for finding in findings if finding.state == "error")
-    assert said.startswith(f"signing_key and verify_key are no pair: {other} does not verify what {private} signs.")
+    assert said.startswith(f"signing_key and verify_key do not match: {other} does not verify signatures of {private}.")
 
 
 def test_an_initial_model_that_is_not_there_yet_is_a_hint(tmp_path):

@@ -68,7 +68,10 @@ def test_the_epochs_are_those_of_all_stages():
         ({"training": {"stages": [3]}}, r"training.stages\[0\] is 3, expected a mapping of epochs, frozen, "),
         ({"training": {"stages": [{"frozen": "a"}]}}, r"training.stages\[0\] lacks the field 'epochs'"),
         ({"training": {"stages": [{"epoch": 3}]}}, r"'epoch' in training.stages\[0\].* mean 'epochs'\?"),
-        ({"training": {"stages": [{"epochs": 3}], "epochs": 2}}, r"all stages together. Received: epochs=2, and 3 in"),
+        (
+            {"training": {"stages": [{"epochs": 3}], "epochs": 2}},
+            r"the sum over all stages. Received: epochs=2, and 3 in",
+        ),
         ({"training": {"precision": "half"}}, r"precision must be one of .*Received: training.precision='half'"),
         ({"training": {"model": "digits_cnn"}}, r"Unknown key 'model' in training"),
         ({"training": [1]}, r"training is \[1\], expected a mapping of epochs, "),
@@ -302,7 +305,7 @@ def test_missing_and_malformed_files_are_refused(tmp_path, content, message):
         ("training.seed=-1", "seed must be at least 0"),
         ("training.warmup_epochs=.nan", "training.warmup_epochs is nan, expected a finite number"),
         ("model.parameters.unitz=3", r"Unknown parameter 'unitz'.*Did you mean 'units'\?"),
-        ("model=nosuch.module:build", "there is no such module"),
+        ("model=nosuch.module:build", "it does not exist"),
     ],
 )
 def test_settings_that_only_look_right_are_refused(override, message):

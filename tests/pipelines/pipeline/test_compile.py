@@ -387,7 +387,7 @@ def test_inputs_of_the_job_have_names_of_their_own():
 @pytest.mark.parametrize(
     ("machine", "settings", "message"),
     [
-        ("v6e-8", SETTINGS, r"us-west1 does not train on v6e\. Received: v6e-8"),
+        ("v6e-8", SETTINGS, r"us-west1 does not offer v6e for training\. Received: v6e-8"),
         ("v5e-8", Settings(bucket="minio://here"), r"expected bucket=gs://…\. Received: 'minio://here'"),
     ],
 )

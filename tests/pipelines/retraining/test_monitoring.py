@@ -129,7 +129,7 @@ def test_an_older_version_keeps_the_answers_of_the_float_formats_alone(finished_
     (folder / "version.json").write_text(json.dumps(described))
     version = f"{tmp_path}/registry/digits@0001"
     assert not watch(write(outputs), version).drifted
-    with pytest.raises(InputError, match="expected a version that keeps a sketch of its int8 answers"):
+    with pytest.raises(InputError, match="expected a version with a sketch of its int8 answers"):
         watch(write(np.tile(outputs, (2, 1)), form="int8"), version)
 
 
@@ -192,11 +192,12 @@ def test_so_few_predictions_that_they_show_nothing_are_said_to(version, outputs,
     path = write(outputs[:2])
     assert main(["monitor", str(path), "--against", version]) == 0
     out = capsys.readouterr().out
-    assert "2 predictions, compared with 359, are too few to show a shift of any distribution, however large." in out
+    assert "2 predictions, compared with 359, are too few to detect even a large shift of a distribution." in out
     assert "none of 2 figures has drifted" in out
     power = watch(write(outputs[2:40]), version).power
     assert power.endswith(
-        "40 predictions, compared with 359, show a shift of a distribution by 0.359 or more in at least 80% of cases."
+        "40 predictions, compared with 359, are enough to detect a shift of a distribution by 0.359 or more in at "
+        "least 80% of cases."
     )
 
 

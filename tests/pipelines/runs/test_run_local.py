@@ -330,7 +330,7 @@ def test_records_that_are_fanned_out_are_the_same_bytes_and_are_found_again(work
 def test_records_that_beam_is_to_write_where_it_is_not_installed_are_a_mistake(tmp_path):
     done, summary = run_in_processes(tmp_path / "runs", "--set", "data.engine=beam")
     assert done.returncode == 2
-    assert "Cannot have Apache Beam do it: it is not installed here. Run: make beam-env" in done.stderr
+    assert "Apache Beam is not installed. Run make beam-env" in done.stderr
     assert summary["steps"]["create_tfrecords"]["state"] == "failed"
 
 
@@ -449,7 +449,7 @@ def bad_sources(root):
         f"images:{root}/missing": "Cannot list",
         f"images:{images}": "at least two classes",
         f"npz:{root}/floats.npz": "expected uint8",
-        f"csv:{root}/list.csv": "Refused the path",
+        f"csv:{root}/list.csv": "Cannot use the path",
         f"csv:{root}/columns.csv": "Missing columns",
         "sklearn:digit": "expected sklearn:digits",
         "image:here": "Did you mean 'images'",
@@ -472,8 +472,8 @@ def test_bad_sources_are_refused_before_any_work(tmp_path):
         ("gate.champion=/nowhere", "there is no such file"),
         ("name=registry", "which a workspace reserves"),
         ("deploy.registry=w/digits/export", "it overlaps with"),
-        ("deploy.registry=gs://bucket/registry", "A registry is a folder on this machine"),
-        ("deploy.registry=file:///registry", "A registry is a folder on this machine"),
+        ("deploy.registry=gs://bucket/registry", "The registry must be a folder on this machine"),
+        ("deploy.registry=file:///registry", "The registry must be a folder on this machine"),
         ("data.test_fraction=0", "gate.split='test' has no examples"),
         ("data.source=images:/opt/python3/data", "rewrites the text 'python3'"),
     ],

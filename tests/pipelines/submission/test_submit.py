@@ -329,7 +329,7 @@ def test_a_cluster_has_no_region():
     settings = Settings(kfp_host="https://kfp.example.com", region="us-east5")
     plan = plan_submission(load_config("digits", ["machine=v5e-4"]), PLATFORMS["kubeflow"], settings)
     assert plan.jobs[0].machine.region == ""
-    with pytest.raises(InputError, match="us-east5 does not train on v5e"):
+    with pytest.raises(InputError, match="us-east5 does not offer v5e for training"):
         plan_digits("machine=v5e-4", settings=dataclasses.replace(SETTINGS, region="us-east5"))
 
 
@@ -356,7 +356,7 @@ def test_a_run_without_a_machine_is_refused():
 
 def test_a_fallback_that_cannot_be_compiled_is_refused_before_anything_is_sent():
     machine = "machine={name: v5e-4, region: us-west1, fallbacks: [{name: v6e-4, region: us-west1}]}"
-    with pytest.raises(InputError, match=r"fallbacks\[0\]: us-west1 does not train on v6e"):
+    with pytest.raises(InputError, match=r"fallbacks\[0\]: us-west1 does not offer v6e for training"):
         plan_digits(machine)
 
 

@@ -83,7 +83,7 @@ except InputError as error:
 """
     answers, said = run_there(code, files, owner=os.getuid() + 1).splitlines()
     assert answers == "EACCES EACCES False"
-    assert "may not be written" in said
+    assert "is not accessible" in said
 
 
 def test_what_is_written_whole_arrives_whole_and_nothing_else_does(files):
@@ -170,5 +170,5 @@ print(StepRecord.load(mount / "bucket/run").error)
     (files / "bucket" / "run").mkdir()
     said, recorded = run_there(OTHERS + code, files).splitlines()
     assert said == recorded
-    assert said.startswith(f"{files}/bucket/full/file was changed in the bucket while it was open here")
-    assert said.endswith("Run again once nothing else writes there.")
+    assert said.startswith(f"{files}/bucket/full/file was changed in the bucket while it was open:")
+    assert said.endswith("Run again when nothing else writes there.")

@@ -1,1 +1,1 @@
-"""Errors, typed values, digests, states, retries, termination, progress, fingerprints, frameworks: no ML, no files."""
+"""Errors, typed values, digests, states, retries, termination, progress, fingerprints and lazy framework imports."""

@@ -52,9 +52,9 @@ def load_images(environment: Mapping[str, str]) -> Images:
 
 
 def in_place_of_shell(component: Any) -> Any:
-    """Make the Python process of a KFP component replace the shell that starts it; returns the component.
+    """Make the Python process of a KFP component replace the shell that starts it, and return the component.
 
-    Platforms send SIGTERM to the first process of the container. The shell would not pass it on to Python.
+    Platforms send SIGTERM to the first process of the container, and the shell would not pass it on to Python.
     """
     command = component.component_spec.implementation.container.command
     command[:] = [word.replace("_KFP_RUNTIME=true python3", "_KFP_RUNTIME=true exec python3") for word in command]

@@ -1,4 +1,4 @@
-"""Counts the CPUs that this process may use, and measures how much of them other processes use."""
+"""Number of CPUs that this process may use, and their use by other processes."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ STAT_PATH = Path("/proc/stat")
 
 
 def available_cpus() -> int:
-    """Return the number of CPUs that this process may use: in a container the container's limit, not the machine's.
+    """Return the number of CPUs that this process may use; in a container, the container's limit.
 
     The limit is that of cgroup v2, rounded to a whole number. https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
     """
@@ -25,12 +25,12 @@ def available_cpus() -> int:
 
 @dataclasses.dataclass(frozen=True)
 class CpuTimes:
-    """CPU time that was used until a moment, in seconds.
+    """CPU times since the machine started, in seconds.
 
     Attributes:
-        whole: What all CPUs of the machine had, idle or not.
-        busy: What all processes used of it.
-        own: What this process used of it.
+        whole: Time of all CPUs of the machine, idle or not.
+        busy: Time that all processes have used.
+        own: Time that this process has used.
     """
 
     whole: float
@@ -50,10 +50,10 @@ class CpuTimes:
 
 
 def cpu_times() -> CpuTimes:
-    """Return the CPU times until now, as /proc/stat has them; zeros for the machine if there is no such file.
+    """Return the current CPU times from /proc/stat; zeros for the machine if the file does not exist.
 
-    The first line has user, nice, system, idle, iowait, irq, softirq and steal, the last of which other virtual
-    machines used: https://man7.org/linux/man-pages/man5/proc_stat.5.html
+    The first line contains user, nice, system, idle, iowait, irq, softirq and steal (time for other virtual machines):
+    https://man7.org/linux/man-pages/man5/proc_stat.5.html
     """
     whole = busy = 0.0
     with contextlib.suppress(OSError, ValueError):

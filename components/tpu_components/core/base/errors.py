@@ -1,4 +1,4 @@
-"""Exit codes, and the exception for mistakes of the user, which command lines print without a stack trace."""
+"""Exit codes, and the exception for users' mistakes, which command lines print without a stack trace."""
 
 import contextlib
 import difflib
@@ -10,7 +10,7 @@ DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
 
 
 class InputError(ValueError):
-    """A mistake of the user: bad data, a bad parameter, or a machine that is too small.
+    """A user's mistake: bad data, a bad parameter, or a machine that is too small.
 
     The message says what failed, what was expected and received, and what to do. Command lines print it and exit with
     code 2. Other exceptions, except `PlatformError`, are defects and keep their stack trace.
@@ -32,12 +32,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def reading(place: str | Path, expected: str, advice: str, *errors: type[Exception]) -> Iterator[None]:
     """Convert exceptions of the block, which reads a file, to an InputError that names the file.
 
-    An InputError that names the file already is left as it is.
+    An InputError that already names the file is not changed.
 
     Args:
         place: The file.
-        expected: What the file should be.
-        advice: What to do, as a sentence.
+        expected: Expected content, for example `a CSV file in UTF-8`.
+        advice: Advice to the user, as a sentence.
         errors: Exceptions to convert; by default those that damaged JSON and array files raise.
 
     Example:

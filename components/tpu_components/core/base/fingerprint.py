@@ -1,4 +1,4 @@
-"""Finds the source files, libraries and data files that a module depends on, without running the module.
+"""Source files, libraries and data files that a module depends on, found without running the module.
 
 The code of a module is its own file, all modules that it imports, directly or indirectly, anywhere in a file, and the
 data files that strings in these files name: templates, style sheets, catalogues, weights. Strings in templates also
@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 OUR_PACKAGES = ("tpu_components", "tpu_pipelines")
-# Folders that contain our packages: `components/` and `pipelines/` of a clone, or the folder of installed libraries.
+# Folders that contain this project: `components/` and `pipelines/` of a clone, or the folder of installed libraries.
 ROOTS = tuple({Path(spec.origin).parents[1]: None for spec in map(find_spec, OUR_PACKAGES) if spec and spec.origin})
 # These libraries transfer data, retry calls and show progress; they compute nothing.
 _WITHOUT_EFFECT = frozenset({"kfp", "google", "google_crc32c", "requests", "tenacity", "tqdm"})
@@ -78,7 +78,7 @@ def code_of(modules: Iterable[str | Path], roots: Sequence[Path] = ROOTS, data_f
 
 
 class Tracer:
-    """Finds the code of modules. Caches its look-ups, so an instance is valid only while no file changes.
+    """Finder of the code of modules. It caches its look-ups, so an instance is valid only while no file changes.
 
     Args:
         roots: Folders that contain the code, in the order of search; modules elsewhere are libraries.
@@ -118,9 +118,9 @@ class Tracer:
         return Code(files, frozenset(libraries))
 
     def _find_module(self, module: str) -> list[Path]:
-        """Return the files that importing a module runs, the module's own file last; empty for a library."""
+        """Return the files that an import of a module runs, the module's own file last; empty for a library."""
         library = module.partition(".")[0]
-        # A library has precedence over a file of the same name beside the model, as in Python.
+        # A library has precedence over a file with the same name next to the model, as in Python.
         is_library = library in sys.stdlib_module_names or _is_library(library)
         return [] if is_library else _module_files(module, self._roots)
 
@@ -134,9 +134,9 @@ class Tracer:
         return [*modules, *(file for text in strings for file in self._named(text, path))]
 
     def _root(self, path: Path) -> Path | None:
-        """Return the first root that contains a file; for a file of our packages, the root that contains the package.
+        """Return the first root that contains a file; for this project's files, the root that contains the package.
 
-        So the names of our files are the same in a clone and in a wheel, and from every working directory.
+        So the names of these files are the same in a clone and in a wheel, and from every working directory.
         """
         containing = [root for root in self._roots if path.is_relative_to(root)]
         ours = [root for root in containing if path.relative_to(root).parts[0] in OUR_PACKAGES]
@@ -150,7 +150,7 @@ class Tracer:
     def _named(self, text: str, path: Path) -> Iterator[Path]:
         """Yield the data files that a string in a file names.
 
-        Searches the folder of the file, its parent folders below the root, and `data_folders`.
+        The folder of the file, its parent folders below the root, and `data_folders` are searched.
         """
         root = self._root(path)
         above = [folder for folder in path.parents if root and folder.is_relative_to(root) and folder != root]
@@ -239,10 +239,10 @@ def _name_of(node: ast.expr) -> str:
 
 
 def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
-    """Return the files that importing a module runs: `__init__.py` of its packages and its own; empty for a library."""
+    """Return the files that an import runs: `__init__.py` of packages and the module's file; empty for a library."""
     for root in roots:
         if module.partition(".")[0] not in OUR_PACKAGES and is_installed(root):
-            continue  # An installed project lies beside all libraries.
+            continue  # An installed project is next to all libraries.
         files = []
         folder = root
         for part in module.split("."):

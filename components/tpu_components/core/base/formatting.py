@@ -1,4 +1,4 @@
-"""Formats metrics, durations, sizes in bytes, percentages, prices and lists of names for people."""
+"""Human-readable metrics, durations, sizes in bytes, percentages, prices and lists of names."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ _DIGITS, _MAX_DIGITS = 4, 17  # Any two different numbers differ in 17 significa
 
 
 def decimals(value: float) -> int:
-    """Return the number of decimals, from 0 to 4, that shows three significant digits of a value."""
+    """Return the number of decimals, from 0 to 4, that show three significant digits of a value."""
     return min(max(0, 2 - math.floor(math.log10(value))), 4) if value > 0 else 0
 
 
@@ -146,7 +146,7 @@ def plain_number(value: float) -> str:
 
 
 def signed(value: float, digits: int, sign: str = "+") -> str:
-    """Format a number with `digits` decimals; a positive one gets a plus sign, unless `sign` is `-`."""
+    """Format a number with `digits` decimals and, if it is positive, a plus sign, unless `sign` is `-`."""
     return f"{value:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 

@@ -1,4 +1,4 @@
-"""Keeps the current folder out of Python's import path, except while a user's own model is imported.
+"""Python's import path without the current folder, except while a user's own model is imported.
 
 Otherwise anyone who can write to a folder could run code in a command that is started in that folder, by adding a
 file or folder named like a library.

@@ -1,4 +1,4 @@
-"""Shows the progress of long work: a bar with rate and remaining time on a terminal, else a line every 5 s.
+"""Progress of long work: a bar with rate and remaining time on a terminal, else a line every 5 s.
 
 Lines and bars may come from different processes that share a terminal: `show_line` writes a line over a bar.
 """
@@ -13,7 +13,7 @@ from typing import Any, Protocol, TextIO
 
 from tpu_components.core.base.terminal import in_one_line
 
-# Set by the local runner, which reads a step's output through a pipe, when it has a terminal of its own.
+# Set by the local runner, which reads a step's output through a pipe, if the runner itself has a terminal.
 TERMINAL_VARIABLE = "TPU_PIPELINES_TERMINAL"
 # `quiet` or `verbose`: set from a command's flags for its own process and the processes of the steps.
 LOUDNESS_VARIABLE = "TPU_PIPELINES_LOUDNESS"
@@ -31,12 +31,12 @@ def is_quiet() -> bool:
 
 
 def is_verbose() -> bool:
-    """Return whether everything is printed, messages of libraries included."""
+    """Return whether everything is printed, including messages of libraries."""
     return os.environ.get(LOUDNESS_VARIABLE) == VERBOSE
 
 
 class Progress(Protocol):
-    """Counts finished items."""
+    """Counter of finished items."""
 
     def update(self, count: int, note: str = "") -> None:
         """Add `count` finished items; `note` is shown after the count and the rate."""
@@ -108,7 +108,7 @@ def show_line(text: str) -> None:
 
 
 class Heartbeat:
-    """Says that a step still runs, if the process has shown nothing else for 20 s."""
+    """Message that a step is still running, shown if the process has shown nothing else for 20 s."""
 
     def __init__(self, step: str) -> None:
         self._step = step

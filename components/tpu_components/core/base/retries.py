@@ -15,7 +15,7 @@ _FIRST_SECONDS, _MOST_SECONDS = 1, 60  # Upper limits of the first wait and of e
 
 
 class PlatformError(RuntimeError):
-    """A failure of a platform: neither a defect of this project nor a mistake of the user."""
+    """A failure of a platform: neither a defect of this project nor a user's mistake."""
 
 
 class OutageError(PlatformError):
@@ -46,7 +46,7 @@ class Backoff:
         patience_seconds: Time after which a failure is no longer retried.
         sleep: Function that waits.
         clock: Monotonic clock, in seconds.
-        report: Called with a message about every failure and the time until the next attempt.
+        report: Function that gets a message about each failure and the time until the next attempt.
     """
 
     patience_seconds: float = 900.0
@@ -55,7 +55,7 @@ class Backoff:
     report: Callable[[str], None] = lambda _: None
 
     def __call__(self, call: Callable[[], T]) -> T:
-        """Call a function, again after each `OutageError`, and return its result.
+        """Call a function, retry it after each `OutageError`, and return its result.
 
         Raises:
             PlatformError: If the function still raises `OutageError` after `patience_seconds`.
@@ -76,8 +76,8 @@ class Backoff:
             return attempts(call)
         except OutageError as error:
             raise PlatformError(
-                f"Gave up after {self.clock() - start:,.0f} s: {error} What was sent stays as it is; run the same "
-                "command again to go on."
+                f"Gave up after {self.clock() - start:,.0f} s: {error} Earlier requests remain valid. Run the same "
+                "command again to continue."
             ) from error
 
     def _tell(self, state: Any) -> None:

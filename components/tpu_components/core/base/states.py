@@ -13,8 +13,8 @@ class State(enum.StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"  # A local run whose process was killed.
-    SKIPPED = "skipped"  # A step that did not have to run.
-    CACHED = "cached"  # A step whose result was taken from an earlier run.
+    SKIPPED = "skipped"  # A step that did not need to run.
+    CACHED = "cached"  # A step whose result comes from an earlier run.
 
     @property
     def is_final(self) -> bool:
@@ -52,10 +52,10 @@ class Status(enum.StrEnum):
     OK = "ok"
     HINT = "hint"  # The run works, but its result may be poor.
     ERROR = "error"  # The run would stop.
-    UNKNOWN = "unknown"  # The check could not be made.
+    UNKNOWN = "unknown"  # The check could not run.
 
 
-# Results of a run: its model was registered, its model passed the gate but there is no registry, or the gate said no.
+# Results of a run: its model was registered, it passed the gate but there is no registry, or the gate rejected it.
 PROMOTED, PASSED, NOT_PROMOTED = "promoted", "passed", "not promoted"
 COLOURS = {
     State.SUCCEEDED: "green",

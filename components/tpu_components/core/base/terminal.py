@@ -1,4 +1,4 @@
-"""Escapes control characters in text for a terminal, hides credentials, and filters the stderr output of libraries."""
+"""Safe text for a terminal: control characters are escaped, credentials hidden, and stderr of libraries filtered."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ _CONTROLS = re.compile(
 _COMMANDS = re.compile(r"(?m)^(?P<indent>\s*):(?=:)|#(?=#\[)")
 # The part of a URL before the last `@` of its authority (RFC 3986, section 3.2.1). A password with an unescaped slash
 # ends the authority too early: the text after the colon is then no port, and the rest up to an `@` is hidden too.
-_LENGTH = "{0,1024}"  # Bounded, so that a hostile text takes no quadratic time.
+_LENGTH = "{0,1024}"  # Bounded, so that a hostile text does not take quadratic time.
 _CREDENTIALS = re.compile(rf"(://)(?:[^/\s]{_LENGTH}@|[^/\s@]{_LENGTH}:(?!\d*(?:[/\s'\",;)]|$))\S{_LENGTH}@)")
 
 
@@ -61,7 +61,7 @@ def printable(text: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    r"""Like `printable`, but also escapes line breaks and tabs, so that the text stays on one line.
+    r"""Return the text as `printable` does, with line breaks and tabs escaped too, so that it stays on one line.
 
     Example:
         >>> in_one_line("cat\n[deploy_model] done")
@@ -71,7 +71,7 @@ def in_one_line(text: str) -> str:
 
 
 def paragraph(text: str) -> str:
-    """Like `printable`, but indents every line except the first."""
+    """Return the text as `printable` does, with every line except the first indented."""
     return printable(text).replace("\n", "\n  ")
 
 
@@ -80,7 +80,7 @@ def filter_stderr(keep: Callable[[bytes], bool]) -> Iterator[None]:
     """Hold back stderr in the block, also of C++ code, and afterwards print only the lines that `keep` selects.
 
     Args:
-        keep: Takes a line and returns whether to print it.
+        keep: Function that takes a line and returns whether to print it.
     """
     sys.stderr.flush()
     stderr = os.dup(2)

@@ -1,4 +1,4 @@
-"""Handles SIGTERM, by which a platform stops a step: the step ends at once, or after training saved a checkpoint.
+"""Handlers of SIGTERM, with which platforms stop a step: it ends at once, or after training has saved a checkpoint.
 
 The first process of a container gets only signals for which it has a handler. A step without a handler would run until
 it is killed.
@@ -20,9 +20,9 @@ _GRACE_SECONDS = 25.0
 
 
 class Terminated(SystemExit):
-    """Ends the process after SIGTERM or the loss of another host. The step continues when it is started again.
+    """End of the process after SIGTERM or the loss of another host. The step continues when it is started again.
 
-    Not an `Exception`, so that `except Exception` does not catch it.
+    This is not an `Exception`, so `except Exception` does not catch it.
 
     Attributes:
         exit_code: Exit code of the process.
@@ -44,7 +44,7 @@ def heard() -> Iterator[None]:
     """Raise `Terminated` in the block on SIGTERM, so that open files are closed and temporary files are removed.
 
     If this clean-up takes longer than 25 s, for example because a library call does not return, the process exits
-    without it. No effect outside the main thread: only the main thread can handle signals.
+    without it. This has an effect only in the main thread, because other threads cannot handle signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -66,10 +66,10 @@ def heard() -> Iterator[None]:
 
 @contextlib.contextmanager
 def put_off() -> Iterator[Callable[[], bool]]:
-    """Defer SIGTERM to the end of the block. Yields a function that returns whether SIGTERM has come.
+    """Defer SIGTERM to the end of the block, and yield a function that returns whether SIGTERM has arrived.
 
-    Raises `Terminated` at the end of the block if SIGTERM has come. No effect outside `heard`: programs that call a
-    step as a function handle signals themselves.
+    If it has, `Terminated` is raised at the end of the block. This has an effect only inside `heard`, because programs
+    that call a step as a function handle signals themselves.
     """
     if signal.getsignal(signal.SIGTERM) is not _terminate:
         yield lambda: False

@@ -1,4 +1,4 @@
-"""Reads and checks typed values from JSON, YAML, flags and variables; dataclasses define the types."""
+"""Typed values from JSON, YAML, flags and variables; dataclasses define the types."""
 
 import contextlib
 import dataclasses
@@ -17,14 +17,14 @@ from typing import Annotated, Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 
-_SHOWN_KEYS = 12  # Known keys that an error message names.
+_SHOWN_KEYS = 12  # Largest number of known keys in an error message.
 
 _LARGEST = 2**63 - 1  # Largest signed integer of 64 bits.
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers from `least` to `most`, both included, that are also above `above` and below `below`, if given."""
+    """Numbers from `least` to `most` (inclusive), and if set, above `above` and below `below` (exclusive)."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -128,7 +128,7 @@ class Field:
 
 @functools.cache
 def fields_of(kind: Any) -> Mapping[str, Field]:
-    """Return the fields of a dataclass by name; their descriptions are those of its docstring's `Attributes:`."""
+    """Return the fields of a dataclass by name, with descriptions from its docstring's `Attributes:`."""
     # Python 3.13 removes the indentation of docstrings when it compiles; earlier versions keep it.
     section = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:")[2]
     entries = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", section, re.MULTILINE)
@@ -214,7 +214,7 @@ def removed_fields(kind: Any) -> Mapping[str, str]:
 
 
 def unknown_key(key: Any, known: Container[Any], where: str) -> str:
-    """Return an error message for an unknown key. Lists at most 12 known keys, the most similar if there are more."""
+    """Return an error message for an unknown key, with at most 12 known keys, the most similar if there are more."""
     names = sorted(map(str, known)) if isinstance(known, Iterable) else []
     if len(names) > _SHOWN_KEYS:
         near = difflib.get_close_matches(str(key), names, _SHOWN_KEYS, 0.5) or names[:_SHOWN_KEYS]
@@ -223,10 +223,10 @@ def unknown_key(key: Any, known: Container[Any], where: str) -> str:
 
 
 class Mistakes:
-    """Collects mistakes of the user, so that all are reported at once.
+    """Users' mistakes, collected so that all are reported at once.
 
     Args:
-        is_first_enough: Whether the first mistake is raised at once, for example in a file that a program wrote.
+        is_first_enough: Whether to raise the first mistake at once, for example in a file that a program wrote.
     """
 
     def __init__(self, is_first_enough: bool = False) -> None:
@@ -262,7 +262,7 @@ class Mistakes:
 
 
 def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False, fixed: Mapping[str, Any] = {}) -> Any:
-    """Convert parsed JSON to a value of a type; strict, without conversions between types.
+    """Convert parsed JSON to a value of a type, strictly: values are not converted between types.
 
     Args:
         raw: Result of `json.loads`.
@@ -276,7 +276,7 @@ def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False, fixe
         fixed: Fields of a dataclass that are not read, with their values.
 
     Raises:
-        InputError: If a value has another type or range, or a field is missing or unknown; the message names its
+        InputError: If a value has another type or range, or a field is missing or unknown. The message names its
             location.
 
     Example:
@@ -289,10 +289,10 @@ def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False, fixe
 def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {}) -> Any:
     """Convert a value that a person wrote, or that a platform passed on, to a value of a type.
 
-    Numbers may be given as strings: YAML reads 1e-4 as a string, and flags and environment variables are always
-    strings. An integer may be given as a float, because KFP turns 32 into 32.0. A tuple may be a single value, or a
-    string of values separated by commas. A mapping may be a string of JSON. Fields with a default may be missing. All
-    mistakes are reported at once.
+    Numbers may be strings: YAML reads 1e-4 as a string, and flags and environment variables are always strings. An
+    integer may be a float, because KFP turns 32 into 32.0. A tuple may be a single value, or a string of values
+    separated by commas. A mapping may be a string of JSON. Fields with a default may be missing. All mistakes are
+    reported at once.
 
     Args:
         raw: The value.
@@ -301,8 +301,8 @@ def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {})
         fixed: Fields of a dataclass that are not read, with their values.
 
     Raises:
-        InputError: If values are of another type or range, or fields are missing or unknown; the message names the
-            place of each, and the known field that is nearest to an unknown field.
+        InputError: If values have another type or range, or fields are missing or unknown. The message names the place
+            of each, and the most similar known field.
 
     Example:
         >>> read_by_hand("64,64", tuple[int, ...], "data.image_size")
@@ -355,13 +355,13 @@ def _read(raw: Any, kind: Any, where: str, form: _Form) -> Any:
 
 def _plain(raw: Any, kind: type, where: str, form: _Form) -> Any:
     if type(raw) is int and abs(raw) > _LARGEST:
-        raise InputError(f"{where} is beyond {_LARGEST}, the largest number of 64 bits")
+        raise InputError(f"{where} is {raw}, expected a number of 64 bits, at most {_LARGEST}")
     advice = ""
     if kind is str and form.is_by_hand and isinstance(raw, bool | datetime.date):
         advice = ": in YAML, write yes, no, on, off and dates in quotation marks"
     value = float(raw) if kind is float and type(raw) is int else _of(raw, kind, where, advice)
     if kind is int and value < 0 and not form.is_by_hand:
-        raise InputError(f"{where} is {value}, expected no negative number")
+        raise InputError(f"{where} is {value}, expected at least 0")
     if kind is float and not math.isfinite(value):
         raise InputError(f"{where} is {value}, expected a finite number")
     return value
@@ -455,7 +455,7 @@ def _choose(raw: Any, kinds: Sequence[Any], where: str) -> Any:
         by_name = {kind.kind: kind for kind in known}
         name = _of(raw, dict, where).get("kind")
         if not isinstance(name, str) or name not in by_name:
-            raise InputError(f"{where} is of the kind {name!r}, expected {describe(tuple(by_name))}")
+            raise InputError(f"{where} has the kind {name!r}, expected {describe(tuple(by_name))}")
         return by_name[name]
     return next((kind for kind in known if type(raw) is kind), known[0])
 

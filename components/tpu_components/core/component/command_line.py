@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Parser whose errors show the usage of the command that was called, and suggest similar names.
+    """Parser whose errors show the usage of the called command, and suggest similar names.
 
     Attributes:
         removed: Commands and flags that earlier versions had, each with the sentence that says what replaces it.
@@ -33,7 +33,7 @@ class ArgumentParser(argparse.ArgumentParser):
     removed: Mapping[str, str] = {}
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the arguments. Unknown ones are an error of this parser, so that the message shows its own usage."""
+        """Parse the arguments; unknown arguments are an error of this parser, so the message shows its usage."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
@@ -77,8 +77,8 @@ def local_path(text: str) -> Path:
 def add_params(parser: argparse.ArgumentParser, params: type) -> None:
     """Add a flag for every field of a Params dataclass; fields without a default are required.
 
-    A field that is a dataclass adds the flags of its own fields, except those that exist already. The values stay
-    texts, which `params_from` reads.
+    A field that is a dataclass adds the flags of its own fields, except existing flags. The values stay texts, which
+    `params_from` reads.
     """
     for field in sorted(fields_of(params).values(), key=lambda field: dataclasses.is_dataclass(field.kind)):
         flag = "--" + field.name.replace("_", "-")
@@ -140,7 +140,7 @@ def run_step(
     accepted: str = "",
     optional: Mapping[str, tuple[Callable[[str], Any], str]] = {},
 ) -> int:
-    """Run a step from its command line; returns the exit code, 3 if the step's result is not accepted.
+    """Run a step from its command line, and return the exit code, 3 if the step's result is not accepted.
 
     Args:
         work: Function of the step, which takes its parameters, the input folders and the output folder.
@@ -159,9 +159,7 @@ def run_step(
     )
     for flag, step in reads.items():
         parser.add_argument(f"--{flag}", required=True, type=folder, help=f"Folder that {step} wrote.")
-    parser.add_argument(
-        "--output", required=True, type=local_path, help="Folder to write; appears whole or not at all."
-    )
+    parser.add_argument("--output", required=True, type=local_path, help="Folder to write, as a whole or not at all.")
     for flag, (kind, text) in optional.items():
         parser.add_argument(f"--{flag.replace('_', '-')}", type=functools.partial(parse_argument, kind), help=text)
     add_params(parser, params)
@@ -183,7 +181,7 @@ class StepCommand(NamedTuple):
     Attributes:
         work: Function that takes the parameters and the values of the flags, in their order.
         params: Dataclass of the parameters.
-        help: What the command does.
+        help: Description of the command.
         flags: Flags, each with arguments for `add_argument`; a flag without a default is required.
     """
 
@@ -194,7 +192,7 @@ class StepCommand(NamedTuple):
 
 
 def run_commands(program: str, description: str, commands: Mapping[str, StepCommand]) -> int:
-    """Run one of several commands from a command line; returns the exit code."""
+    """Run one of several commands from a command line, and return the exit code."""
     parser = ArgumentParser(prog=program, description=description)
     parsers = parser.add_subparsers(dest="command", required=True)
     for name, command in commands.items():
@@ -236,11 +234,11 @@ def print_error(error: Any) -> None:
 def exit_code(work: Callable[[], int], tell: Callable[[Any], None]) -> int:
     """Run a command and return its exit code.
 
-    After an error this is 2 for a mistake of the user, 1 for a failure or Ctrl-C, and `Terminated.exit_code`.
+    After an error this is 2 for a user's mistake, 1 for a failure or Ctrl-C, and otherwise `Terminated.exit_code`.
 
     Args:
         work: The command, which returns its exit code.
-        tell: Prints an error.
+        tell: Function that prints an error.
     """
     try:
         with storage.naming_faults():

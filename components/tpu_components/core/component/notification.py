@@ -1,4 +1,4 @@
-"""Message about a run that did not succeed, sent to a webhook."""
+"""Notification about a run that did not succeed, sent to a webhook."""
 
 import http.client
 import json
@@ -61,7 +61,7 @@ def job_of(resource: str) -> tuple[str, ...]:
 
 
 def reasons(resource: str) -> str:
-    """Return the error messages of a Vertex AI job's steps; empty on Kubeflow, or if the service does not answer.
+    """Return the error messages of a Vertex AI job's steps; empty on Kubeflow or if the service does not answer.
 
     An exit task does not receive the steps' messages. KFP's API does not report them either (kubeflow/pipelines
     backend/src/v2/driver/resolve.go).
@@ -77,7 +77,7 @@ def reasons(resource: str) -> str:
 
 
 class _Refusing(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: urllib would drop the body, and another host would get the message."""
+    """Handler that follows no redirects: urllib would drop the body, and another host would get the message."""
 
     def redirect_request(self, *_: Any) -> None:
         """Return None, which makes the redirect an HTTPError."""
@@ -87,12 +87,12 @@ def post(address: str, text: str, backoff: Backoff | None = None) -> None:
     """Send a message to a webhook, as the JSON that chat services accept: `{"text": …}`.
 
     Args:
-        address: The webhook's URL, or a file on gs:// or s3:// that holds it: the URL of a chat's webhook is a secret.
+        address: The webhook's URL, or a file on gs:// or s3:// that contains it, because the URL may be a secret.
         text: The message.
         backoff: Retry policy; the default gives up after 5 minutes.
 
     Raises:
-        InputError: If the URL is malformed, or the webhook refuses the message or redirects it.
+        InputError: If the URL is malformed, or the webhook rejects or redirects the message.
         PlatformError: If the webhook does not answer.
     """
     url = (
@@ -100,7 +100,7 @@ def post(address: str, text: str, backoff: Backoff | None = None) -> None:
         if Location(address).is_remote
         else address
     )
-    host = _host_of(url, address)  # No more of the URL goes into a log.
+    host = _host_of(url, address)  # The rest of the URL must not appear in a log.
     opener = urllib.request.build_opener(_Refusing)
     body = json.dumps({"text": text}).encode()
     headers = {"Content-Type": "application/json"}
@@ -115,17 +115,17 @@ def post(address: str, text: str, backoff: Backoff | None = None) -> None:
                 raise OutageError(f"The webhook at {host} answers {error.code} {error.reason}.") from error
             if 300 <= error.code < 400:
                 raise InputError(
-                    f"The webhook at {host} redirects to another address ({error.code} {error.reason}), and the "
-                    f"message was not sent there. {_ADVICE} Name the final URL."
+                    f"The webhook at {host} redirects to another address ({error.code} {error.reason}), so the message "
+                    f"was not sent. {_ADVICE} Use the final URL."
                 ) from error
             raise InputError(
-                f"The webhook at {host} refused the message: {error.code} {error.reason}. {_ADVICE}"
+                f"The webhook at {host} rejected the message: {error.code} {error.reason}. {_ADVICE}"
             ) from error
         except OSError as error:
             raise OutageError(f"The webhook at {host} does not answer: {error}") from error
         except (http.client.HTTPException, ValueError) as error:  # ValueError: a host name that DNS cannot hold.
             kind = type(error).__name__  # The message may contain the URL.
-            raise InputError(f"The webhook at {host} does not answer in HTTP ({kind}). {_ADVICE}") from None
+            raise InputError(f"The webhook at {host} does not answer with HTTP ({kind}). {_ADVICE}") from None
 
     (backoff or Backoff(patience_seconds=_PATIENCE_SECONDS))(send)
 
@@ -135,7 +135,7 @@ def _host_of(url: str, address: str) -> str:
 
     Args:
         url: The URL.
-        address: Where the URL was read; a file's name is not secret.
+        address: Source of the URL; the name of a file is not secret.
 
     Raises:
         InputError: If the URL cannot be that of a webhook. The message does not contain the URL, which may be a secret.
@@ -146,17 +146,17 @@ def _host_of(url: str, address: str) -> str:
         if parts.scheme not in ("http", "https"):
             fault = "it does not begin with https:// or http://"
         elif not parts.hostname or parts.port == 0:
-            fault = "it names no host"
+            fault = "it has no host"
         elif "@" in parts.netloc:
             fault = "it has a user name"
         elif not url.isascii() or not url.isprintable() or " " in url:
             fault = "it has spaces, several lines or characters that a URL cannot have"
-    except ValueError:  # A bracket, or a port that is no number.
+    except ValueError:  # A bracket, or a port that is not a number.
         fault = "its host or port is malformed"
     if fault:
         place = address if Location(address).is_remote else "the setting notify"
         raise InputError(
-            f"Cannot send the message: expected {place} to hold only the URL of a webhook, https://HOST/PATH, and "
-            f"{fault}. The URL is not shown, because it may be a secret. {_ADVICE}"
+            f"Cannot send the message: expected only the URL of a webhook, https://HOST/PATH, in {place}, but {fault}. "
+            f"The URL is not shown, because it may be a secret. {_ADVICE}"
         )
     return str(parts.hostname)

@@ -1,4 +1,4 @@
-"""Builds a step's Params from a component's inputs or a command's flags."""
+"""A step's Params from a component's inputs or a command's flags."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ def params_from(inputs: Mapping[str, Any], params: type[P]) -> P:
             there is no such mapping.
 
     Raises:
-        InputError: If a value is of another type, or `params` refuses it.
+        InputError: If a value has another type, or `params` rejects it.
 
     Example:
         >>> from tpu_components.export_model import ExportParams

@@ -1,4 +1,4 @@
-"""`step.json`: result of a step, written beside its artifacts for the runner of the pipeline.
+"""`step.json`: result of a step, written next to its artifacts for the runner of the pipeline.
 
 Runners differ in what they report (kfp.local reports a failed container as a success in most runs), so the step records
 it itself.
@@ -26,7 +26,7 @@ from tpu_components.core.machines.hosts import is_writer
 
 STEP_RECORD_FILE = "step.json"
 RUN_VARIABLE = "TPU_PIPELINES_RUN"  # Name of the run, for the pages that a step writes.
-# Process ID of the local runner. A step whose runner has died must not run beside the step of the next run.
+# Process ID of the local runner. A step whose runner has died must not run at the same time as the next run's step.
 RUNNER_VARIABLE = "TPU_PIPELINES_RUNNER"
 _LOOK_EVERY_SECONDS = 0.5
 
@@ -40,7 +40,7 @@ class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", s
         state: `succeeded` or `failed`.
         seconds: Duration of the step. Negative in older files if the clock was set back.
         error: Message or stack trace of the failure.
-        is_input_error: Whether the failure was a mistake of the user.
+        is_input_error: Whether the failure was a user's mistake.
     """
 
     step: str
@@ -56,7 +56,7 @@ def end_with(pid: int) -> None:
     def watch() -> None:
         with contextlib.suppress(ProcessLookupError):
             while True:
-                os.kill(pid, 0)  # Sends nothing; only asks whether the process is there.
+                os.kill(pid, 0)  # Sends nothing; only checks whether the process exists.
                 time.sleep(_LOOK_EVERY_SECONDS)
         os._exit(1)
 
@@ -97,7 +97,7 @@ def run_component(
     *folders: str,
     then: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Run a step in its KFP component, and record how it ends; returns the step's result.
+    """Run a step in its KFP component, record how it ends, and return the step's result.
 
     Args:
         step: Name of the step.
@@ -105,8 +105,8 @@ def run_component(
         params: Dataclass of the parameters.
         inputs: Arguments of the component.
         folders: Names of the artifacts that the step reads; the last one is the artifact that it writes.
-        then: Converts the result to the return value. Without it, the result is stored as metadata of the artifact that
-            the step writes.
+        then: Function that converts the result to the return value. Without it, the result is stored as metadata of the
+            artifact that the step writes.
     """
     artifacts = [inputs[name] for name in folders]
     with step_record(step, artifacts[-1].path):

@@ -15,7 +15,7 @@ from tpu_components.core.examples.artifacts import Distribution
 from tpu_components.core.examples.images import LOSSES
 from tpu_components.core.examples.interface import IMAGE, TEXT
 
-# In larger data sets, only a share of the examples is measured, chosen by hash: enough for every bin that matters.
+# In larger data sets, only a share of the examples is measured, selected by hash: enough for every bin that matters.
 MOST_MEASURED = 5_000
 NOT_MEASURED = -1
 MOST_COUNTED = 2**15 - 1
@@ -45,20 +45,20 @@ class Figure:
 FIGURES: Mapping[str, tuple[Figure, ...]] = {
     IMAGE: (
         Figure("brightness", "mean grey level of a picture", 0.1),
-        Figure("contrast", "standard deviation of its grey levels", 0.1),
+        Figure("contrast", "standard deviation of the grey levels of a picture", 0.1),
         Figure("sharpness", "mean difference of neighbouring grey levels", 0.1),
-        Figure("red", "share of red in the picture's light, a third where it is grey", 0.001),
-        Figure("blue", "share of blue in it", 0.001),
+        Figure("red", "share of red in the picture's light; a third for grey", 0.001),
+        Figure("blue", "share of blue in the picture's light; a third for grey", 0.001),
         Figure("height", "pixels of the file"),
         Figure("width", "pixels of the file"),
     ),
     TEXT: (
-        Figure("words", "words of a text"),
-        Figure("unknown_share", "share of its words that are unknown", 0.001),
-        Figure("word_length", "bytes of the text for each of its words", 0.1),
+        Figure("words", "number of words in a text"),
+        Figure("unknown_share", "share of unknown words in a text", 0.001),
+        Figure("word_length", "bytes of a text per word", 0.1),
     ),
 }
-LABELS = Figure("labels", "labels of an example")  # For multi-label data.
+LABELS = Figure("labels", "number of labels of an example")  # For multi-label data.
 
 # Counts of an example that are added up over a split.
 COUNTS: Mapping[str, tuple[str, ...]] = {
@@ -68,7 +68,7 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
 
 
 def is_measured(identity: bytes, share: float) -> bool:
-    """Return whether an example is measured if only a share of them is; depends only on the example's ID."""
+    """Return whether an example is measured if only a share of them is measured, which depends only on its ID."""
     return share >= 1 or int.from_bytes(identity[:2], "little") < share * 2**_SAMPLED_BITS
 
 

@@ -1,6 +1,6 @@
-"""Tests whether two data sets differ, using the statistics that create_tfrecords has recorded.
+"""Tests of whether two data sets differ, using the statistics that create_tfrecords has recorded.
 
-Every statistic has a test of its own. A difference is drift if it is significant, with Bonferroni's correction for the
+Every statistic has its own test. A difference is drift if it is significant, with Bonferroni's correction for the
 number of tests, and if its effect size reaches a threshold: with many examples even tiny differences are significant.
 """
 
@@ -22,10 +22,10 @@ CLASSES, SINGLE_CLASS, COMMON_WORDS, SET_ASIDE = "classes", "single class", "com
 _WORDS, _LABELS = "words", "labels"  # Names of distributions: words per text, labels per example.
 _OF_ITS_OWN = ("unknown_share",)  # Not comparable: it depends on the data set's own vocabulary.
 _OF_WORDS = (_WORDS, "word_length")  # Not comparable if the data sets use different tokenizations.
-_DISTANCE = "largest distance of the shares up to a value"
-_MOVED = "share of the examples that would have to be of another class"
-_HAVE = "difference of the shares of the examples that have a class"
-_OTHERS = "share of the words that would have to be others"
+_DISTANCE = "largest difference between the shares of examples up to a value"
+_MOVED = "share of the examples that would need another class to remove the difference"
+_HAVE = "difference of the shares of examples with a class"
+_OTHERS = "share of the words that would have to change to remove the difference"
 _SHIFT = "difference of the means in standard deviations"
 _SHARE = "difference of the shares"
 # For each kind of effect size: the smallest value that counts as drift, and the test.
@@ -73,7 +73,7 @@ class Shift:
 
 
 def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99, num_others: int = 0) -> tuple[Shift, ...]:
-    """Compare two data sets, all splits together; returns a `Shift` per statistic, the largest effect first.
+    """Compare two data sets, all splits together, and return a `Shift` per statistic, the largest effect first.
 
     Args:
         new: Sketch of the new data.
@@ -89,7 +89,7 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99, num_
         if ours != theirs:
             raise InputError(
                 f"Cannot compare {new.source!r} with {old.source!r}: expected the same {what}, received {ours} and "
-                f"{theirs}. Name records of the same kind."
+                f"{theirs}. Choose data of the same kind."
             )
     compared = [shift for compare in (_figures, _classes, _targets, _words, _set_aside) for shift in compare(new, old)]
     allowed = (1 - confidence) / max(len(compared) + num_others, 1)
@@ -98,7 +98,7 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99, num_
 
 
 def judge(shift: Shift, threshold: float, test: str, allowed: float) -> Shift:
-    """Decide whether a shift counts as drift; returns a copy with the decision, the test and the limits."""
+    """Return a copy of a shift with the decision whether it counts as drift, the test and the limits."""
     drifted = shift.luck < allowed and shift.effect >= threshold
     return dataclasses.replace(shift, test=test, threshold=threshold, allowed=allowed, drifted=drifted)
 
@@ -107,7 +107,7 @@ def say_verdict(shifts: Sequence[Shift]) -> str:
     """Return the outcome as text, for example `2 of 6 figures have drifted: brightness, contrast`."""
     drifted = [shift.figure.replace("_", " ") for shift in shifts if shift.drifted]
     if not drifted:
-        return f"none of {len(shifts)} figures has drifted" if shifts else "there is no figure that both have"
+        return f"none of {len(shifts)} figures has drifted" if shifts else "the data sets have no figure in common"
     verb = "has" if len(drifted) == 1 else "have"
     return f"{len(drifted)} of {len(shifts)} figures {verb} drifted: {', '.join(drifted)}"
 
@@ -123,8 +123,8 @@ def say_rule(shifts: Sequence[Shift]) -> str:
     tests = "; ".join(f"{test} ({', '.join(figures)})" for test, figures in figures_by_test.items())
     return (
         "A figure has drifted if its effect is at least the threshold and the p-value of its test is below "
-        f"{allowed:.3g}: the {allowed * len(shifts):.3g} that a confidence of "
-        f"{1 - allowed * len(shifts):.6g} leaves, divided among {len(shifts)} tests (Bonferroni). Tests: {tests}."
+        f"{allowed:.3g}, which is {allowed * len(shifts):.3g} (for a confidence of "
+        f"{1 - allowed * len(shifts):.6g}) divided among {len(shifts)} tests (Bonferroni). Tests: {tests}."
     )
 
 
@@ -152,12 +152,12 @@ def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: s
     grouped = ", which depend on each other in groups," if new.independence or old.independence else ""
     said = f"{ours:,} {noun}, compared with {theirs:,}{grouped or ','}"
     if least >= 1:
-        return f"{said} are too few to show a shift of any distribution, however large."
+        return f"{said} are too few to detect even a large shift of a distribution."
     # At the point of the largest distance, the measured distance is normal with at most this standard deviation.
     sure = max(least, MEASURES[_DISTANCE][0]) + float(special.ndtri(_POWER)) * spread / 2
     return (
-        f"{said} show a shift of a distribution by {min(1.0, math.ceil(1000 * sure) / 1000):g} or more in at least "
-        f"{_POWER:.0%} of cases."
+        f"{said} are enough to detect a shift of a distribution by {min(1.0, math.ceil(1000 * sure) / 1000):g} or more "
+        f"in at least {_POWER:.0%} of cases."
     )
 
 
@@ -268,7 +268,7 @@ def _shares_of_words(counts: Mapping[str, int], names: Sequence[str]) -> np.ndar
 
 
 def _join_rare(table: np.ndarray) -> np.ndarray:
-    """Merge the columns of float[2, kinds] with an expected count below 5 into one; drops empty columns."""
+    """Merge the columns of float[2, kinds] with an expected count below 5 into one, and drop empty columns."""
     expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / max(table.sum(), 1)
     is_rare = (expected < _LEAST_EXPECTED).any(axis=0)
     joined = np.concatenate([table[:, ~is_rare], table[:, is_rare].sum(axis=1, keepdims=True)], axis=1)

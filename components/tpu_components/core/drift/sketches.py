@@ -4,8 +4,7 @@ A registered version keeps the sketch of its data. Its export keeps the sketch o
 split.
 
 Histograms with different bins are merged and compared without interpolation: only exact cumulative counts are used. The
-number of values below a point is exact if the point is an edge, lies in an empty bin, or lies outside the range of the
-values.
+number of values below a point is exact if the point is an edge, in an empty bin, or outside the range of the values.
 """
 
 import dataclasses
@@ -49,7 +48,7 @@ class DataSketch:
         kind: Kind of example, for example `image`.
         task: Task of the data set.
         num_examples: Number of examples.
-        num_set_aside: Number of inputs that were set aside.
+        num_set_aside: Number of quarantined inputs.
         class_counts: Number of examples by class; for multi-label data, each label counts. Empty for a regression.
         targets: Mean and standard deviation of each target of a regression; otherwise empty.
         distributions: Distributions by name; see `Split.distributions`.
@@ -220,7 +219,7 @@ def count_bins(lows: np.ndarray, highs: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def pool_bins(parts: Sequence[Distribution]) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Merge histograms; returns edges and counts, which do not depend on the division into parts."""
+    """Merge histograms, and return edges and counts, which do not depend on the division into parts."""
     edges = np.unique(np.concatenate([part.edges for part in parts]))
     below = np.array([_count_below(part, edges) for part in parts])
     # Values outside of the edges belong to the first or last bin.

@@ -1,4 +1,4 @@
-"""Reads the sketches of a registered version: of its data, and of its exported formats' predictions."""
+"""Sketches of a registered version: of its data, and of its exported formats' predictions."""
 
 from collections.abc import Mapping
 
@@ -35,14 +35,14 @@ def sketch_of(origin: Origin, name: str = SKETCH) -> DataSketch:
         InputError: If the registered version has no sketch, or one in an incompatible format.
     """
     what = "data" if name == SKETCH else name
-    advice = "The next promoted run keeps one" + ("; compare with records until then." if name == SKETCH else ".")
+    advice = "The next promoted run stores one" + ("; compare with records until then." if name == SKETCH else ".")
     try:
         return typed_values.read(origin.lineage.get(name), DataSketch, name, any_version=True)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"Cannot compare {what} with those of {origin.name}: expected a version that keeps a sketch of its {what}. "
-            "It has none, or one in another format, since it is of another task or tool, or from before versions kept "
-            f"it ({error}). {advice}"
+            f"Cannot compare {what} with those of {origin.name}: expected a version with a sketch of its {what}. It "
+            "has none, or one in another format, because it belongs to another task or tool, or is older than sketches "
+            f"({error}). {advice}"
         ) from error
 
 
@@ -60,9 +60,9 @@ def answers_of(origin: Origin, form: str) -> DataSketch:
     if not storage.exists(uri):
         if form == INT8:
             raise InputError(
-                f"Cannot compare answers of int8 with those of {origin.name}: expected a version that keeps a sketch "
-                "of its int8 answers, received one from before versions kept it, or of another task. The next promoted "
-                "run keeps one."
+                f"Cannot compare answers of int8 with those of {origin.name}: expected a version with a sketch of its "
+                "int8 answers, received a version that is older than sketches or has another task. The next promoted "
+                "run stores one."
             )
         return sketch_of(origin, ANSWERS)
     sketches: Mapping[str, DataSketch] = typed_json.load(
@@ -74,6 +74,6 @@ def answers_of(origin: Origin, form: str) -> DataSketch:
     if form not in sketches:
         raise InputError(
             f"Cannot compare answers of {form} with those of {origin.name}: expected one of its formats, "
-            f"{', '.join(sketches)}. Name the version that answered."
+            f"{', '.join(sketches)}. Use the version that made the predictions."
         )
     return sketches[form]

@@ -71,7 +71,7 @@ class Distribution:
     """Distribution of a measurement (figure), for example brightness, over the examples of a split.
 
     Attributes:
-        num_examples: Number of measured examples: all, or in a large data set a share that is chosen by hash.
+        num_examples: Number of measured examples: all, or in a large data set a share that is selected by hash.
         mean: Mean of the values.
         std: Population standard deviation of the values.
         minimum: Smallest value.
@@ -91,7 +91,7 @@ class Distribution:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.counts) == len(self.edges) - 1:
-            raise TypeError("distributions is expected to have one more edge than counts")
+            raise TypeError("distributions must have one more edge than counts")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,15 +188,15 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
 
     @classmethod
     def parse(cls, raw: Any) -> Self:
-        """Return a manifest from parsed JSON, checked for consistency; see `JsonFile`."""
+        """Convert parsed JSON to a consistent manifest; see `JsonFile`."""
         manifest = super().parse(raw)
         if not (splits := manifest.splits.values()):
-            raise TypeError("splits is expected to have at least one split")
+            raise TypeError("splits must have at least one split")
         if len({len(split.class_counts) for split in splits}) > 1:
-            raise TypeError("class_counts is expected to have a number for each class, in every split")
+            raise TypeError("class_counts must have a number for each class, in every split")
         num_targets = len(manifest.class_names) if manifest.task == REGRESSION else 0
         if any(len(split.targets) != num_targets for split in splits):
-            raise TypeError("targets is expected to have the statistics of each target of a regression, in every split")
+            raise TypeError("targets must have the statistics of each target of a regression, in every split")
         return manifest
 
     @property
@@ -231,7 +231,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         return super().load(Location(place).folder)
 
     def check_shards(self, directory: Path, verify: bool = True, share: Share = WHOLE) -> None:
-        """Check the size of every shard, and with `verify` the checksums of the shards of a share of the examples.
+        """Check the size of every shard, and with `verify` the checksums of the shards in this host's share.
 
         Raises:
             InputError: If a shard does not match the manifest.
@@ -252,16 +252,16 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         """
         if name not in self.splits:
             raise InputError(
-                f"The data set has no {name!r} split: expected at least one example, received splits "
+                f"The data set has no {name!r} split: expected at least one example, received the splits "
                 f"{sorted(self.splits)} from {self.source!r}. Set data.{name}_fraction, or add a {name}/ folder."
             )
         return self.splits[name]
 
 
 def _check_shard(path: Path, shard: Shard, verify: bool) -> None:
-    advice = "The records changed after they were written: write them again with create_tfrecords."
+    advice = "The records have been changed: write them again with create_tfrecords."
     if not os.path.isfile(path):  # `Path.is_file` raises an OSError if the name is too long.
-        raise InputError(f"Shard {path} is missing: the manifest lists it. {advice}")
+        raise InputError(f"Shard {path} is missing, although the manifest lists it. {advice}")
     if path.stat().st_size != shard.num_bytes:
         raise InputError(
             f"Shard {path} does not match its manifest: expected {shard.num_bytes} bytes, "
@@ -312,11 +312,11 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
         name: Name of the model as set in the configuration; see `TrainParams.model`.
         parameters: Hyper-parameters of the model.
         class_names: Class names, in the order of the model's outputs; for a regression, the names of the targets.
-        input: Input that the model takes; see `Manifest`.
+        input: Input of the model; see `Manifest`.
         task: Task of the model; see `Manifest`.
         dataset_fingerprint: Fingerprint of the data set that the model was trained on.
-        training: Facts about the training, such as examples seen, epochs and the best epoch, and the hyper-parameters
-            that it used, whether they come from the model or from the configuration.
+        training: Facts about the training, such as the number of examples and the best epoch, and its hyper-parameters
+            from the model and the configuration.
         digests: SHA-256 of the architecture and of the best weights, by file name; empty in older files.
     """
 
@@ -339,8 +339,8 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
             received = file_sha256(directory / name) if (directory / name).is_file() else "no such file"
             if received != expected:
                 raise InputError(
-                    f"The model in {directory} is damaged: {name} should have the SHA-256 {expected[:16]}… by its "
-                    f"{MODEL_FILE}, and has {received[:16]}. Restore it from a backup, or train it again."
+                    f"The model in {directory} is damaged: {MODEL_FILE} expects SHA-256 {expected[:16]}… for {name}, "
+                    f"received {received[:16]}. Restore the model from a backup, or train it again."
                 )
 
     @property

@@ -1,7 +1,7 @@
 """Classes of non-ASCII characters in Unicode 14.0, which define how texts are split into tokens; see `text`.
 
-They are constants, because the categories in `unicodedata` change with the Python version, and those in TensorFlow with
-its version, but a model must read a text in the same way on every machine. Each list has hexadecimal code points and
+They are constants, because the categories in `unicodedata` and in TensorFlow change with the version, but a model must
+read a text in the same way on every machine. Each list has hexadecimal code points and
 inclusive ranges. Ranges are joined across unassigned code points, most of which will belong to the same
 class. `tests/components/core/examples/test_text.py` compares the lists with the Unicode Character Database.
 """

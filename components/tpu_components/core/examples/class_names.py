@@ -24,7 +24,7 @@ MISSING = frozenset(("", "nan", "NaN", "NAN", "Nan", "-nan", "-NaN", "<NA>", "Na
 _UNLABELLED = "-1"
 _UNLABELLED_FORMS = frozenset((_UNLABELLED, "-1.0"))  # pandas writes -1.0 if the column has an empty cell.
 _SHOWN = 5
-# In lower case: how programs and databases write a missing value, and errors in cells of Excel.
+# In lower case: missing values of programs and databases, and errors in cells of Excel.
 _OFTEN_MISSING = frozenset(
     (
         *("none", "na", "n/a", "null", "nil", "(null)", "<null>", "<none>", "<nan>", "\\n", "(blank)", "?", "--"),
@@ -57,7 +57,7 @@ def text_of(value: Any) -> str | None:
 
     Raises:
         UnicodeDecodeError: If bytes are not UTF-8.
-        TypeError: If the value is a list or another structure, whose text is no name.
+        TypeError: If the value is a list or another structure, whose text is not a name.
 
     Example:
         >>> [text_of(value) for value in (b"caf\xc3\xa9", 7, 7.0, float("nan"), None)]
@@ -103,17 +103,15 @@ def notes_on(class_names: Sequence[str]) -> list[str]:
         by_look.setdefault(_visible(name), []).append(name)
     notes = [_note_on_alike(names) for names in by_look.values() if len(names) > 1]
     if placeholders := [name for name in class_names if name.lower() in _OFTEN_MISSING]:
-        notes.append(
-            f"{quoted(placeholders)} is treated as a class: if it means a missing label, leave the label empty"
-        )
+        notes.append(f"{quoted(placeholders)} is used as a class: if it means a missing label, leave the label empty")
     if controls := [name for name in class_names if any(map(_is_control, name))]:
         shown = ", ".join(map(ascii, controls[:_SHOWN]))
-        notes.append(f"classes {shown} have control characters: check the encoding of the labels")
+        notes.append(f"classes {shown} contain control characters: check the encoding of the labels")
     numbers = [name for name in class_names if name.removeprefix("-").isdecimal()]
     negative = [name for name in numbers if name.startswith("-")]
     if negative == [_UNLABELLED] and "0" in numbers:
         notes.append(
-            f"{_UNLABELLED!r} is treated as a class: if it means a missing label, list the classes without it in "
+            f"{_UNLABELLED!r} is used as a class: if it means a missing label, list the other classes in "
             "data.class_names"
         )
     return notes
@@ -135,9 +133,9 @@ def _is_control(character: str) -> bool:
 
 
 def _in_plain_letters(name: str) -> str:
-    """Return a name without case, repeated spaces and quotation marks around it, and with letters in their usual form.
+    """Return a name without differences in case, repeated spaces, outer quotation marks and forms of letters.
 
-    Wide letters, ligatures and letters in circles have a usual form, and superscripts and fractions keep theirs.
+    Wide letters, ligatures and letters in circles are replaced; superscripts and fractions are not.
     """
     name = name.strip(_QUOTES) or name
     if not name.isascii():

@@ -1,4 +1,4 @@
-"""Decodes batches of image files for training and evaluation, with one thread per core; decoding releases the GIL."""
+"""Decoder for batches of image files in training and evaluation, with one thread per core; it releases the GIL."""
 
 import functools
 import math

@@ -124,7 +124,7 @@ def as_ids(array: np.ndarray) -> np.ndarray:
     if array.ndim == 1 and array.dtype == ID_TYPE:
         return array
     if array.ndim != 1 or array.dtype != HASH_TYPE:
-        raise ValueError(f"an array of {array.dtype}{list(array.shape)} instead of IDs of schemes 1 and 2")
+        raise ValueError(f"an array of {array.dtype}{list(array.shape)} instead of example IDs")
     ids = np.zeros(len(array), ID_TYPE)
     ids["scheme1"] = array
     return ids
@@ -150,7 +150,7 @@ def join_ids(*parts: np.ndarray) -> np.ndarray:
     is_new = ids[1:] != ids[:-1]
     ids = ids[np.concatenate([[True], is_new])] if len(ids) else ids
     is_old = ids["scheme2"] == 0
-    # Leave out an ID of only scheme 1 if another entry has both IDs of the same example.
+    # Leave out an ID with only scheme 1 if another entry has both IDs of the same example.
     return ids[~is_old | ~np.isin(ids["scheme1"], ids["scheme1"][~is_old])]
 
 
@@ -174,7 +174,7 @@ def load_identities(records_dir: Path, split: str) -> np.ndarray | None:
 
 
 def load_copied(records_dir: Path, split: str) -> np.ndarray:
-    """Load, for each example of a split with IDs, whether it has a copy in training: bool[num_examples]."""
+    """Load whether each example of a split with IDs has a copy in training, bool[num_examples]."""
     name = f"{split}{_COPIED}"
     path = records_dir / EXAMPLES_FILE
     with reading(path, "the IDs of examples", "Write the folder again."):

@@ -1,9 +1,9 @@
-"""Reads training batches from memory or from shards.
+"""Readers of training batches, from memory or from shards.
 
-The batches of an epoch depend only on seed, epoch and step, so that a killed job can be resumed. Every epoch has every
-example exactly once. The last batch is filled with real examples of weight zero, so that shapes are static and batch
-normalisation sees no blank images. Each of several hosts reads its share of the examples, and produces its part of
-every batch.
+The batches of an epoch depend only on seed, epoch and step, so that a killed job can be resumed. Every epoch contains
+every example exactly once. The last batch is filled with real examples of weight zero, so that shapes are static and
+batch normalisation gets no blank images. Each of several hosts reads its share of the examples, and produces its part
+of every batch.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _READ_AT_ONCE = 4  # Number of shards that are read in parallel while streaming.
 
 
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
-    """Return the number of batches in an epoch, with the last one filled up.
+    """Return the number of batches in an epoch, including an incomplete last batch.
 
     Example:
         >>> steps_per_epoch(10, 4)
@@ -37,7 +37,7 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
 
 
 class EpochReader(Protocol):
-    """Produces a host's part of the batches of an epoch."""
+    """Reader of a host's part of the batches of an epoch."""
 
     def batches(self, epoch: int, start_step: int) -> Any:
         """Return an epoch's batches from `start_step` on: a tf.data.Dataset of (inputs, targets, weights).
@@ -101,7 +101,7 @@ class Cut:
 
 
 class InMemoryReader:
-    """Reader of a split that is held in RAM, in a new random order every epoch."""
+    """Reader of a split in RAM, in a new random order every epoch."""
 
     def __init__(self, examples: records.Examples, cut: Cut, seed: int) -> None:
         with tf.device("CPU"):
@@ -191,7 +191,7 @@ class StreamingReader:
 
 
 def is_held_in_memory(decoded_bytes: int, in_memory_mib: int) -> bool:
-    """Return whether a split of this size is held in memory, and not read again in every epoch."""
+    """Return whether a split of this size is kept in memory instead of being read in every epoch."""
     return decoded_bytes <= in_memory_mib << 20
 
 
@@ -206,7 +206,7 @@ def is_resident(residency: str, backend: str, decoded_bytes: int, in_memory_mib:
         raise InputError(f"residency=device needs backend=jax. Received: backend={backend}. Set residency to auto.")
     if residency == DEVICE and not is_held:
         raise InputError(
-            f"residency=device needs the decoded training split in RAM first: expected in_memory_mib of at least "
+            f"residency=device needs the decoded training split in RAM: expected in_memory_mib of at least "
             f"{-(-decoded_bytes // 2**20)}, received in_memory_mib={in_memory_mib}. Raise it, or set residency to auto."
         )
     return residency != HOST and backend == "jax" and is_held

@@ -1,6 +1,6 @@
-"""Generates text with a language model, character by character.
+"""Text generation with a language model, character by character.
 
-The caller passes the function that computes a step, from a Keras model or from an exported one.
+The caller passes the step function, of a Keras model or of an exported model.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,10 +14,10 @@ StepFunction = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 class Alphabet:
-    """Converts characters to IDs and back.
+    """Conversion of characters to IDs and back.
 
     Args:
-        class_names: The character of each ID. The first two, padding and unknown, stand for no character.
+        class_names: The character of each ID. The first two, padding and unknown, are not characters.
     """
 
     def __init__(self, class_names: Sequence[str]) -> None:
@@ -25,7 +25,7 @@ class Alphabet:
         self._ids = {name: id_ for id_, name in enumerate(class_names) if id_ not in (PADDING, UNKNOWN)}
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the id of every character, int32[characters]; 1 for an unknown one."""
+        """Return the id of every character, int32[characters]; 1 for an unknown character."""
         return np.array([self._ids.get(character, UNKNOWN) for character in text], np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -40,7 +40,8 @@ def draw(probabilities: np.ndarray, temperatures: np.ndarray, random: np.random.
 
     Args:
         probabilities: float[N, classes].
-        temperatures: float[N]: 1 draws by the probabilities, less prefers the likely ones, 0 takes the likeliest.
+        temperatures: float[N]: 1 draws by the probabilities, smaller values prefer likely characters, 0 always returns
+            the likeliest.
         random: Generator of one number per row.
 
     Example:

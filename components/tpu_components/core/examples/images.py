@@ -1,4 +1,4 @@
-"""Decodes image files; strict, so that damaged files raise errors instead of reducing a model's accuracy."""
+"""Strict decoders of image files: damaged files raise errors instead of reducing a model's accuracy."""
 
 import contextlib
 import dataclasses
@@ -20,14 +20,14 @@ from tpu_components.core.examples.interface import ImageRule, UnreadableError
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Pillow guesses among dozens of formats, some of which start other programs (EPS: Ghostscript); files are not trusted.
 SERVED_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-# Formats of phones, not served. Pillow reads AVIF if it was built with it, and HEIC if pillow-heif is installed.
+# Formats of phones, which the server rejects. Pillow reads AVIF if built with it, and HEIC if pillow-heif is installed.
 _PLUGIN_FORMATS = {".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF"}
 # ISO 14496-12: brands in the first box of a HEIC (ISO 23008-12) or AVIF file.
 _BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"hevc": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC", b"avif": "AVIF"}
 _EXIF_IN_JPEG = b"Exif\0"
 _EXIF_ORIENTATION = 0x0112
 _TIFF_SIDES = _WIDTH, _LENGTH, _TILE_WIDTH, _TILE_LENGTH = 256, 257, 322, 323  # TIFF 6.0, sections 8 and 15.
-_TIFF_TYPES = {3: "H", 4: "I"}  # Of sides: SHORT and LONG.
+_TIFF_TYPES = {3: "H", 4: "I"}  # Types of the sides: SHORT and LONG.
 _MODES = {1: "L", 3: "RGB"}
 REDUCTIONS = (8, 4, 2)  # Scales that both libjpeg and TensorFlow support.
 _GREY_MODES = ("1", "L", "LA")
@@ -130,7 +130,7 @@ class Picture(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """A kind of content that an image loses when it is converted: its name in the statistics, and its explanation."""
+    """A kind of content that images lose in conversion: its name in the statistics, and its explanation."""
 
     statistic: str
     explanation: str
@@ -181,7 +181,7 @@ class OpenImage(NamedTuple):
 
 
 def read_image(content: bytes | np.ndarray, rule: ImageRule, keep_size: bool = False) -> Picture:
-    """Read an image, resized and converted as the rule says.
+    """Read an image, and resize and convert it by the rule.
 
     Transparency is dropped, 16-bit values keep their upper 8 bits, and only the first frame of an animation is read.
     The result says whether the image loses its content in this way; see `LOSSES`.
@@ -205,7 +205,7 @@ def read_image(content: bytes | np.ndarray, rule: ImageRule, keep_size: bool = F
 def open_image(
     content: bytes, rule: ImageRule, watch: Callable[[], None] | None = None, keep_size: bool = False
 ) -> OpenImage:
-    """Read the header of an image file, which says how many pixels it has, without decoding them.
+    """Read the header of an image file, which contains the number of pixels, without decoding the pixels.
 
     Args:
         content: The file.
@@ -529,7 +529,7 @@ def _tiff_sides(content: bytes) -> dict[int, int]:
         tag, kind, num_values, value = struct.unpack_from(order + entry, content, place)
         if tag in _TIFF_SIDES:
             if tag in sides or kind not in _TIFF_TYPES or num_values != 1:
-                raise UnreadableImageError("a TIFF file whose tags of its size are ambiguous")
+                raise UnreadableImageError("a TIFF file with ambiguous tags for its size")
             (sides[tag],) = struct.unpack_from(order + _TIFF_TYPES[kind], value)
     return sides
 
@@ -558,8 +558,8 @@ def _load(image: Any, rule: ImageRule) -> _Loaded:
             values = np.asarray(image)
             if values.min() < 0:  # As in CT scans. They would become bright.
                 raise UnreadableImageError(
-                    f"16-bit values from {values.min():,} to {values.max():,}: expected none below 0; add one offset "
-                    "to all images, and save them without a sign"
+                    f"16-bit values from {values.min():,} to {values.max():,}, expected none below 0: add the same "
+                    "offset to all images, and save them as unsigned values"
                 )
             image = Image.fromarray((values >> 8).astype(np.uint8))
         if image.mode in ("I", "F"):
@@ -619,9 +619,9 @@ def _is_only_alpha(image: Any, converted: Any) -> bool:
 
 @contextlib.contextmanager
 def _naming_damage(brand: str = "") -> Iterator[None]:
-    """Raise UnreadableImageError for whatever Pillow raises; `brand` is `HEIC` or `AVIF` for a file of this format."""
+    """Convert all errors of Pillow to UnreadableImageError; `brand` is `HEIC` or `AVIF` for a file of this format."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # Odd metadata is no concern here; size is checked.
+        with warnings.catch_warnings(action="ignore"):  # Odd metadata does not matter here; the size is checked.
             yield
     except UnreadableImageError:
         raise
@@ -629,7 +629,7 @@ def _naming_damage(brand: str = "") -> Iterator[None]:
         if brand:
             plugin = "pillow-heif" if brand == "HEIC" else "a Pillow built with AVIF"
             raise UnreadableImageError(
-                f"{brand}, which cannot be read here: install {plugin}, or convert it"
+                f"{brand} is not supported here: install {plugin}, or convert the file"
             ) from error
         raise UnreadableImageError("not an image") from error
     except Exception as error:  # For malicious files, Pillow's decoders raise many classes of errors.
@@ -637,13 +637,13 @@ def _naming_damage(brand: str = "") -> Iterator[None]:
 
 
 def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, ...], Picture]:
-    """Check an image that stays encoded; returns the bytes to store, (height, width, channels) and the picture.
+    """Check an image that stays encoded, and return the bytes to store, (height, width, channels) and the picture.
 
     JPEG files (except unusual ones, for example CMYK) and PNG files are stored unchanged. Files that TensorFlow cannot
     decode, or decodes to other pixels, for example photos to rotate, are converted to PNG.
 
     Raises:
-        UnreadableImageError: If the file is no image, or is truncated.
+        UnreadableImageError: If the file is not an image, or is truncated.
     """
     picture = read_image(content, rule, keep_size=True)
     height, width, channels = picture.pixels.shape

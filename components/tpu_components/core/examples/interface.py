@@ -17,13 +17,13 @@ from tpu_components.core.base.frameworks import keras
 IMAGE, TEXT, CORPUS = "image", "text", "corpus"
 CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi_label", "regression"
 LANGUAGE_MODEL = "language_model"
-PADDING, UNKNOWN = 0, 1  # IDs that stand for no character or word.
+PADDING, UNKNOWN = 0, 1  # IDs that are not characters or words.
 MOST_PIXELS = 1 << 27  # Limit for an image file: a header of a few bytes can claim 65,535 × 65,535.
 THRESHOLD = 0.5  # A label of a multi-label model is predicted if its probability is higher.
 
 
 class UnreadableError(Exception):
-    """An example cannot be used and is quarantined. The message is the reason, without the name of the example."""
+    """An example is unusable and is quarantined. The message is the reason, without the name of the example."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +205,7 @@ class CorpusInput(_Tokens):
 
 
 # All have these attributes: `kind` (its name in the manifest), `noun` and `plural` (in messages), `feature`
-# (the field of a tf.train.Example that holds it), `dtype` (of its values), `shape`, `fed_shape` and `facts`.
+# (the field of a tf.train.Example that contains it), `dtype` (of its values), `shape`, `fed_shape` and `facts`.
 AnyInput = ImageInput | TextInput | CorpusInput
 # Arguments of `build_model` that come from the data; the others are the model's parameters.
 FACTS = frozenset(("image_shape", "vocabulary_size", "num_tokens", "num_classes", "num_targets"))
@@ -245,11 +245,11 @@ class Task:
         return (interface.num_classes,)
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the loss of every target but padding, float64[targets]; most tasks have one target per example."""
+        """Return the loss of every target except padding, float64[targets]; most tasks have one target per example."""
         raise NotImplementedError
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the metric of every target but padding, float64[targets]; the mean is the data set's metric."""
+        """Return the metric of every target except padding, float64[targets]; the mean is the data set's metric."""
         raise NotImplementedError
 
 

@@ -41,14 +41,14 @@ from tpu_components.core.examples.interface import (
 
 RAW, RESIZED, ENCODED = "raw", "resized", "encoded"
 _READ_BUFFER_BYTES = 8 << 20
-_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # Before and after the payload of a record.
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # Bytes before and after the payload of a record.
 _MOST_RECORD_BYTES = 512 << 20  # The largest image that is decoded, 2**27 pixels, takes 384 MiB.
 _PARSE_BATCH = 512  # Examples parsed by one op; enough to hide the cost of the op, few enough to stay in cache.
 _GREY_WEIGHTS = (19595, 38470, 7471)  # ITU-R 601 luma of red, green and blue, in 1/65536.
 
 
 class DamagedRecordError(UnreadableError):
-    """A record, or its TFRecord file, cannot be read. The message is the reason, without the name of the file."""
+    """A record or its TFRecord file is damaged. The message is the reason, without the name of the file."""
 
 
 # tensorflow/core/example/example.proto and feature.proto as a FileDescriptorProto, in protobuf's text format.
@@ -125,7 +125,7 @@ def _frame_header(num_bytes: int) -> bytes:
 
 
 def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:
-    """Yield (offset, framed size) of every record in a TFRecord file, in bytes; reads only the lengths.
+    """Yield (offset, framed size) of every record in a TFRecord file, in bytes. Only the lengths are read.
 
     Raises:
         DamagedRecordError: If a length does not match its checksum or is above 512 MiB, or the file ends within a
@@ -144,7 +144,7 @@ def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:
                 f"a record of {num_bytes >> 20:,} MiB at byte {offset:,}, expected at most {_MOST_RECORD_BYTES >> 20}"
             )
         if offset + num_bytes > end:
-            raise DamagedRecordError(f"cut off within the record at byte {offset:,}")
+            raise DamagedRecordError(f"a truncated record at byte {offset:,}")
         yield offset, num_bytes
         offset += num_bytes
 
@@ -168,13 +168,13 @@ def read_fields(frame: bytes) -> dict[str, list[Any]]:
     """
     payload = frame[_HEADER_BYTES:-_FOOTER_BYTES]
     if _masked_crc(payload) != frame[-_FOOTER_BYTES:]:
-        raise DamagedRecordError("damaged record: its checksum does not match")
+        raise DamagedRecordError("a damaged record, whose checksum does not match")
     from google.protobuf.message import DecodeError  # Not a ValueError.
 
     try:
         features = _example_class().FromString(payload).features.feature
     except DecodeError as error:
-        raise DamagedRecordError(f"no tf.train.Example: {error}") from error
+        raise DamagedRecordError(f"a record that is not a tf.train.Example ({error})") from error
     kinds = {name: features[name].WhichOneof("kind") for name in features}
     return {name: list(getattr(features[name], kind).value) if kind else [] for name, kind in kinds.items()}
 
@@ -243,7 +243,7 @@ def shard_paths(directory: Path, manifest: Manifest, split: str) -> list[str]:
 
 
 def parts_of_shards(counts: Sequence[int], share: Share) -> np.ndarray:
-    """Return the parts of the shards that one reader of several reads, int64[parts, 3].
+    """Return the parts of the shards for one of several readers, int64[parts, 3].
 
     Each row has the index of a shard, the number of records to skip, and the number of records to read.
 
@@ -436,7 +436,7 @@ def _pick(directory: Path, manifest: Manifest, split: str, indices: Sequence[int
 
 
 def spread_inputs(directory: Path, manifest: Manifest, split: str, count: int) -> tuple[list[int], np.ndarray]:
-    """Read at most `count` inputs, evenly spaced over a split; returns (indices, inputs as dtype[N, *shape])."""
+    """Read at most `count` evenly spaced inputs of a split, and return their indices and dtype[N, *shape]."""
     available = manifest.split(split).num_examples
     indices = np.linspace(0, available - 1, min(count, available)).astype(int).tolist()
     picked = pick_inputs(directory, manifest, split, indices)

@@ -1,4 +1,4 @@
-"""Resizes pictures like Pillow, in a fifth of the time. Needs `cykooz_resizer`, which servers do not have."""
+"""Resizing like Pillow, in a fifth of the time. It needs `cykooz_resizer`, which servers do not have."""
 
 import threading
 from typing import Any
@@ -41,12 +41,12 @@ def _resizer() -> tuple[Any, Any]:
 
 
 def check_resized(content: bytes, rule: ImageRule, quality: int) -> tuple[bytes, tuple[int, ...], Picture]:
-    """Resize an image to the rule's size; returns a JPEG file, (height, width, channels) and the resized picture.
+    """Resize an image to the rule's size, and return a JPEG file, (height, width, channels) and the resized picture.
 
     A JPEG file that already has this size and these channels is returned unchanged.
 
     Raises:
-        UnreadableImageError: If the file is no image, or is truncated.
+        UnreadableImageError: If the file is not an image, or is truncated.
     """
     picture = read_image(content, rule, keep_size=True)
     pixels = picture.pixels

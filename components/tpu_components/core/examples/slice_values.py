@@ -1,4 +1,4 @@
-"""Properties of examples other than the target, for example site and size of a photo; they define the gate's slices.
+"""Properties of examples that define the gate's slices, for example site and size of a photo.
 
 Examples of one group, for example pictures of one patient, depend on each other.
 
@@ -29,7 +29,7 @@ def save_slices(
     sizes: Mapping[str, np.ndarray],
     groups: Sequence[str] | None = None,
 ) -> None:
-    """Write `slices.npz`, the values of columns, sizes and groups of examples; writes no file if there are none.
+    """Write `slices.npz` with the columns, sizes and groups of examples; without these, no file is written.
 
     Args:
         directory: Folder of the records.
@@ -51,7 +51,7 @@ def save_slices(
 
 
 def number_groups(groups: Sequence[str]) -> np.ndarray:
-    """Number groups in alphabetical order; returns the number of each example's group, int32[num_examples]."""
+    """Return the number of each example's group, int32[num_examples]; groups are numbered alphabetically."""
     return np.unique(np.array(list(map(as_nfc, groups))), return_inverse=True)[1].astype(np.int32)
 
 

@@ -1,4 +1,4 @@
-"""Tokenizes texts: in plain Python for writing and serving, and in TensorFlow for the SavedModel, with equal results.
+"""Tokenizers for texts: in plain Python for writing and serving, in TensorFlow for SavedModels, with equal results.
 
 Each data set and model stores the name of its rule, a `Tokenization`. All rules treat ASCII characters alike: letters
 become lower case; `<br />` tags and characters other than letters, digits and apostrophes become spaces; spaces
@@ -111,7 +111,7 @@ class Tokenization:
         return _IN_WORDS.search(text) is not None and (is_plain or bool(self.split(text)))
 
     def spellings(self, token: bytes) -> tuple[bytes, ...]:
-        """Return all forms of a token that share its ID: the token itself, and its other Unicode form if it has one."""
+        """Return all forms of a token that share its ID: the token itself, and its other Unicode form, if any."""
         return (token,)
 
     def unite(self, counts: Counter[bytes]) -> Counter[bytes]:
@@ -124,7 +124,7 @@ class UnicodeTokenization(Tokenization):
 
     Args:
         name: Name of the rule.
-        single: Characters that are tokens by themselves, as a list of `characters`.
+        single: Characters that are tokens on their own, as a list of `characters`.
         marks: Combining marks that belong to the token of the preceding character, if it is one of `single`.
     """
 
@@ -258,7 +258,7 @@ def find_tokenization(name: str) -> Tokenization:
     """Return the rule with a name.
 
     Raises:
-        InputError: If this version has no such rule.
+        InputError: If this version does not have the rule.
     """
     if name not in TOKENIZATIONS:
         raise InputError(
@@ -279,7 +279,7 @@ def build_vocabulary(counts: Counter[bytes], size: int) -> tuple[bytes, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class EncodedText:
-    """Token IDs of a text, int32[num_tokens]; its number of tokens before, and of unknown tokens after truncation."""
+    """Token IDs of a text, int32[num_tokens], its number of tokens, and of unknown tokens after truncation."""
 
     ids: np.ndarray
     num_tokens: int
@@ -287,7 +287,7 @@ class EncodedText:
 
 
 class Tokenizer:
-    """Turns texts into ids.
+    """Converter from texts to token ids.
 
     Args:
         inputs: Description of the inputs.
@@ -304,7 +304,7 @@ class Tokenizer:
         self._ids = _ids_of(rule, vocabulary)
 
     def encode(self, text: bytes) -> EncodedText:
-        """Return the ids of a text in UTF-8, cut or padded at the side that `truncate` says."""
+        """Return the ids of a text in UTF-8, cut or padded at the side `truncate`."""
         tokens = self._split(text)
         wanted = self._given.num_tokens
         kept = tokens[:wanted] if self._given.truncate == END else tokens[-wanted:]
@@ -317,7 +317,7 @@ class Tokenizer:
         """Return the token ids of a text from a file or table; training and predict_batch share this function.
 
         Raises:
-            UnreadableError: If it is not UTF-8, or has no word.
+            UnreadableError: If the text is not UTF-8, or contains no word.
         """
         try:
             content.decode()
@@ -332,12 +332,12 @@ class Tokenizer:
         """Return the token ids of a text, int32[num_tokens].
 
         Raises:
-            InputError: If the text holds half a surrogate pair, which UTF-8 cannot encode.
+            InputError: If the text contains half a surrogate pair, which UTF-8 cannot encode.
         """
         try:
             return self.encode(text.encode()).ids
         except UnicodeEncodeError as error:
-            raise InputError(f"Expected text that can be written in UTF-8. Received: {error}.") from error
+            raise InputError(f"Expected text that UTF-8 can encode. Received: {error}.") from error
 
     def read_all(self, texts: Sequence[str]) -> np.ndarray:
         """Return the ids of texts, int32[len(texts), num_tokens]; see `read`."""
@@ -380,14 +380,14 @@ def vocabulary_bytes(vocabulary: Sequence[bytes]) -> bytes:
 
 
 def save_vocabulary(vocabulary: Sequence[bytes], directory: Path) -> str:
-    """Write `vocabulary.txt`; returns its SHA-256."""
+    """Write `vocabulary.txt`, and return its SHA-256."""
     content = vocabulary_bytes(vocabulary)
     storage.write_bytes(directory / VOCABULARY_FILE, content)
     return hashlib.sha256(content).hexdigest()
 
 
 def load_vocabulary(directory: Path, inputs: TextInput) -> tuple[bytes, ...]:
-    """Return the tokens of `vocabulary.txt`, without the two that are reserved.
+    """Return the tokens of `vocabulary.txt`, without the two reserved tokens.
 
     Raises:
         InputError: If the file is missing, or has another SHA-256 than `inputs.vocabulary_sha256`.
@@ -397,13 +397,13 @@ def load_vocabulary(directory: Path, inputs: TextInput) -> tuple[bytes, ...]:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(
-            f"Cannot read the vocabulary {path}: {error.strerror}. Expected it beside the manifest, the model or the "
-            "export; write these again."
+            f"Cannot read the vocabulary {path}: {error.strerror}. It belongs next to the manifest, the model or the "
+            "export. Create these again."
         ) from error
     if (received := hashlib.sha256(content).hexdigest()) != inputs.vocabulary_sha256:
         raise InputError(
             f"The vocabulary {path} has changed: expected SHA-256 {inputs.vocabulary_sha256[:16]}…, received "
-            f"{received[:16]}…. Write the records, the model or the export again."
+            f"{received[:16]}…. Create the records, the model or the export again."
         )
     return tuple(content[:-1].split(b"\n")[len(_RESERVED) :])
 

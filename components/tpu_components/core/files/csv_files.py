@@ -30,12 +30,12 @@ _QUOTED = re.compile(r'(?:^|(?<=[,;\t|\r\n]))"[^"]*(?:""[^"]*)*"')
 _NAMED_DELIMITER = re.compile(r'"?sep=([^\r\n])"?[,;\t|]*(?:\r\n|\r|\n)', re.IGNORECASE)
 _BACKSLASH = "\\"
 _ESCAPED = re.compile(rb'\\([\\"]?)')
-# First bytes of other files that are named .csv, what they are, and what to do.
+# Other files that are named .csv: their first bytes, what they are, and what to do.
 _OTHER_FILES = (
     (b"\x1f\x8b", "a file compressed with gzip", "Decompress it with gunzip"),
     (b"PK\x03\x04", "a ZIP file, such as .xlsx", "Save the sheet as the type CSV UTF-8 in Excel, or unpack it"),
     (b"\xd0\xcf\x11\xe0", "an .xls file of Excel", "Save the sheet as the type CSV UTF-8 in Excel"),
-    (b"PAR1\x15", "a Parquet file", "Name it as parquet:FILE"),
+    (b"PAR1\x15", "a Parquet file", "Use the source parquet:FILE"),
     (b"\x28\xb5\x2f\xfd", "a file compressed with zstd", "Decompress it with unzstd"),
 )
 # The longer marks come first, because a mark of UTF-16 begins one of UTF-32.
@@ -69,7 +69,7 @@ class CsvFile:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns in Unicode NFC; a column without a name has an empty one."""
+        """Names of the columns in Unicode NFC; empty for a column without a name."""
         with self._reading():
             _, _, header = next(self._records(), (0, [], []))
         return [as_nfc(name.strip()) for name in header]
@@ -81,7 +81,7 @@ class CsvFile:
             return any(itertools.islice(self._records(), 1, None))
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the first line number of each row, and its cells, one for each column.
+        """Yield each row as the number of its first line and its cells, one for each column.
 
         Raises:
             InputError: If the rest of the file cannot be read, a row has too few or too many cells, or an unclosed
@@ -142,7 +142,7 @@ class CsvFile:
         elif any(f'{self.delimiter} "' in line for line in lines):
             advice = f"Remove the space between {self.delimiter!r} and the quotation mark that begins the cell."
         elif lines[-1].endswith("\r"):
-            advice = "A carriage return ends the line: remove it, or write the cell that holds it in quotation marks."
+            advice = "A carriage return ends the line: remove it, or put the cell that contains it in quotation marks."
         raise InputError(
             f"Malformed line {number} of {self.location}: expected values for {list(columns)}, received "
             f"{list(map(shortened, cells))}. {advice}"
@@ -173,9 +173,9 @@ def open_csv(location: str, content: bytes) -> CsvFile:
 
     - The encoding is UTF-8, or UTF-16 or UTF-32 with a byte order mark.
     - The delimiter is the one that Excel's first line `sep=;` names, or the one of the header. If the header has a
-      comma and others, another one is taken only if it makes more rows well-formed.
+      comma and others, another one is used only if it makes more rows well-formed.
     - Lines end with `\n`, `\r\n` or `\r`.
-    - Quotation marks in a cell are doubled, or escaped as `\"` if the file is strict CSV only in that reading.
+    - Quotation marks in a cell are doubled, or escaped as `\"` if only this makes the file strict CSV.
 
     Args:
         location: Place of the file, for messages.
@@ -209,12 +209,11 @@ def _as_utf8(location: str, content: bytes) -> bytes:
     """Return the content of a CSV file in UTF-8, without a byte order mark.
 
     Raises:
-        InputError: If the encoding is neither UTF-8 nor marked; names the encoding, or the kind of file, that seems to
-            be used.
+        InputError: If the encoding is neither UTF-8 nor marked. The message names the likely encoding or kind of file.
     """
     for mark, encoding in _MARKS:
         if content.startswith(mark):
-            expected = f"a CSV file in {encoding}, as its first bytes say"
+            expected = f"a CSV file in {encoding}, which its byte order mark indicates"
             with reading(location, expected, "Save it as UTF-8.", UnicodeError):
                 return content.decode(encoding).encode()
     for start, kind, advice in _OTHER_FILES:

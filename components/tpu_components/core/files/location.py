@@ -1,4 +1,4 @@
-"""`Location`: the path or URI of a file or folder, and what its text says about where it lies."""
+"""`Location`: the path or URI of a file or folder, and its parts."""
 
 import enum
 import functools
@@ -23,7 +23,7 @@ _URI = re.compile(r"([a-z][a-z0-9+.-]+://)([^/]*)/?(.*)", re.IGNORECASE | re.DOT
 
 
 class Location(str):
-    """A path on this machine, or a URI such as `gs://BUCKET/KEY`: the text as its user wrote it, and its parts.
+    """A path on this machine, or a URI such as `gs://BUCKET/KEY`: the text as the user wrote it, and its parts.
 
     A location equals its text. It is stored, hashed and sent to a step as this text.
 
@@ -104,19 +104,19 @@ class Location(str):
         """Return the location of a relative path below this folder.
 
         Raises:
-            InputError: If `name` is absolute, has a part `..`, or holds a NUL. Symbolic links are not refused: anyone
+            InputError: If `name` is absolute, has a part `..`, or contains a NUL. Symbolic links are accepted: anyone
                 who can create one in the folder can also write the file.
         """
         if "\0" in name:
             raise InputError(
-                f"Refused the path {name!r}: expected a file name, received one with a NUL byte. Correct it."
+                f"Cannot use the path {name!r}: expected a file name, received one with a NUL byte. Correct it."
             )
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
-            what = "an absolute one" if path.is_absolute() else "one that leaves it"
+            what = "an absolute path" if path.is_absolute() else "a path out of it"
             raise InputError(
-                f"Refused the path {name!r}: expected a path below {self!r}, received {what}. Write paths "
-                "relative to that folder, without '..'."
+                f"Cannot use the path {name!r}: expected a path below {self!r}, received {what}. Write paths relative "
+                "to that folder, without '..'."
             )
         return Location(f"{self.rstrip('/')}/{name}")
 
@@ -124,7 +124,7 @@ class Location(str):
         """Return the location as a local path.
 
         Raises:
-            InputError: If it is a URI; as a path, it would name a folder such as `gs:`.
+            InputError: If it is a URI, which as a path would be a folder such as `gs:`.
         """
         if not self.is_path:
             raise InputError(

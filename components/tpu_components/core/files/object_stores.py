@@ -43,12 +43,14 @@ def store_of(uri: str) -> "ObjectStore | None":
     if place.scheme:
         return _STORES[place.scheme]
     if not place.is_path:
-        raise InputError(f"Cannot use {uri!r}: expected a path on this machine, or a URI as {' or '.join(Scheme)}….")
+        raise InputError(
+            f"Cannot use {uri!r}: expected a path on this machine, or a URI that begins with {', '.join(Scheme)}."
+        )
     return None
 
 
 def in_threads(function: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
-    """Like `map`, but threads prefetch a limited number of results: a request to a bucket mostly waits."""
+    """Yield the results of a function like `map`, with several calls at a time: a request to a bucket mostly waits."""
     from concurrent.futures import ThreadPoolExecutor  # Imported here for the sake of `--help`.
 
     calls = zip(*arguments, strict=False)
@@ -88,10 +90,10 @@ class GoogleStorage:
 
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
-        """Yield (bucket, object name) of a URI, and translate the exceptions of the client in the block.
+        """Yield (bucket, object name) of a URI, and translate the client's exceptions in the block.
 
         Raises:
-            InputError: If the user can correct something: a name, a role, the sign-in. Repeats the service's message.
+            InputError: If the user can correct the name, a role or the sign-in. Contains the service's message.
             PlatformError: If the service does not answer.
         """
         import requests
@@ -99,14 +101,14 @@ class GoogleStorage:
         from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 
         sign_in = "Run `gcloud auth application-default login`."
-        no_access = "Cloud Storage refused access ({}). Give this account a role on the bucket."
+        no_access = "Cloud Storage denied access ({}). Give this account a role on the bucket."
         faults: dict[type[Exception], str] = {
             NotFound: "there is no such file, folder or bucket ({}). Check the path.",
             Forbidden: no_access,
             Unauthorized: no_access,
-            BadRequest: "Cloud Storage says {}. Check the path.",
+            BadRequest: "Cloud Storage rejected the request ({}). Check the path.",
             RefreshError: f"the sign-in to Google Cloud is no longer valid ({{}}). {sign_in}",
-            DefaultCredentialsError: f"found no Google Cloud credentials. {sign_in}",
+            DefaultCredentialsError: f"there are no Google Cloud credentials. {sign_in}",
         }
         try:
             place = Location(uri)
@@ -171,7 +173,7 @@ class S3:
 
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
-        """Yield (bucket, object name) of a URI, and translate the exceptions of boto3 in the block."""
+        """Yield (bucket, object name) of a URI, and translate boto3's exceptions in the block."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import (
             BotoCoreError,
@@ -190,7 +192,7 @@ class S3:
             ) from error
         except NoCredentialsError as error:
             raise InputError(
-                f"Cannot use {uri!r}: found no credentials for S3. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                f"Cannot use {uri!r}: there are no S3 credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
                 "AWS_SHARED_CREDENTIALS_FILE."
             ) from error
         except BotoCoreError as error:
@@ -200,15 +202,15 @@ class S3:
         except ClientError as error:
             if (status := _status_of(error)) == 404:
                 raise InputError(
-                    f"Cannot use {uri!r}: there is no such file or bucket ({_reason(error)}). Check bucket and path."
+                    f"Cannot use {uri!r}: there is no such file or bucket ({_reason(error)}). Check the path."
                 ) from error
             if status >= 500 or status == 429:
                 raise PlatformError(
                     f"The object store does not answer for {uri!r}: {_reason(error)}. Try again later."
                 ) from error
             raise InputError(
-                f"Cannot use {uri!r}: the object store refused ({_reason(error)}). Check the path, "
-                "AWS_ENDPOINT_URL_S3 and the access key's rights."
+                f"Cannot use {uri!r}: the object store rejected the request ({_reason(error)}). Check the path, "
+                "AWS_ENDPOINT_URL_S3 and the permissions of the access key."
             ) from error
 
     def objects(self, bucket: str, prefix: str) -> Iterator[StoredFile]:
@@ -260,11 +262,11 @@ class S3:
 
 
 def _require_room(uri: str, num_bytes: int, room_bytes: int, what: str) -> None:
-    """Check the size that a store names for an object before reading it."""
+    """Check the size of an object before reading it."""
     if num_bytes > room_bytes:
         raise InputError(
-            f"Cannot read {uri!r}: by its store, it is {byte_size(num_bytes)}, more than {what} "
-            f"({byte_size(room_bytes)}). Use a smaller file, or split it."
+            f"Cannot read {uri!r}: its size, {byte_size(num_bytes)}, is larger than {what} ({byte_size(room_bytes)}). "
+            "Use a smaller file, or split it."
         )
 
 
@@ -273,7 +275,7 @@ def _memory_bytes() -> int:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's message without the credentials in a store's address, which the user sets."""
+    """Return an error's message without the credentials that a store's address may contain."""
     return hide_credentials(str(error))
 
 
@@ -298,7 +300,7 @@ class HuggingFaceHub:
 
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
-        """Yield (bucket, path) of a URI, and translate the exceptions of huggingface_hub in the block."""
+        """Yield (bucket, path) of a URI, and translate huggingface_hub's exceptions in the block."""
         from huggingface_hub.errors import OfflineModeIsEnabled
 
         try:
@@ -317,7 +319,8 @@ class HuggingFaceHub:
                     f"The Hugging Face hub does not answer for {uri!r}: {_reason(error)}. Try again later."
                 ) from error
             raise InputError(
-                f"Cannot use {uri!r}: the Hugging Face hub refused ({_reason(error)}). Check the name, and HF_TOKEN."
+                f"Cannot use {uri!r}: the Hugging Face hub rejected the request ({_reason(error)}). Check the name and "
+                "HF_TOKEN."
             ) from error
 
     def objects(self, bucket: str, prefix: str) -> Iterator[StoredFile]:
@@ -342,19 +345,19 @@ class HuggingFaceHub:
 
     def write(self, bucket: str, name: str, content: bytes) -> None:
         """Raise InputError, because the hub is read-only."""
-        raise InputError(f"Cannot write hf://{bucket}/{name}: the Hugging Face hub is only read. Name another place.")
+        raise InputError(f"Cannot write hf://{bucket}/{name}: writing to the hub is not supported. Use another place.")
 
     def upload(self, bucket: str, name: str, path: str) -> None:
         """Raise InputError, because the hub is read-only."""
         self.write(bucket, name, b"")
 
     def _check_size(self, bucket: str, name: str, room_bytes: int, what: str) -> None:
-        """Check that an object has room. The hub may be anybody's server (HF_ENDPOINT), whose answer may not end."""
+        """Check that an object fits: HF_ENDPOINT may be an untrusted server whose answer never ends."""
         _require_room(f"hf://{bucket}/{name}", int(self._ask("info", bucket, name)["size"] or 0), room_bytes, what)
 
     @staticmethod
     def _ask(method: str, bucket: str, name: str, **options: Any) -> Any:
-        """Call a method of the client, and retry transient errors: the client itself retries only some requests."""
+        """Call a method of the client, and retry transient errors, because the client retries only some requests."""
         import tenacity
         from huggingface_hub import HfFileSystem  # Keeps one for each thread.
 
@@ -367,7 +370,7 @@ class HuggingFaceHub:
 
 
 def _hub_is_out(error: BaseException) -> bool:
-    """Return whether a request to the hub may succeed later."""
+    """Return whether the request may succeed later."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):

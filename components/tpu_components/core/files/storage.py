@@ -1,4 +1,4 @@
-"""Files, local or in a bucket (gs://, s3://): the only module that knows the difference.
+"""Files on this machine and in buckets (gs://, s3://), with the same functions for both.
 
 Local writes are atomic: content is written under a temporary name, and then renamed.
 """
@@ -39,18 +39,18 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMET
 # Errors of a disk that cannot be written.
 _UNWRITABLE = {
     errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk is full",  # By a quota.
+    errno.EDQUOT: "the disk is full",  # A quota is used up.
     errno.EROFS: "the disk is read-only",
-    errno.EFBIG: "a file may not become as large here (see `ulimit -f`)",
+    errno.EFBIG: "the file exceeds the size limit (see `ulimit -f`)",
 }
 _FORBIDDEN = {errno.EACCES: "permission denied", errno.EPERM: "permission denied"}
 _MISNAMED = {
-    errno.ENAMETOOLONG: "a name in it is longer than this disk allows",
+    errno.ENAMETOOLONG: "a file name is longer than this disk allows",
     errno.ELOOP: "its symbolic links form a loop",
 }
 _OUTAGES = {
-    errno.ESTALE: "{} was changed in the bucket while it was open here: another run of this step, or somebody else, "
-    "writes to the same place. Run again once nothing else writes there.",
+    errno.ESTALE: "{} was changed in the bucket while it was open: another run of this step or another program writes "
+    "to the same place. Run again when nothing else writes there.",
     errno.EIO: "Cannot read or write {}: input/output error. Check the disk or the mount, then run again.",
 }
 _REMOTE_PART_BYTES = 8 << 20  # Size of a request when a file in a bucket is read sequentially.
@@ -58,7 +58,7 @@ _OF_THE_SYSTEM = ("Thumbs.db", "desktop.ini")  # Files that Windows creates in f
 # Flags for `os.open`: binary mode on Windows, which lacks the other flags, and no waiting for a pipe.
 BINARY = getattr(os, "O_BINARY", 0)
 _UNBLOCKED = BINARY | getattr(os, "O_NONBLOCK", 0)
-NO_TRICKS = _UNBLOCKED | getattr(os, "O_NOFOLLOW", 0)  # Also refuses a link, which somebody else may have placed.
+NO_TRICKS = _UNBLOCKED | getattr(os, "O_NOFOLLOW", 0)  # Rejects a link, which somebody else may have created.
 _LOCK_POLL_SECONDS = 0.1
 
 
@@ -88,21 +88,21 @@ def list_files(root: str) -> list[StoredFile]:
     """List the files below `root`, sorted by name; hidden files (a leading dot, or made by Windows) are left out.
 
     Raises:
-        InputError: If `root` does not exist or holds no file.
+        InputError: If `root` does not exist or contains no file.
     """
     return list(each_file(root))
 
 
 def each_file(root: str) -> Iterator[StoredFile]:
-    """Yield the files of `list_files`; on a disk, only one folder at a time is held in memory.
+    """Yield the files of `list_files`; on a disk, only one folder at a time is kept in memory.
 
     Raises:
-        InputError: If `root` does not exist or holds no file.
+        InputError: If `root` does not exist or contains no file.
     """
     files = _in_bucket(root, store) if (store := store_of(root)) else _on_disk(root)
     first = next(files, None)
     if first is None:
-        raise InputError(f"Found no files in {root!r}: expected a folder with data in it. Check the path.")
+        raise InputError(f"Found no files in {root!r}: expected a folder with data. Check the path.")
     yield first
     yield from files
 
@@ -128,10 +128,7 @@ def _on_disk(root: str) -> Iterator[StoredFile]:
         if (other := existing_form("", str(root))) is not None and os.path.isdir(other):
             yield from _on_disk(other)
             return
-        raise InputError(
-            f"Cannot list {root!r}: expected a folder, received a path that is none. Check the path, which means "
-            f"{os.path.abspath(root)!r} here."
-        )
+        raise InputError(f"Cannot list {root!r}: {os.path.abspath(root)!r} is not a folder. Check the path.")
     try:
         yield from _walk(str(root), "", frozenset())
     except PermissionError as error:
@@ -155,8 +152,8 @@ def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Ite
     identity = here.st_dev, here.st_ino
     if identity in above:
         raise InputError(
-            f"Cannot list {directory!r}: it links back to a folder that holds it, so every file would be found again "
-            "and again. Remove that link."
+            f"Cannot list {directory!r}: it is a link to one of its parent folders, so its files would be found again "
+            "and again. Remove the link."
         )
     is_mounted = _is_mounted(directory)
     with os.scandir(directory) as scanned:
@@ -168,7 +165,7 @@ def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Ite
             continue
         try:
             yield _stored(name, entry.stat(), is_mounted)
-        except FileNotFoundError:  # A broken link is an error only for a reader of the file.
+        except FileNotFoundError:  # A broken link is an error only when the file is read.
             yield StoredFile(name, 0, MISSING)
 
 
@@ -176,7 +173,7 @@ def read_bytes(uri: str) -> bytes:
     """Read the content of a file, also if its name exists only in another Unicode form; see `existing_form`.
 
     Raises:
-        InputError: If there is no such file, or it may not be read.
+        InputError: If the file does not exist or cannot be read.
     """
     if store := store_of(uri):
         try:
@@ -187,13 +184,13 @@ def read_bytes(uri: str) -> bytes:
                 raise
             return read_bytes(other)
     try:
-        # Without a file object: half the time, for the small files that data sets are made of.
+        # Reading without a file object halves the time for small files, which most data sets consist of.
         file = os.open(uri, os.O_RDONLY | _UNBLOCKED)  # A pipe would block for ever.
         try:
             status = os.fstat(file)
             if not stat.S_ISREG(status.st_mode):  # A device such as /dev/zero has no end.
                 raise InputError(
-                    f"Cannot read {uri!r}: it is no regular file but a folder, a pipe or a device. Check the path."
+                    f"Cannot read {uri!r}: expected a file, received a folder, a pipe or a device. Check the path."
                 )
             content = os.read(file, status.st_size + 1)
             while len(content) < status.st_size and (more := os.read(file, status.st_size - len(content))):
@@ -216,10 +213,10 @@ def read_bytes(uri: str) -> bytes:
 
 
 def read_range(uri: str, offset: int, length: int) -> bytes:
-    """Read `length` bytes of one file; fewer only if the file ends before.
+    """Read `length` bytes of a file; fewer only if the file ends before.
 
     Raises:
-        InputError: If there is no such file, or it may not be read.
+        InputError: If the file does not exist or cannot be read.
     """
     if not length:
         return b""
@@ -235,7 +232,7 @@ def open_file(uri: str) -> io.BufferedReader:
     """Open a file for reading at any position; a file in a bucket is fetched part by part.
 
     Raises:
-        InputError: If there is no such file, or it may not be read.
+        InputError: If the file does not exist or cannot be read.
     """
     if (size := _size(uri)) is None:
         raise InputError(f"Cannot read {uri!r}: there is no such file, or it is a folder. Check the path.")
@@ -281,7 +278,7 @@ def exists(uri: str) -> bool:
 
 
 def _size(uri: str) -> int | None:
-    """Return the size of a file in bytes; None if there is no such file."""
+    """Return the size of a file in bytes; None if the file does not exist."""
     if not (store := store_of(uri)):
         return os.stat(uri).st_size if Path(uri).is_file() else None
     with store.reach(uri) as place:
@@ -352,7 +349,7 @@ def upload(path: Path, uri: str) -> None:
     """Copy a local file or folder to a bucket; each object is written atomically.
 
     Raises:
-        InputError: If `path` has no file, `uri` is not in a bucket, or the bucket may not be written.
+        InputError: If there is no file at `path`, `uri` is not in a bucket, or the bucket is not writable.
     """
     files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
     if not files:
@@ -380,8 +377,8 @@ def naming_full_disk(path: Path) -> Iterator[None]:
         where = f" in {place}" if _staging_dir(path) else ""
         free = shutil.disk_usage(place).free
         raise InputError(
-            f"Could not write {path}: {fault} ({free / 2**20:,.0f} MiB free{where}). What stood under that "
-            "name before, if anything, is unchanged. Free some space or choose another folder, then run again."
+            f"Could not write {path}: {fault} ({free / 2**20:,.0f} MiB free{where}). An earlier file or folder of that "
+            "name is unchanged. Free some space or choose another folder, then run again."
         ) from error
 
 
@@ -400,7 +397,7 @@ def _number(error: OSError | RuntimeError) -> int:
 
 @contextlib.contextmanager
 def _said_once() -> Iterator[None]:
-    """Suppress the stack traces that HDF5 prints on closing a file after a disk error; that error is raised anyway."""
+    """Suppress the stack traces that HDF5 prints when it closes a file after a disk error, which is raised anyway."""
     ignored, printed = sys.unraisablehook, sys.excepthook  # Cython calls both.
 
     def is_fault(error: Any) -> bool:
@@ -417,15 +414,15 @@ def _said_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_faults() -> Iterator[None]:
-    """Translate errors of the machine, such as a full disk, to InputError or PlatformError, in a command or step.
+    """Translate errors of the machine in the block, such as a full disk, to InputError or PlatformError.
 
-    If a file on a mounted bucket is changed while it is open, reading the rest fails; of several writers, the first one
+    If a file on a mounted bucket is changed while it is open, reading the rest fails, and the first of several writers
     wins:
     https://github.com/GoogleCloudPlatform/gcsfuse/blob/master/docs/semantics.md#stale-file-handle-errors
 
     Raises:
-        InputError: If a disk is full or read-only, a file may not be read or written, a name is too long, the memory is
-            not enough, or a package of one of this project's extras is not installed.
+        InputError: If a disk is full or read-only, a file cannot be read or written, a name is too long, memory runs
+            out, or a package of one of this project's extras is not installed.
         PlatformError: If a file on a mounted bucket was changed while it was open, or the disk reports an error.
     """
     try:
@@ -437,8 +434,8 @@ def naming_faults() -> Iterator[None]:
         raise InputError(advice) from error
     except MemoryError as error:
         raise InputError(
-            "The memory is not enough: expected more than this process may have (see `ulimit -v`). Use a machine with "
-            "more, or allow more."
+            "This process ran out of memory. Use a machine with more memory, or raise the limit of the process (see "
+            "`ulimit -v`)."
         ) from error
     except (OSError, RuntimeError) as error:
         number = _number(error)
@@ -468,7 +465,7 @@ def _existing_parent(path: Path) -> Path:
 
 
 def require_output(directory: Path, marker: str) -> None:
-    """Check, before any long work, that a step may write `directory`, and would replace only an earlier result.
+    """Check, before any long work, that a step can write `directory`, and would replace only an earlier result.
 
     Args:
         directory: The folder to write.
@@ -480,28 +477,28 @@ def require_output(directory: Path, marker: str) -> None:
     require_writable(directory)
     if directory.is_dir() and any(directory.iterdir()) and not (directory / marker).is_file():
         raise InputError(
-            f"Refused to write into {directory}: expected an empty folder, or an earlier result with {marker} in it, "
-            f"received other files ({next(directory.iterdir()).name!r}). Choose another folder, or remove it."
+            f"Cannot write to {directory}: expected an empty folder or an earlier result with {marker}, received other "
+            f"files ({next(directory.iterdir()).name!r}). Choose another folder, or remove this one."
         )
 
 
 def require_writable(directory: Path) -> None:
-    """Check that `directory` is, or can become, a folder to write in.
+    """Check that `directory` is a writable folder, or can be created.
 
     Raises:
-        InputError: If the folder, or its nearest existing parent, is a file or may not be written.
+        InputError: If the folder, or its nearest existing parent, is a file or is not writable.
     """
     try:
         existing = _existing_parent(directory.absolute())
     except PermissionError as error:  # For example a bucket that another user of this machine has mounted.
         raise InputError(
-            f"Cannot write to {directory}: {error.filename} may not be written, nor looked into. Run as the user who "
-            "may, or choose another folder."
+            f"Cannot write to {directory}: {error.filename} is not accessible. Run as a user with access, or choose "
+            "another folder."
         ) from error
     if not existing.is_dir():
         raise InputError(f"Cannot write to {directory}: {existing} is a file, not a folder. Choose another folder.")
     if not os.access(existing, os.W_OK | os.X_OK) or existing.is_relative_to("/proc"):
-        raise InputError(f"Cannot write to {directory}: {existing} may not be written. Choose another folder.")
+        raise InputError(f"Cannot write to {directory}: {existing} is not writable. Choose another folder.")
 
 
 def require_utf8(path: Path) -> None:
@@ -533,7 +530,7 @@ def require_file(path: Path, is_added_to: bool = False) -> None:
     if not is_added_to or not path.exists():
         require_writable(path.parent)
     elif not os.access(path, os.W_OK):
-        raise InputError(f"Cannot write {path}: it may not be written. Choose another file.")
+        raise InputError(f"Cannot write {path}: it is not writable. Choose another file.")
 
 
 def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
@@ -560,7 +557,7 @@ def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
 
 def stat_paths(paths: Sequence[str]) -> Iterator[StoredFile]:
     """Yield the `StoredFile` of each path, without its folder in the name; all are local, or all in one bucket."""
-    if Location(paths[0]).is_remote:  # Listed once.
+    if Location(paths[0]).is_remote:  # One listing serves all paths.
         root = common_folder(paths) or ""
         yield from stat_files(root, [path.removeprefix(root).lstrip("/") for path in paths])
         return
@@ -569,7 +566,7 @@ def stat_paths(paths: Sequence[str]) -> Iterator[StoredFile]:
 
 
 def _is_mounted(directory: str) -> bool:
-    """Return whether a folder is below the place where Vertex AI mounts all buckets."""
+    """Return whether a folder is in a bucket that Vertex AI has mounted."""
     return f"{directory}/".startswith(f"{BUCKETS_MOUNT}/")
 
 
@@ -584,8 +581,8 @@ def _stored(name: str, status: os.stat_result, is_mounted: bool) -> StoredFile:
 def require_free_bytes(path: Path, num_bytes: int) -> None:
     """Check, before any long work, that `num_bytes` will fit on the disk of `path`.
 
-    For a mounted bucket, they must also fit in the staging folder. If both are on one disk, as in a pod whose mount is
-    a folder of its node, twice the size is needed.
+    For a mounted bucket, the bytes must also fit in the staging folder. If both are on one disk, as in a pod whose
+    mount is a folder of its node, twice the size is needed.
 
     Raises:
         InputError: If the disk has less free space.
@@ -598,8 +595,8 @@ def require_free_bytes(path: Path, num_bytes: int) -> None:
         if needed > free:
             where = f" in {place}, where its files are staged" if place == _staging_dir(path) else ""
             raise InputError(
-                f"Cannot write to {path}: expected at least {needed / 2**20:,.0f} MiB of free disk{where}, received "
-                f"{free / 2**20:,.0f} MiB. Free some space or choose another folder."
+                f"Cannot write to {path}: expected at least {needed / 2**20:,.0f} MiB of free disk space{where}, "
+                f"received {free / 2**20:,.0f} MiB. Free some space or choose another folder."
             )
 
 
@@ -623,7 +620,7 @@ def write_file(uri: str, content: bytes) -> None:
     """Write a file, local or in a bucket, atomically.
 
     Raises:
-        InputError: If the bucket may not be written.
+        InputError: If the bucket is not writable.
     """
     if not (store := store_of(uri)):
         return write_bytes(Path(uri), content)
@@ -635,7 +632,7 @@ def write_json(path: Path, value: Any) -> None:
     """Write strict JSON (no NaN) to a local file, atomically.
 
     Raises:
-        ValueError: If `value` holds a number that is not finite.
+        ValueError: If `value` contains a number that is not finite.
     """
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
@@ -644,8 +641,8 @@ def write_json(path: Path, value: Any) -> None:
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
     """Hold an exclusive lock on a file within the block.
 
-    The file is created if missing, and never changed. The system releases the lock when the process ends, however it
-    ends.
+    The file is created if missing, and never changed. The system releases the lock when the process ends, even if it is
+    killed.
 
     Raises:
         BlockingIOError: If another process holds the lock, and `wait` is false.
@@ -682,7 +679,7 @@ def _lock(descriptor: int, wait: bool) -> None:
 
 
 def new_file(path: Path) -> TextIO:
-    """Open an empty text file to write; an existing file or link of that name is removed first."""
+    """Open an empty text file for writing; an existing file or link with this name is removed first."""
     path.unlink(missing_ok=True)
     return open(path, "x")
 
@@ -692,7 +689,7 @@ def staged_directory(final: Path | str) -> Iterator[Path]:
     """Yield a temporary folder that becomes `final` if the block succeeds, and is deleted otherwise.
 
     On a disk, the folder is renamed atomically. To a bucket, mounted or not, the files are copied, and the JSON files
-    at the top level come last: without them, no step reads the folder.
+    at the top level are copied last, because no step reads a folder without them.
 
     Args:
         final: Folder to create; a string if it may be in a bucket.

@@ -13,7 +13,7 @@ from tpu_components.core.base.typed_values import read
 from tpu_components.core.files import storage
 
 T = TypeVar("T")
-_DEEPEST = 100  # Levels of lists and mappings; more than ten times those of any file that is written here.
+_DEEPEST = 100  # Levels of lists and mappings; ten times more than any file of this project.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -26,7 +26,7 @@ def decode(content: bytes | str, constant: Callable[[str], Any] | None = None) -
 
     Raises:
         ValueError: If it is not valid JSON, is nested more than 100 levels deep, so that recursive functions would
-            fail, or holds half of a surrogate pair, which UTF-8 cannot encode.
+            fail, or contains half of a surrogate pair, which UTF-8 cannot encode.
     """
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
     try:
@@ -54,7 +54,7 @@ def load(path: Path | str, what: str, step: str, parse: Callable[[Any], T]) -> T
         parse: Turns parsed JSON into a value, or raises KeyError, TypeError or ValueError.
 
     Raises:
-        InputError: If the file is missing or malformed; names the file and the field.
+        InputError: If the file is missing or malformed. The message names the file and the field.
     """
     try:
         content = storage.read_bytes(str(path))
@@ -111,7 +111,7 @@ class JsonFile:
             directory: Local folder, or the URI of a folder in a bucket.
 
         Raises:
-            InputError: If the file is missing or malformed; names the file and the field.
+            InputError: If the file is missing or malformed. The message names the file and the field.
         """
         return load(f"{directory}/{cls._name}", cls._what, cls._step, cls.parse)
 

@@ -1,4 +1,4 @@
-"""Limits the decompressed size of a compressed file, for every source, before memory or disk is used.
+"""Limits for the decompressed size of a file, checked for every source before memory or disk is used.
 
 A file may unpack to 256 MiB, or to 100 times its own size if that is more. Typical compression ratios are 5 to 10 for
 images and texts, and 50 for binary masks.
@@ -42,9 +42,9 @@ def require_plausible(place: str, num_bytes: int, unpacked: int) -> None:
     most = max(SMALL_BYTES, _MOST_TIMES * num_bytes)
     if unpacked > most:
         raise InputError(
-            f"Cannot read {place}: it has {num_bytes:,} bytes and unpacks to {unpacked >> 20:,} MiB or more, expected "
-            f"at most {most >> 20:,}, {_MOST_TIMES} times its size or {SMALL_BYTES >> 20} MiB. Check where it comes "
-            "from; if it is meant, write it without compression."
+            f"Cannot read {place}: expected at most {most >> 20:,} MiB after decompression ({_MOST_TIMES} times its "
+            f"size, or {SMALL_BYTES >> 20} MiB), received {unpacked >> 20:,} MiB or more from {num_bytes:,} bytes. "
+            "Check where the file comes from. If its content is right, write it without compression."
         )
 
 
@@ -56,12 +56,12 @@ def read_arrays(
     Args:
         place: The file.
         content: Bytes of the whole file; None reads them from `place`.
-        only: Name of the one array to read, if it is there; empty reads all.
-        is_own: Whether this project has written the file. Then it may unpack to any size.
+        only: Name of the only array to read; empty reads all. The result is empty if the array does not exist.
+        is_own: Whether this project has written the file, which may then unpack to any size.
 
     Raises:
         InputError: If the file unpacks to more than `require_plausible` allows.
-        ValueError: If the file is missing or damaged, or holds something else, such as pickled objects.
+        ValueError: If the file is missing or damaged, or contains something else, such as pickled objects.
     """
     try:
         with open(place, "rb") if content is None else io.BytesIO(content) as file:

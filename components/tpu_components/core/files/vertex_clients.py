@@ -1,4 +1,4 @@
-"""Vertex AI's clients, with Google's errors translated to this project's; the first call imports them and signs in."""
+"""Vertex AI's clients, with Google's errors translated to this project's. The first call imports them and signs in."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ from tpu_components.core.base.retries import ExistsError, MissingError, OutageEr
 # Environment variable with the address of Vertex AI, if it is not the regional one.
 ADDRESS_VARIABLE = "TPU_PIPELINES_VERTEX_ENDPOINT"
 _TIMEOUT_SECONDS = 60
-# Part of the service's message while it changes a resource. Undocumented: any other message is taken for a refusal.
+# Part of the service's message while it changes a resource. It is undocumented: other messages count as refusals.
 _CHANGING = "other operations running on the resource"
 _ACT_AS = "permission to act as service_account"  # googleapis/python-aiplatform/issues/1073: no 403, but a 400.
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -32,8 +32,7 @@ def join_errors(errors: Mapping[str, Any]) -> str:
 class VertexService:
     """The services of Vertex AI in one project.
 
-    All calls go over HTTP, so that tests use the same transport as users. An expired token is renewed, between two
-    calls or within one.
+    All calls use HTTP, so that tests use the same transport as users. Expired tokens are renewed.
 
     Args:
         project: Google Cloud project.
@@ -80,7 +79,7 @@ class VertexService:
             OutageError: If the same call may succeed later.
             MissingError: If the requested resource does not exist.
             ExistsError: If the resource exists already.
-            InputError: If the service refuses for another reason; repeats its message.
+            InputError: If the service refuses for another reason. Contains its message.
         """
         with self._translated(method):
             client = self._client(kind, region or self.region)
@@ -117,7 +116,7 @@ class VertexService:
         """Check once whether a long-running operation, which `call` returned for `method`, has ended.
 
         Raises:
-            PlatformError: If the operation has failed; repeats the service's message.
+            PlatformError: If the operation has failed. Contains the service's message.
         """
         with self._translated(method):
             is_done: bool = operation.done(retry=None)
@@ -148,7 +147,7 @@ def google_errors(service: str, doing: str, where: str, advice: str, hint: str =
         OutageError: If the same call may succeed later.
         MissingError: If the requested resource does not exist.
         ExistsError: If the resource exists already.
-        InputError: If the service refuses for another reason; repeats its message.
+        InputError: If the service refuses for another reason. Contains its message.
     """
     import requests
     from google.api_core import exceptions
@@ -164,7 +163,7 @@ def google_errors(service: str, doing: str, where: str, advice: str, hint: str =
     except (exceptions.TooManyRequests, exceptions.ServerError) as error:
         raise OutageError(f"{service} cannot {doing} now: {error.code} {said(error)}") from error
     except (requests.ConnectionError, requests.Timeout, *broken, auth.TransportError) as error:
-        raise OutageError(f"{service} cannot be reached to {doing}: {error}") from error
+        raise OutageError(f"Cannot reach {service} to {doing}: {error}") from error
     except exceptions.NotFound as error:
         raise MissingError(f"{refused}: {said(error)}. Check the name, the project and the region.") from error
     except exceptions.Conflict as error:
@@ -173,8 +172,7 @@ def google_errors(service: str, doing: str, where: str, advice: str, hint: str =
         if getattr(error, "retryable", False):
             raise OutageError(f"The sign-in to Google Cloud cannot be renewed now: {error}") from error
         raise InputError(
-            f"{refused}: the sign-in is not, or no longer, valid ({error}). Run `gcloud auth application-default "
-            "login`."
+            f"{refused}: the sign-in is missing or has expired ({error}). Run `gcloud auth application-default login`."
         ) from error
     except exceptions.Forbidden as error:
         raise InputError(f"{refused}: {said(error)} {advice}") from error
@@ -182,7 +180,7 @@ def google_errors(service: str, doing: str, where: str, advice: str, hint: str =
         if _CHANGING in str(error.message):
             raise OutageError(f"{service} cannot {doing} now: {said(error)}") from error
         if _ACT_AS in str(error):
-            hint = " Give the account that asks the role roles/iam.serviceAccountUser on it."
+            hint = " Give this account the role roles/iam.serviceAccountUser on that service account."
         raise InputError(f"{refused}: {said(error)}{hint}") from error
 
 
@@ -190,7 +188,7 @@ def sign_in() -> Any:
     """Return Google's application default credentials.
 
     Raises:
-        InputError: If there are none.
+        InputError: If there are no credentials.
     """
     import google.auth
     import google.auth.exceptions
@@ -200,7 +198,7 @@ def sign_in() -> Any:
     except google.auth.exceptions.DefaultCredentialsError as error:
         raise InputError(
             f"Cannot sign in to Google Cloud: {error} Run `gcloud auth application-default login`, or set "
-            "GOOGLE_APPLICATION_CREDENTIALS to a file of credentials."
+            "GOOGLE_APPLICATION_CREDENTIALS to a credentials file."
         ) from error
     return credentials
 

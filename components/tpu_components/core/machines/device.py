@@ -1,4 +1,4 @@
-"""Chooses the device for a model: backend, replicas, precision and compilation.
+"""Choice of the device for a model: backend, replicas, precision and compilation.
 
 All code for TPUs, GPUs and simulated replicas is here. Call `prepare` before anything imports Keras, because Keras
 reads its backend only once; import modules that import Keras after the call.
@@ -74,7 +74,7 @@ def describe_host() -> str:
 
 
 def _processor(*names: str) -> str:
-    """Return the first value in /proc/cpuinfo that has one of these names; empty if there is none."""
+    """Return the first value in /proc/cpuinfo with one of these names; empty if there is none."""
     try:
         with open("/proc/cpuinfo") as file:
             return next((line.partition(":")[2].strip() for line in file if line.startswith(names)), "")
@@ -105,10 +105,10 @@ def prepare(
     precision: str = "auto",
     hosts: Hosts = ALONE,
 ) -> Device:
-    """Choose a device, configure Keras for it, and connect the hosts. Returns the device.
+    """Choose a device, configure Keras for it, connect the hosts, and return the device.
 
     Args:
-        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is asked for, else tensorflow.
+        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, else tensorflow.
         accelerator: `cpu`, `gpu`, `tpu`, or `auto`: a GPU if there is one, else the CPU. `auto` never chooses a TPU.
         num_replicas: Number of devices of all hosts together; 0 uses all devices, but one per host on a CPU. On a CPU
             any number can be simulated.
@@ -124,8 +124,8 @@ def prepare(
         backend = "jax" if accelerator in ("tpu", "gpu") else "tensorflow"
     if hosts.count > 1 and backend != "jax":
         raise InputError(
-            f"Cannot train on {hosts.count} hosts with the {backend} backend: expected training.backend=jax, which "
-            "alone trains on several."
+            f"Cannot train on {hosts.count} hosts with the {backend} backend, which supports one host. Set "
+            "training.backend=jax."
         )
     _claim_backend(backend)
     if backend == "tensorflow":
@@ -191,13 +191,13 @@ def _prepare_tensorflow(accelerator: str, num_replicas: int) -> tuple[str, int, 
     gpus = tf.config.list_physical_devices("GPU")
     if accelerator == "gpu" and not gpus:
         raise InputError(
-            "Cannot use a GPU with the tensorflow backend: TensorFlow sees none. Set backend to jax, install a "
+            "Cannot use a GPU with the tensorflow backend: TensorFlow finds no GPU. Set backend to jax, install "
             "TensorFlow with CUDA, or set accelerator to auto or cpu."
         )
     if gpus and accelerator != "cpu":
         if num_replicas > len(gpus):
             raise InputError(
-                f"Cannot use {num_replicas} replicas: expected at most {len(gpus)}, the GPUs TensorFlow sees."
+                f"Cannot use {num_replicas} replicas: expected at most {len(gpus)}, the GPUs that TensorFlow finds."
             )
         names = [f"GPU:{i}" for i in range(num_replicas or len(gpus))]
         return "gpu", len(names), tf.distribute.MirroredStrategy(names) if len(names) > 1 else None
@@ -235,8 +235,8 @@ def _connect_tensorflow_tpu(num_replicas: int) -> tuple[str, int, Any]:
 def _check_all_cores(num_replicas: int, available: int) -> None:
     if num_replicas not in (0, available):
         raise InputError(
-            f"A TPU slice is used whole: expected num_replicas={available} or 0, received {num_replicas}. "
-            "Ask for another machine instead."
+            f"A training must use the whole TPU slice: expected num_replicas={available} or 0, received "
+            f"{num_replicas}. Choose another machine instead."
         )
 
 
@@ -247,8 +247,8 @@ def _prepare_jax(accelerator: str, num_replicas: int, hosts: Hosts) -> tuple[str
     has_gpu_plugin = any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)
     if num_replicas % hosts.count:
         raise InputError(
-            f"Cannot share {num_replicas} replicas out among {hosts.count} hosts: expected num_replicas=0, or a "
-            "multiple of the number of hosts."
+            f"Cannot divide {num_replicas} replicas among {hosts.count} hosts: expected num_replicas=0, or a multiple "
+            "of the number of hosts."
         )
     own_replicas = num_replicas // hosts.count
     if accelerator == "cpu" or (accelerator == "auto" and (own_replicas > 1 or not has_gpu_plugin)):
@@ -265,23 +265,23 @@ def _prepare_jax(accelerator: str, num_replicas: int, hosts: Hosts) -> tuple[str
         # Devices of a host must be adjacent, because a host passes its part of a batch as one block.
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     except RuntimeError as error:
-        raise InputError(f"Cannot use a {accelerator}: JAX says {error}. Set accelerator to auto or cpu.") from error
+        raise InputError(f"Cannot use a {accelerator} with JAX: {error}. Set accelerator to auto or cpu.") from error
     if (jax.process_index(), jax.process_count()) != (hosts.index, hosts.count):  # On a TPU, libtpu sets both.
         raise InputError(
-            f"Cannot train as host {hosts.index} of {hosts.count}: the devices are those of {jax.process_count()} "
-            f"hosts, and these of host {jax.process_index()}. Say it to each host: --hosts INDEX/COUNT@ADDRESS."
+            f"Cannot train as host {hosts.index} of {hosts.count}: by its devices, this is host {jax.process_index()} "
+            f"of {jax.process_count()}. Start each host with --hosts INDEX/COUNT@ADDRESS."
         )
     platform = devices[0].platform
     if accelerator not in ("auto", platform):
         raise InputError(
-            f"Cannot use a {accelerator}: JAX sees only {platform}. Run on a machine that has one, or set "
-            "accelerator to auto."
+            f"Cannot use a {accelerator}: JAX finds only {platform} devices. Run on a machine with a {accelerator}, or "
+            "set accelerator to auto."
         )
     if platform == "tpu":
         _check_all_cores(num_replicas, len(devices))
     num_replicas = num_replicas or (hosts.count if platform == "cpu" else len(devices))
     if num_replicas > len(devices):
-        raise InputError(f"Cannot use {num_replicas} replicas: expected at most {len(devices)}, the devices JAX sees.")
+        raise InputError(f"Cannot use {num_replicas} replicas: expected at most {len(devices)}, the devices of JAX.")
     distribution = None
     if num_replicas > 1:
         distribution = keras.distribution.DataParallel(

@@ -1,6 +1,6 @@
 """Memory, step time and price of a training on a machine, from the compiled step, to compare two trainings.
 
-The speed of the input pipeline is not included: it differs between hosts, although the compiled step is equal.
+The speed of the input pipeline is not included, because it differs between hosts.
 """
 
 import dataclasses

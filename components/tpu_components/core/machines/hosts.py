@@ -52,7 +52,7 @@ LOST = 128 + signal.SIGABRT
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Hosts of a training, and which of them this one is.
+    """Hosts of a training, and the index of this host.
 
     Attributes:
         index: Index of this host, from 0. Only host 0 writes.
@@ -66,7 +66,7 @@ class Hosts:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this is host 0, which alone writes outputs."""
+        """Whether this is host 0, the only host that writes outputs."""
         return self.index == 0
 
     @property
@@ -91,8 +91,8 @@ def parse_host(text: str) -> Hosts:
     parts = re.fullmatch(r"(\d+)/(\d+)@([^@/\s]+)", text)
     if not parts or not int(parts[1]) < int(parts[2]):
         raise InputError(
-            f"Cannot tell which host of a training this is: expected INDEX/COUNT@ADDRESS[:PORT], with an index from 0 "
-            f"and the address of host 0, such as 1/4@10.0.0.1. Received: {text!r}."
+            f"Cannot read the index of this host: expected INDEX/COUNT@ADDRESS[:PORT], with an index from 0 and the "
+            f"address of host 0, such as 1/4@10.0.0.1. Received: {text!r}."
         )
     return _hosts(int(parts[1]), int(parts[2]), parts[3])
 
@@ -109,20 +109,20 @@ def find_hosts(environment: Mapping[str, str]) -> Hosts:
     for addresses, index, variables in _told(environment, expected):
         if not addresses or not 0 <= index < len(addresses):
             raise InputError(
-                f"Cannot tell the hosts of this training: {variables} say that this is host {index} of "
-                f"{len(addresses)}. Expected a number from 0 to one less than the number of hosts."
+                f"Cannot find the hosts of this training: {variables} give this host the index {index} of "
+                f"{len(addresses)} hosts. Expected an index from 0 to one less than the number of hosts."
             )
         if len(addresses) > 1:
             if expected not in (1, len(addresses)):
                 raise InputError(
-                    f"Cannot tell the hosts of this training: {variables} tell of {len(addresses)}, and its machine "
+                    f"Cannot find the hosts of this training: {variables} list {len(addresses)} hosts, but its machine "
                     f"has {expected}. {_say_it(expected)}"
                 )
             return _hosts(index, len(addresses), addresses[0], environment.get("JAX_COORDINATOR_PORT", _PORT))
     if expected > 1:
         raise InputError(
-            f"Cannot tell which of its machine's {expected} hosts this one is, and trainings of their own would "
-            "overwrite each other: expected TPU_WORKER_HOSTNAMES and TPU_WORKER_ID, CLUSTER_SPEC with "
+            f"Cannot find the index of this host among the {expected} hosts of its machine, and separate trainings "
+            "would overwrite each other: expected TPU_WORKER_HOSTNAMES and TPU_WORKER_ID, CLUSTER_SPEC with "
             f"{expected} members, or {_ENDPOINTS} and {_NUMBER} from the metadata server. Received: "
             f"{'; '.join(f'{name}: {answer}' for name, answer in tell_hosts(environment).items())}. {_say_it(expected)}"
         )
@@ -130,7 +130,7 @@ def find_hosts(environment: Mapping[str, str]) -> Hosts:
 
 
 def _say_it(count: int) -> str:
-    return f"Say it to each host: --hosts INDEX/{count}@ADDRESS, or {HOST_VARIABLE}, with the address of host 0."
+    return f"Start each host with --hosts INDEX/{count}@ADDRESS, or set {HOST_VARIABLE}, with the address of host 0."
 
 
 def _hosts(index: int, count: int, first: str, port: int | str = _PORT) -> Hosts:
@@ -151,9 +151,7 @@ def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[
         if workers := environment.get(variable):
             index = environment.get("TPU_WORKER_ID", "0")
             if not index.isdecimal():
-                raise InputError(
-                    f"Cannot tell which host of the training this is: TPU_WORKER_ID={index!r} is no number."
-                )
+                raise InputError(f"Cannot find the index of this host: TPU_WORKER_ID={index!r} is not a number.")
             # Drop the port: libtpu's own process listens on it.
             addresses = [address.strip().partition(":")[0] for address in workers.split(",") if address.strip()]
             yield addresses, int(index), f"{variable} and TPU_WORKER_ID"
@@ -167,7 +165,7 @@ def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[
             yield [member for _, members in pools for member in members], before + int(task["index"]), "CLUSTER_SPEC"
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                f"Cannot tell the hosts of this training: CLUSTER_SPEC is not as Vertex AI writes it "
+                f"Cannot find the hosts of this training: CLUSTER_SPEC does not have Vertex AI's format "
                 f"({describe(error)}). Received: {spec[:200]!r}."
             ) from error
     if expected > 1 and "TPU_SKIP_MDS_QUERY" not in environment:
@@ -218,7 +216,7 @@ def is_writer() -> bool:
 
 
 def connect(hosts: Hosts) -> None:
-    """Connect to the other hosts. Call this before JAX initialises its devices; JAX then has the devices of all hosts.
+    """Connect to the other hosts, before JAX initialises its devices; JAX then has the devices of all hosts.
 
     Raises:
         Terminated: If a host does not connect in time.
@@ -236,7 +234,7 @@ def connect(hosts: Hosts) -> None:
             shutdown_timeout_seconds=_HEARTBEAT_SECONDS,
         )
     except RuntimeError as error:
-        raise _lost(f"not all of the {hosts.count} hosts came ({describe(error)})") from error
+        raise _lost(f"not all of the {hosts.count} hosts connected ({describe(error)})") from error
     progress.say("train_model", f"all {hosts.count} hosts are connected")
 
 
@@ -380,19 +378,19 @@ class ProcessGroup:
             raise _lost(lost) from error
 
     def _leave(self, code: int, reason: str) -> None:
-        """Send exit code and reason to the other hosts, wait up to 5 s until they read both; skip JAX's shutdown."""
+        """Send exit code and reason to the other hosts, give them 5 s to read them, and skip JAX's shutdown."""
         _end_at_once(code)
         word = json.dumps({"host": self.hosts.index, "code": code, "reason": reason})
-        with contextlib.suppress(Exception):  # Another host was first, or host 0 is gone.
+        with contextlib.suppress(Exception):  # Another host was first, or host 0 has ended.
             self._store.key_value_set(_LEAVE, word)
         with contextlib.suppress(Exception):
             self._store.wait_at_barrier(f"{_LEAVE}/heard", _FAREWELL_SECONDS * 1000)
 
     def _listen(self) -> None:
-        """Wait until another host fails, then exit with that host's exit code; returns when training is done."""
+        """Wait until training is done, or another host fails; then exit with the exit code of that host."""
         try:
             told = json.loads(self._store.blocking_key_value_get(_LEAVE, _FOREVER_MS))
-        except Exception:  # Host 0 is gone: JAX ends this process.
+        except Exception:  # Host 0 has ended: JAX ends this process.
             return
         if told is None or told["host"] == self.hosts.index:
             return
@@ -403,7 +401,7 @@ class ProcessGroup:
 
 
 def find_lost_host_error(error: BaseException) -> BaseException | None:
-    """Return the error in the chain of causes of `error` that shows the loss of another host; None if there is none."""
+    """Return the cause of `error` that shows the loss of another host; None if there is none."""
     from jax.errors import JaxRuntimeError
 
     for cause in chain_of(error):

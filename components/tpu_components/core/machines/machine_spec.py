@@ -34,8 +34,8 @@ BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 MIN_BOOT_DISK_GB, MAX_BOOT_DISK_GB = 100, 64_000
 _OWN_FIELDS = ("name", *VERTEX_FIELDS, "reservation", "fallbacks")  # Fields that a fallback does not inherit.
 _RESERVATION = re.compile(r"projects/[^/]+/zones/(?P<region>[a-z]+-[a-z]+\d+)-[a-z]/reservations/[^/]+")
-_RESOURCE_ID = Pattern(r"([a-z][a-z0-9-]{0,62})?", "a persistent resource's id, as my-resource")
-_NFS_MOUNT = Pattern(r"[^:=\s]+:/[^=\s]*=[\w.-]+", "SERVER:/PATH=NAME, as 10.0.0.2:/share=data")
+_RESOURCE_ID = Pattern(r"([a-z][a-z0-9-]{0,62})?", "a persistent resource's id, such as my-resource")
+_NFS_MOUNT = Pattern(r"[^:=\s]+:/[^=\s]*=[\w.-]+", "SERVER:/PATH=NAME, such as 10.0.0.2:/share=data")
 VERTEX_ONLY = ("enable_web_access", "persistent_resource_id", "nfs_mounts")
 VERTEX, KUBEFLOW = "vertex", "kubeflow"
 # Platform, by target. A GKE cluster is billed at Compute Engine's prices.
@@ -62,7 +62,7 @@ class Citation:
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """One generation of TPU, or one type of GPU. Attributes that only time estimates need are not set for GPUs.
+    """A generation of TPUs or a type of GPU. Attributes for time estimates are not set for GPUs.
 
     Attributes:
         name: `v2`, `v3`, `v4`, `v5e`, `v5p`, `v6e` or `7x`; `t4`, `l4`, `a100`, `a100-80gb` or `h100`.
@@ -87,7 +87,7 @@ class Generation:
         gke_pod_accelerator: GKE's label for slices of several hosts; empty if it is `gke_accelerator`.
         vertex_quota: Part of the name of Vertex AI's quota; empty if Vertex AI does not offer it.
         vertex_pod_quota: Vertex AI's quota for slices of several hosts; empty if it is `vertex_quota`.
-        compute_quota: Metric of Compute Engine's quota, as `NVIDIA_L4_GPUS`; empty if `doctor` does not check it.
+        compute_quota: Metric of Compute Engine's quota, such as `NVIDIA_L4_GPUS`; empty if `doctor` does not check it.
         sources: Sources of these values, by attribute.
     """
 
@@ -178,7 +178,7 @@ class Slice:
         source: Source of these values.
         date: Date of the source.
         libtpu_topology: Name of the slice for the TPU compiler; empty for GPUs.
-        accelerator_type: `TPU_V2`, `TPU_V3` or `NVIDIA_L4` and such; empty for generations with a topology.
+        accelerator_type: `TPU_V2`, `TPU_V3` or, for example, `NVIDIA_L4`; empty for generations with a topology.
         accelerator_count: Number of TPU cores or GPUs; 0 without an `accelerator_type`.
         tpu_topology: Chips along each axis (`2x4`); empty for generations with an accelerator type.
         chips_per_host_bounds: A host's part of the topology, for the TPU compiler; None is its default.
@@ -321,7 +321,7 @@ class Catalogue:
         if not matches:
             raise InputError(_explain_unknown(self, name, plain))
         if len(matches) > 1:
-            raise InputError(f"{name!r} can mean {' or '.join(map(str, matches))}. Write which.")
+            raise InputError(f"{name!r} is ambiguous: {' or '.join(map(str, matches))}. Use the short name of one.")
         return matches[0]
 
 
@@ -405,7 +405,7 @@ class PaidMachine:
         """The machine's entry in the catalogue.
 
         Raises:
-            InputError: If Vertex would refuse the machine.
+            InputError: If Vertex AI would reject the machine.
         """
         return MachineSpec(self.machine, region=self.region, spot=self.spot).slice
 
@@ -420,13 +420,13 @@ class MachineSpec:
     """Machine of a training job. Every instance is valid on the platforms in `slice.targets`.
 
     Attributes:
-        name: Short name, from the list of `tpu-pipelines machines`; may be used in place of the whole section. The next
-            four fields are Vertex AI's own names for the same machine, and are derived from the short name if left out.
-        machine_type: `cloud-tpu` for v2 and v3, `ct5lp-hightpu-…` for v5e, `ct6e-standard-…`, `tpu7x-standard-4t`;
-            `g2-standard-8` and such for GPUs.
-        accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`; the type of a GPU, as `NVIDIA_L4`; else empty.
+        name: Short name from `tpu-pipelines machines`, which may replace the whole section. The next four fields are
+            Vertex AI's own names for the same machine, and are derived from the short name if left out.
+        machine_type: `cloud-tpu` for v2 and v3, `ct5lp-hightpu-…` for v5e, `ct6e-standard-…`, `tpu7x-standard-4t`; for
+            GPUs, for example, `g2-standard-8`.
+        accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`; the type of a GPU, such as `NVIDIA_L4`; else empty.
         accelerator_count: Number of TPU cores with `cloud-tpu`; number of GPUs; else 0.
-        tpu_topology: Chips along each axis, as `2x4`, for all TPUs except `cloud-tpu`.
+        tpu_topology: Chips along each axis, such as `2x4`, for all TPUs except `cloud-tpu`.
         region: Region for the training; empty is the settings' region.
         boot_disk_type: `pd-ssd` or `pd-standard` up to v5e and for GPUs, `hyperdisk-balanced` from v6e on; empty is
             Vertex's default for the machine.
@@ -445,7 +445,7 @@ class MachineSpec:
         fallbacks: Machines to try, in order, if this one is not available. They cannot have fallbacks.
 
     Raises:
-        InputError: If Vertex would refuse the machine; the message lists the nearest machines.
+        InputError: If Vertex AI would reject the machine; the message lists the nearest machines.
     """
 
     name: str = ""
@@ -479,8 +479,8 @@ class MachineSpec:
         check_together(
             (
                 self.spot and machine.hosts > 1,
-                f"Spot machines are single hosts, and {machine.name} has {machine.hosts}. Received: spot=True. "
-                f"Set spot: false, or take a single host: {_of_one_host(machine.generation)}.",
+                f"Spot machines must have one host, but {machine.name} has {machine.hosts}. Received: spot=True. "
+                f"Set spot: false, or use a machine with one host: {_of_one_host(machine.generation)}.",
             ),
             (
                 self.reservation and not reserved,
@@ -488,12 +488,12 @@ class MachineSpec:
             ),
             (
                 self.reservation and self.spot,
-                f"A spot machine uses no reservation. Received: spot=True, {self.reservation!r}. Set one.",
+                f"A spot machine cannot use a reservation. Received: spot=True, {self.reservation!r}. Remove one.",
             ),
             (
                 self.boot_disk_type and self.boot_disk_type not in able,
-                f"{machine.generation.name} has no disk of the type {self.boot_disk_type}: expected boot_disk_type "
-                f"to be {' or '.join(able)}, or left out. Received: {self.boot_disk_type!r} with {machine.name}.",
+                f"{machine.generation.name} does not support the boot disk {self.boot_disk_type}: expected "
+                f"boot_disk_type={' or '.join(able)}, or none. Received: {self.boot_disk_type!r} with {machine.name}.",
             ),
             (
                 self.disable_retries and self.restart_job_on_worker_restart,
@@ -501,17 +501,17 @@ class MachineSpec:
             ),
             (
                 any(fallback.fallbacks for fallback in self.fallbacks),
-                "A fallback has no fallbacks of its own. List them all, in order, under the machine.",
+                "A fallback cannot have fallbacks. List all fallbacks, in order, under the machine.",
             ),
         )
         if reserved and self.region and reserved["region"] != self.region:
             raise InputError(
-                f"The reservation must be in the region {self.region!r}. Received: one in {reserved['region']!r}, "
-                f"{self.reservation!r}."
+                f"The reservation must be in the region {self.region!r}. Received: {self.reservation!r}, which is in "
+                f"{reserved['region']!r}."
             )
         if others := [other.slice.name for other in self.fallbacks if other.slice.is_gpu != machine.is_gpu]:
             raise InputError(
-                f"The images of TPUs and GPUs differ. Expected fallbacks of the same kind as {machine.name}. Received: "
+                f"TPUs and GPUs need different images: expected fallbacks of the same kind as {machine.name}, received "
                 f"{', '.join(others)}. Remove them."
             )
 
@@ -526,7 +526,7 @@ class MachineSpec:
         received = {key: getattr(self, key) for key in VERTEX_FIELDS}
         if not self.name:
             if not self.machine_type:
-                raise InputError("Expected a name or a machine_type. Received: neither. Add name: v5e-8, or such.")
+                raise InputError("Expected a name or a machine_type. Received: neither. Add, for example, name: v5e-8.")
             matches = [entry for entry in load_catalogue().slices if entry.vertex_fields == received]
             if not matches:
                 raise InputError(_explain_mismatch(received))
@@ -535,8 +535,8 @@ class MachineSpec:
         for key, expected in named.vertex_fields.items():
             if received[key] and received[key] != expected:
                 raise InputError(
-                    f"The name {self.name!r} means {key}={expected!r}. Received: {key}={received[key]!r}. Leave "
-                    "out one of them."
+                    f"The name {self.name!r} means {key}={expected!r}. Received: {key}={received[key]!r}. Remove one "
+                    "of them."
                 )
         return named
 
@@ -559,14 +559,13 @@ class MachineSpec:
             entry = machine.slice
             if entry.hosts > 1:
                 raise InputError(
-                    f"{reason}, and {entry.name} has {entry.hosts} hosts. Use "
-                    f"{_of_one_host(entry.generation)}, or another of one host; `tpu-pipelines preflight` takes "
-                    f"{entry.name} all the same."
+                    f"{reason}, but {entry.name} has {entry.hosts} hosts. Use {_of_one_host(entry.generation)}, or "
+                    f"another machine with one host. `tpu-pipelines preflight` supports {entry.name}."
                 )
 
     @functools.cached_property
     def candidates(self) -> tuple["MachineSpec", ...]:
-        """This machine and its fallbacks, in order, each without fallbacks of its own."""
+        """This machine and its fallbacks, in order, each without its own fallbacks."""
         return dataclasses.replace(self, fallbacks=()), *self.fallbacks
 
 
@@ -581,7 +580,7 @@ def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: 
         where: Name of the field in error messages.
 
     Raises:
-        InputError: If Vertex would refuse the machine, or it does not support the backend; the message lists the
+        InputError: If Vertex AI would reject the machine, or it does not support the backend; the message lists the
             nearest machines.
 
     Example:
@@ -681,11 +680,11 @@ def _explain_region(machine: Slice, region: str) -> str:
         if machine.targets[0] in entry.targets and entry.is_gpu == machine.is_gpu and region in entry.regions
     ]
     if region in generation.serving_only_regions:
-        reason = f"{region} serves on {generation.name}, but does not train on it."
+        reason = f"{region} offers {generation.name} for serving, but not for training."
     elif machine.hosts > 1 and region in generation.regions:
-        reason = f"{region} trains on {generation.name} of one host only, and {machine.name} has {machine.hosts}."
+        reason = f"{region} offers {generation.name} only with one host, but {machine.name} has {machine.hosts} hosts."
     else:
-        reason = f"{region} does not train on {generation.name}."
+        reason = f"{region} does not offer {generation.name} for training."
     message = f"{reason} Received: {machine.name}, region={region!r}. Expected one of {', '.join(machine.regions)}."
     if there:
         return f"{message} Nearest in {region}: {_nearest(there, machine.chips)}."

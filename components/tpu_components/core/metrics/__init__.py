@@ -1,1 +1,1 @@
-"""Metrics: what each is called and how it is estimated, confidence intervals, and the comparison of two models."""
+"""Metrics: their names and estimates, confidence intervals, and the comparison of two models."""

@@ -1,4 +1,4 @@
-"""Estimates the calibration error: the distance between a classifier's confidence and its accuracy."""
+"""Calibration error: the distance between a classifier's confidence and its accuracy."""
 
 import functools
 import math
@@ -69,10 +69,10 @@ def calibration_error(hit: np.ndarray, probabilities: np.ndarray, members: Any) 
 def _interval(
     bins: list[dict[str, Any]], shared: np.ndarray, freedom: float, sure: float
 ) -> tuple[float, float] | None:
-    """Return the confidence interval of the calibration error; None if all examples are of one group.
+    """Return the confidence interval of the calibration error; None if all examples belong to one group.
 
     The error is a weighted sum of absolute gaps between confidence and accuracy, one for each bin. Chance alone gives
-    every bin a gap, so that the error is too high, most of all for a calibrated model. For the lower bound, the gaps
+    every bin a gap, so the error is too high, especially for a calibrated model. For the lower bound, the gaps
     are scaled down until, with noise from Student's distribution, an error as high as the computed one has the
     probability (1 - `sure`) / 2. The upper bound does not correct for the error's upward bias.
 

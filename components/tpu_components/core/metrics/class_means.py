@@ -1,4 +1,4 @@
-"""Estimates means over classes or labels: precision, recall, F1, ROC AUC and average precision."""
+"""Means over classes or labels: precision, recall, F1, ROC AUC and average precision."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ def count_classes(labels: np.ndarray, probabilities: np.ndarray) -> ClassCounts:
 
 
 def count_labels(labels: np.ndarray, probabilities: np.ndarray) -> ClassCounts:
-    """Count the labels, and those that are predicted, of two float[examples, labels]."""
+    """Count the true labels and the predicted labels of two float[examples, labels]."""
     true = np.where(labels > 0, 1.0, 0.0)
     predicted = np.where(probabilities > THRESHOLD, 1.0, 0.0)
     return ClassCounts(true * predicted, true, predicted)

@@ -1,4 +1,4 @@
-"""Compares the metrics of two models on the same examples: a challenger with the champion.
+"""Comparison of the metrics of two models on the same examples: a challenger with the champion.
 
 Both models predict the same examples, so the influence of an example on the difference of their metrics is the
 difference of its influences on the metrics, see `estimates`.

@@ -1,4 +1,4 @@
-"""The table of all metrics: what each is called, which values are better, and the function that estimates it.
+"""Table of all metrics: name, direction (which values are better), and the function that estimates the metric.
 
 Gate, report, command line and comparisons use this table. Importing it loads no library but NumPy.
 """

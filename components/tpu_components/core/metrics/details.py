@@ -1,4 +1,4 @@
-"""Describes predictions beyond single numbers: figures of every class, label or target, and curves."""
+"""Details of predictions beyond single numbers: figures of every class, label or target, and curves."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Estimates a metric, with the influence of every example on it.
+"""Estimates of metrics, with the influence of every example on them.
 
 The influence of an example is the first-order change of a metric with the weight of the example. The standard deviation
 of the influences divided by √n is the metric's standard error (the infinitesimal jackknife: Efron, 1982).

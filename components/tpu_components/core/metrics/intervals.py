@@ -1,4 +1,4 @@
-"""Computes confidence intervals of estimated metrics."""
+"""Confidence intervals of estimated metrics."""
 
 from collections.abc import Callable
 

@@ -54,7 +54,7 @@ def adapt(metric: Any, interface: Interface, has_one_output: bool) -> Any:
     def try_on(targets: np.ndarray, outputs: np.ndarray) -> str:
         try:
             return "its result is not one number" if np.ndim(result(targets, outputs)) else ""
-        except Exception as error:  # Keras and a metric of the user may raise anything.
+        except Exception as error:  # Keras and a user's metric may raise anything.
             return describe(error)
 
     def tells_apart(targets: np.ndarray, right: np.ndarray, wrong: np.ndarray) -> bool:
@@ -75,7 +75,7 @@ def convert_targets(
     is_softened: bool = False,
     tells_apart: Callable[[np.ndarray, np.ndarray, np.ndarray], bool] | None = None,
 ) -> Callable[..., Any]:
-    """Wrap a loss or metric so that it gets targets in the form that it takes: class numbers or one-hot vectors.
+    """Wrap a loss or metric so that it gets targets in the form that it expects: class numbers or one-hot vectors.
 
     For a user's model with one output, the function gets the same as in Keras: targets of 0 and 1, and the probability
     of the second class, both [batch, 1]. So `Precision` is the precision for the second class. A loss or metric for
@@ -95,7 +95,7 @@ def convert_targets(
         A function of the same arguments that accepts targets in either form.
 
     Raises:
-        InputError: If the function takes neither form, or takes only class numbers and the targets are vectors.
+        InputError: If the function supports neither form, or only class numbers although the targets are vectors.
     """
     num_classes = interface.num_classes
     has_numbers = interface.task_name == CLASSIFICATION
@@ -112,7 +112,7 @@ def convert_targets(
     problem = try_on((labels[:, None] == np.arange(num_classes)).astype(np.float32), outputs)
     takes_numbers = bool(problem) and not try_on(labels.astype(np.int32), outputs)
     if takes_numbers:
-        others = f"data.task={interface.task_name} gives a number for each class"
+        others = f"data.task={interface.task_name} has a number for each class"
         if has_numbers:
             others = "label_smoothing and mixup_alpha give a number for each class"
         problem = "" if has_numbers and not is_softened else f"it takes the number of a class; {others}"

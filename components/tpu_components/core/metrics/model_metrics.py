@@ -1,4 +1,4 @@
-"""Computes all metrics of a model on some examples."""
+"""All metrics of a model on some examples."""
 
 import dataclasses
 import functools
@@ -87,7 +87,7 @@ class ModelMetrics:
         return self.directions.get(name) or direction(name)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return `num_examples`, metrics and details as `evaluation.json` holds them; an undefined metric is None."""
+        """Return `num_examples`, metrics and details in the form of `evaluation.json`; an undefined metric is None."""
         metrics = {**dict.fromkeys(task_metrics(self.task)), **self.metrics}
         return {"num_examples": self.num_examples, **metrics, **self.details}
 
@@ -138,6 +138,6 @@ def _require_probabilities(task: str, outputs: np.ndarray) -> None:
         worst = max(outputs[outside[0]].tolist(), key=lambda value: abs(value - 0.5))
         ending = "a softmax" if task == CLASSIFICATION else "one sigmoid per label"
         raise InputError(
-            f"The model's output is refused: expected probabilities in [0, 1], received {worst:.4g} at "
-            f"index {outside[0]} ({len(outside)} of {len(outputs)} rows). End the model with {ending}."
+            f"Cannot evaluate the model's outputs: expected probabilities in [0, 1], received {worst:.4g} at index "
+            f"{outside[0]} ({len(outside)} of {len(outputs)} rows). End the model with {ending}."
         )

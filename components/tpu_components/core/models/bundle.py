@@ -1,4 +1,4 @@
-"""Bundle: a user's model as one file with its code and data files, so that it can run on another machine.
+"""Bundles: a user's model as one file with its code and data files, so that it can run on another machine.
 
 A bundle is a zip archive of the modules that the model's file imports and of the data files that they name, without the
 standard library, installed libraries and this project. A bundle's reference is its path, `ROOT/SHA256/NAME.zip`, or
@@ -74,13 +74,13 @@ def pack(model: str, files: Mapping[str, Path]) -> Bundle:
         files: The model's files, as {name relative to the folder of the model's modules: path}.
 
     Raises:
-        InputError: If a file lies outside the folder of the modules, contains credentials, or the files are too large.
+        InputError: If a file is outside the folder of the modules or contains credentials, or the files are too large.
     """
     outside = [name for name in files if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts]
     if outside:
         raise InputError(
-            f"The model {model!r} cannot travel: it names {outside[0]!r}, which lies outside its folder. Put it beside "
-            "the model's file, and open it as Path(__file__).parent / NAME."
+            f"Cannot bundle the model {model!r} for other machines: it uses {outside[0]!r}, which is outside its "
+            "folder. Move the file next to the model's file, and open it as Path(__file__).parent / NAME."
         )
     _check_may_travel(model, files)
     if model.endswith(".keras"):
@@ -101,19 +101,21 @@ def _check_may_travel(model: str, files: Mapping[str, Path]) -> None:
     largest = max(sizes, key=sizes.__getitem__)
     if (total := sum(sizes.values())) > _MOST_BYTES:
         raise InputError(
-            f"The model {model!r} cannot travel: expected files of at most {_MOST_BYTES:,} bytes, received {total:,}, "
-            f"most of them in {largest!r}. Put large files on gs://BUCKET/… and read them from there."
+            f"Cannot bundle the model {model!r} for other machines: expected at most {_MOST_BYTES:,} bytes of files, "
+            f"received {total:,}, most of them in {largest!r}. Put large files on gs://BUCKET/… and read them from "
+            "there."
         )
     for name, path in files.items():
         if sizes[name] <= _MOST_CREDENTIAL_BYTES and _opens_an_account(path.read_bytes()):
             raise InputError(
-                f"The model {model!r} cannot travel: its code names {name!r}, which holds credentials, and whoever "
-                "reads the bucket would have them. Take it out of the code; a step signs in as its service account."
+                f"Cannot bundle the model {model!r} for other machines: its code uses {name!r}, which contains "
+                "credentials, and everybody who can read the bucket could use them. Remove the file from the code: a "
+                "step signs in as its service account."
             )
 
 
 def _opens_an_account(content: bytes) -> bool:
-    """Return whether a file holds a private key in PEM, or is JSON with a `private_key` or Google credentials."""
+    """Return whether a file contains a private key in PEM, or is JSON with a `private_key` or Google credentials."""
     if _PRIVATE_KEY.search(content):
         return True
     try:
@@ -169,7 +171,9 @@ def fetch(reference: str) -> Opened:
     """
     match = _REFERENCE.fullmatch(reference)
     if match is None:
-        raise InputError(f"Cannot open the model {reference!r}: expected …/SHA256/NAME.zip or …/SHA256/NAME.keras.")
+        raise InputError(
+            f"Cannot open the bundle {reference!r}: expected the path …/SHA256/NAME.zip or …/SHA256/NAME.keras."
+        )
     return open_bundle(storage.read_bytes(reference), match[1], reference)
 
 
@@ -187,8 +191,8 @@ def open_bundle(content: bytes, digest: str, where: str) -> Opened:
     received = hashlib.sha256(content).hexdigest()
     if received != digest:
         raise InputError(
-            f"Refused the code in {where}: expected SHA-256 {digest[:16]}…, received {received[:16]}…. It has been "
-            "changed since; train again, or restore the file."
+            f"The code in {where} has been changed: expected SHA-256 {digest[:16]}…, received {received[:16]}…. "
+            "Restore the file, or train the model again."
         )
     folder = _scratch() / digest[:16]
     name = Path(where).name
@@ -204,8 +208,8 @@ def open_bundle(content: bytes, digest: str, where: str) -> Opened:
         return Opened(folder, str(folder / entry) if entry.endswith(".py") else entry)
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"Cannot open the code in {where}: expected a bundle of a model's code, received another file or a part of "
-            f"one ({describe(error)}). Give the place of a bundle that `tpu-pipelines compile` wrote."
+            f"Cannot open the code in {where}: expected a bundle of a model's code, received another or an incomplete "
+            f"file ({describe(error)}). Give the path of a bundle that `tpu-pipelines compile` wrote."
         ) from error
 
 
@@ -236,7 +240,7 @@ def importing_from(opened: Opened) -> Iterator[None]:
     sys.path.insert(0, str(opened.folder))
     importlib.invalidate_caches()
     try:
-        with contextlib.chdir(opened.folder):  # A module may open files beside it.
+        with contextlib.chdir(opened.folder):  # A module may open files next to it.
             yield
     finally:
         sys.path.remove(str(opened.folder))
@@ -258,7 +262,7 @@ def import_file(path: Path) -> ModuleType:
 
 @functools.cache
 def custom_objects(opened: Opened) -> dict[str, Any]:
-    """Import a bundle's modules; return the objects that they register with Keras, by registered name.
+    """Import a bundle's modules, and return the objects that they register with Keras, by registered name.
 
     Raises:
         InputError: If a module cannot be imported.
@@ -272,13 +276,14 @@ def custom_objects(opened: Opened) -> dict[str, Any]:
             return dict(registered)
     except Exception as error:  # User code may raise anything.
         raise InputError(
-            f"Cannot import the code that comes with the model: {describe(error)}. Install what it imports."
+            f"Cannot import the code that comes with the model: {describe(error)}. Install the libraries that it "
+            "imports."
         ) from error
 
 
 @contextlib.contextmanager
 def objects_of_keras_only() -> Iterator[dict[str, Any]]:
-    """Hide the objects that are registered with Keras in this process; yields those registered in the block."""
+    """Hide the objects that are registered with Keras in this process, and yield those registered in the block."""
     registered = keras.saving.get_custom_objects()
     before = dict(registered)
     registered.clear()

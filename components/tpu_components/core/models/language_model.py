@@ -38,13 +38,14 @@ class StepModel:
                 self._sizes += _state_sizes(layer)
             elif kind not in _POSITION_WISE or getattr(layer, "mask_zero", False):
                 raise InputError(
-                    f"The language model {model.name!r} cannot answer one character at a time: expected a Sequential "
-                    f"of {', '.join((*_RECURRENT, *_POSITION_WISE))}, recurrent ones forward with return_sequences, "
-                    f"embeddings without mask_zero, received {layer.name!r}, a {kind}. Build it from these."
+                    f"The language model {model.name!r} cannot predict one character at a time: expected a Sequential "
+                    f"of {', '.join((*_RECURRENT, *_POSITION_WISE))}, with return_sequences and without go_backwards "
+                    f"in recurrent layers and without mask_zero in embeddings, received the {kind} {layer.name!r}. "
+                    "Replace this layer."
                 )
         if not self._sizes:
             raise InputError(
-                f"The language model {model.name!r} remembers nothing of what it has read: expected at least one of "
+                f"The language model {model.name!r} has no memory: expected at least one layer of type "
                 f"{', '.join(_RECURRENT)}, received none. Add one."
             )
         self.state_size = sum(self._sizes)

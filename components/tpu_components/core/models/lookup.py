@@ -1,4 +1,4 @@
-"""Builds a model from its name: a registered name, a user's file or function, or a bundle."""
+"""Models by name: a registered name, a user's file or function, or a bundle."""
 
 import ast
 import dataclasses
@@ -40,10 +40,10 @@ _BROUGHT = "brought"  # Attribute of a model that holds a `Brought`; Keras does 
 UNITS_LAYER = "target_units"  # Last layer of a regression model: converts standardised outputs to the targets' units.
 PROBABILITIES_LAYER = "probabilities"  # Last layer added to a model that returns logits.
 BOTH_CLASSES_LAYER = "both_classes"  # Last layer added to a model that returns only the second class's probability.
-_FIRST_CLASS_LAYER = "first_class"  # The layer before it. A default name may be one of a `.keras` file's layers.
+_FIRST_CLASS_LAYER = "first_class"  # The layer before it. A default name could be in use in a `.keras` file.
 
 
-# A last layer with one of these activations is an error unless it is the task's. Custom activations are accepted.
+# A last layer with one of these activations is an error unless the task needs it. Custom activations are accepted.
 _ACTIVATIONS = ("linear", "softmax", "sigmoid", "hard_sigmoid", "log_softmax", "tanh", "relu", "softplus")
 
 
@@ -52,7 +52,7 @@ _NEUTRAL = ("Reshape", "Flatten", "Identity", "Squeeze", "ExpandDims", "Cast", "
 
 
 _TORCH_PACKAGES = ("torch", "torchvision", "pytorch_lightning", "lightning", "timm")
-_TORCH = " This is PyTorch code, and what is trained here is a Keras model: write it with keras.layers."
+_TORCH = " This is PyTorch code, but a Keras model is required: write it with keras.layers."
 
 
 _ENDINGS = {"linear": "without an activation", "softmax": "with softmax", "sigmoid": "with sigmoid"}
@@ -100,13 +100,13 @@ def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
     if name.endswith((".py", ".keras")):
         if not Path(name).is_file():
             raise InputError(
-                f"Cannot read the model {name!r}: there is no file {os.path.abspath(name)}. Check the path; it is "
-                "relative to where the command runs."
+                f"Cannot read the model {name!r}: there is no file {os.path.abspath(name)}. Check the path, which is "
+                "relative to the current folder."
             )
         if name.endswith(".keras") and parameters:
             raise InputError(
-                f"The model file {name!r} takes no parameters. Received: {sorted(parameters)}. Remove them, or give a "
-                ".py file."
+                f"The model file {name!r} does not accept parameters. Received: {sorted(parameters)}. Remove them, or "
+                "use a .py file."
             )
         if name.endswith(".py"):
             _check_parameters(name, _signature_in_file(Path(name)), parameters or {})
@@ -155,7 +155,7 @@ def _find_module(module_name: str) -> str:
         spec = None
     if spec is None or spec.origin is None:
         raise InputError(
-            f"Cannot import the model's module {module_name!r}: there is no such module. Check its name and the path."
+            f"Cannot import the model's module {module_name!r}: it does not exist. Check its name and the path."
         )
     return spec.origin
 
@@ -219,7 +219,7 @@ def _module_code(module: str) -> Code:
     root = file.parents[module.count(".") + (file.name == "__init__.py")]
     if not is_installed(root):
         return code_of([module], (root, *_own_folders()), (Path(),))
-    # The module may lie beside installed libraries: read only its own package.
+    # The module may be next to installed libraries: read only its own package.
     files = (root / module.partition(".")[0]).rglob("*.py") if "." in module else [file]
     return Code({path.relative_to(root).as_posix(): path for path in files}, frozenset())
 
@@ -263,9 +263,9 @@ def _builder(name: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
         ) from error
     if not callable(getattr(module, function, None)):
         raise InputError(
-            f"Cannot use the model {name!r}: expected a function {function}(image_shape, num_classes) in it, or for "
-            "texts (vocabulary_size, num_tokens, num_classes), and for a regression num_targets instead of num_classes."
-            + (_TORCH if any(map(_is_torch, vars(module).values())) else "")
+            f"Cannot use the model {name!r}: it does not define {function}(image_shape, num_classes), or, for texts, "
+            f"{function}(vocabulary_size, num_tokens, num_classes). Add it, for a regression with num_targets instead "
+            "of num_classes." + (_TORCH if any(map(_is_torch, vars(module).values())) else "")
         )
     return getattr(module, function), {} if name in REGISTRY else vars(module)
 
@@ -292,7 +292,7 @@ def explain(error: Exception) -> str:
 
 
 def _place_of(error: Exception) -> str:
-    """Return where an error arose in the user's code, as ` (model.py, line 3)`; empty if it arose elsewhere."""
+    """Return the line of the user's code that raised an error, as ` (model.py, line 3)`; empty for other code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_installed(Path(frame.filename)) and frame.filename != __file__]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
@@ -311,13 +311,13 @@ def build_model(
             reference of a bundle.
         interface: Required input and output.
         parameters: Hyper-parameters, passed on by name.
-        warn: Called with a warning, for example that a layer is added or that the input is not scaled.
+        warn: Function that gets each warning, for example that a layer is added or that the input is not scaled.
 
     Returns:
         A keras.Model, from dtype[batch, *input.shape] to float[batch, *output_shape]; see also `brought_by`. For a
         regression, a final `Rescaling` layer converts standardised outputs to the targets' units. For classification
         and multi-label data, a softmax or sigmoid is added to a model that returns logits. For two classes, a model may
-        return only the probability of the second class, float[batch, 1], as `Dense(1, activation="sigmoid")` does: the
+        return only the probability of the second class, float[batch, 1], as `Dense(1, activation="sigmoid")` does. The
         probability of the first class is then added.
 
     Raises:
@@ -346,16 +346,16 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
         model, module = _run_builder(name, interface, parameters)
     if not isinstance(model, keras.Model):
         raise InputError(
-            f"The model {name!r} is not a Keras model: expected a keras.Model, received {type(model).__name__}. Return "
-            f"one from {_BUILDER}." + (_TORCH if _is_torch(model) else "")
+            f"{name!r} is not a Keras model: expected a keras.Model, received {type(model).__name__}. Return a Keras "
+            f"model from {_BUILDER}." + (_TORCH if _is_torch(model) else "")
         )
     brought = _brought(name, model, module)
     if not getattr(model, "inputs", None):
         model = _called_on_input(name, model, interface)
     if isinstance(getattr(model, "output", None), dict):
         raise InputError(
-            f"The model {name!r} returns a mapping: expected a tensor. Return "
-            "keras.Model(inputs, outputs) with the tensor itself."
+            f"The output of the model {name!r} is a mapping: expected a tensor. Return keras.Model(inputs, outputs) "
+            "with the tensor itself."
         )
     expected = (None, *interface.input.shape), (None, *interface.output_shape)
     has_one_output = _may_have_one_output(interface) and model.output_shape == (None, 1)
@@ -366,8 +366,8 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
         )
     if isinstance(interface.input, ImageInput) and not _may_scale(model):
         warn(
-            f"The model {name!r} has no layer that scales its input. It gets pixels from 0 to 255, even if arrays held "
-            "numbers from 0 to 1. Begin it with keras.layers.Rescaling(1 / 255)."
+            f"The model {name!r} has no layer that scales its input. Its input is pixels from 0 to 255, even if the "
+            "source has numbers from 0 to 1. Begin it with keras.layers.Rescaling(1 / 255)."
         )
     task = interface.task
     activation = "sigmoid" if has_one_output else task.activation
@@ -383,7 +383,7 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
         units = keras.layers.Rescaling(list(interface.std), list(interface.mean), name=UNITS_LAYER, dtype="float32")
         answer = units(answer)
     elif has_one_output:
-        warn(f"The model {name!r} has one output: it is the probability of the second class.")
+        warn(f"The model {name!r} has one output, which is used as the probability of the second class.")
         first = keras.layers.Rescaling(-1.0, 1.0, name=_FIRST_CLASS_LAYER, dtype="float32")(answer)
         answer = keras.layers.Concatenate(name=BOTH_CLASSES_LAYER, dtype="float32")([first, answer])
     if answer is model.outputs[0]:
@@ -396,8 +396,8 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
             what = "a layer that adds the probability of the first class is added to a model with one output"
             advice = ', or end the model with keras.layers.Dense(num_classes, activation="softmax")'
         raise InputError(
-            f"Cannot train the model {name!r} by its own train_step: {what}, and the resulting model does not have it. "
-            f"Remove train_step{advice}."
+            f"Cannot train the model {name!r} with its own train_step: {what}, and the resulting model does not have "
+            f"it. Remove train_step{advice}."
         )
     try:
         # Not `model.input`, which a Sequential model lacks before it is called.
@@ -408,15 +408,15 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
         if not taken:
             raise
         raise InputError(
-            f"The model {name!r} has a layer with the name {taken!r}, which the layer that is added after its output "
-            "has. Rename it."
+            f"The model {name!r} has a layer with the name {taken!r}, which is reserved for the layer that is added "
+            "after its output. Rename it."
         ) from error
     vars(model)[_BROUGHT] = brought
     return model
 
 
 def _may_have_one_output(interface: Interface) -> bool:
-    """Return whether the probability of one class also gives that of the other."""
+    """Return whether one output is enough, because the probability of one class gives that of the other."""
     return interface.task_name == CLASSIFICATION and interface.num_classes == 2
 
 
@@ -435,7 +435,7 @@ def _advise_on_shape(name: str, model: Any, interface: Interface) -> str:
         return f"Begin it with keras.Input({shape if shape == 'image_shape' else '(num_tokens,)'})."
     last = _last_layer(interface.task)
     if isinstance(model.output_shape, list):
-        return f"Return keras.Model(inputs, output) with the one output that answers, which ends with {last}."
+        return f"Return keras.Model(inputs, output) with a single output, which ends with {last}."
     received = model.output_shape[1:]
     wanted = interface.output_shape
     if interface.task_name == LANGUAGE_MODEL:
@@ -451,14 +451,14 @@ def _advise_on_shape(name: str, model: Any, interface: Interface) -> str:
 
 
 def _advise_on_data(batch_shape: Any, interface: Interface) -> str:
-    """Return advice for a saved model, whose input shape is fixed: the settings that give the data this shape."""
+    """Return the settings that give the data the fixed input shape of a saved model, as advice."""
     shape = batch_shape[1:] if isinstance(batch_shape, tuple) else ()
     if None not in shape and len(shape) == len(interface.input.shape):
         if isinstance(interface.input, ImageInput) and shape[-1] in (1, 3):
             return f"Set data.image_size={shape[0]},{shape[1]} and data.channels={shape[2]}."
         if isinstance(interface.input, TextInput):
             return f"Set data.num_tokens={shape[0]}."
-    return f"Save the model again, beginning with keras.Input({interface.input.shape})."
+    return f"Save the model again with keras.Input({interface.input.shape}) as its input."
 
 
 def _brought(name: str, model: Any, module: Mapping[str, Any]) -> Brought:
@@ -492,16 +492,16 @@ def _as_metric(named: Any) -> Any:
 
 
 def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
-    """Call a subclassed or unbuilt model on a symbolic input; returns a functional model, which can be saved."""
+    """Call a subclassed or unbuilt model on a symbolic input, and return a functional model, which can be saved."""
     methods = ("train_step", "compute_loss")
     lost = [method for method in methods if getattr(type(model), method) is not getattr(keras.Model, method)]
     if lost:
         own = " and ".join(lost)
         kind = type(model).__name__
         raise InputError(
-            f"Cannot train the model {name!r} by its own {own}: a functional model is saved, without this class. "
-            f"Return {kind}(inputs, outputs) from {_BUILDER}, with inputs = keras.Input(…), or remove {own}; a layer's "
-            "add_loss may add to the loss."
+            f"Cannot train the model {name!r} with its own {own}: the model is saved as a functional model, without "
+            f"this class. Return {kind}(inputs, outputs) from {_BUILDER}, with inputs = keras.Input(…), or remove "
+            f"{own}; a layer may add to the loss with add_loss."
         )
     inputs = keras.Input(interface.input.shape, dtype=interface.input.dtype)
     if isinstance(model, keras.Sequential):
@@ -510,8 +510,8 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
         return keras.Model(inputs, model(inputs))
     except Exception as error:  # User code may raise anything.
         raise InputError(
-            f"The model {name!r} cannot be called on keras.Input({interface.input.shape}): {explain(error)}. Make "
-            "its layers in __init__, their variables in build, and use operations of keras.ops in call; or return "
+            f"Cannot call the model {name!r} on keras.Input({interface.input.shape}): {explain(error)}. Create its "
+            "layers in __init__ and their variables in build, and use keras.ops in call; or return "
             "keras.Model(inputs, outputs)."
         ) from error
 
@@ -534,15 +534,14 @@ def _check_ending(name: str, answer: Any, task: Task, activation: str) -> None:
         has_one_output = activation != task.activation
         last = 'keras.layers.Dense(1, activation="sigmoid")' if has_one_output else _last_layer(task)
         raise InputError(
-            f"The model {name!r} does not fit the data: their task is {task.name} ("
-            f"{what.get(task.name, 'numbers of any size')}), for which it must end {_ENDINGS[activation]}. "
-            f"Received: a last layer {_ENDINGS.get(ending, f'with {ending}')}. End it with {last}, or "
-            "change data.task."
+            f"The model {name!r} does not fit the task {task.name} ({what.get(task.name, 'numbers of any size')}): "
+            f"expected a last layer {_ENDINGS[activation]}, received one {_ENDINGS.get(ending, f'with {ending}')}. End "
+            f"it with {last}, or change data.task."
         )
 
 
 def _ending(output: Any) -> str:
-    """Return the Keras name of the activation that produces an output; if there is none, another name."""
+    """Return the Keras name of the activation that produces an output; without an activation, another name."""
     operation, node_index, _ = output._keras_history
     if isinstance(operation, keras.Model) and getattr(operation, "outputs", None):
         return _ending(operation.outputs[0])
@@ -571,17 +570,17 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
     wanted = [fact for fact in signature.parameters if fact in FACTS and fact not in facts]
     if wanted:
         raise InputError(
-            f"The model {name!r} is built from {', '.join(wanted)}, which the data, {interface.input.plural} for "
-            f"{interface.task.name}, do not have. Expected a model that is built from {', '.join(facts)}. Choose one, "
-            "or change data.task."
+            f"The model {name!r} needs {', '.join(wanted)}, which data of {interface.input.plural} for "
+            f"{interface.task.name} do not have. Choose a model whose function takes {', '.join(facts)}, or change "
+            "data.task."
         )
     try:
         signature.bind(**facts, **parameters)
     except TypeError as error:
         keywords = ", ".join(f"{argument}={value!r}" for argument, value in {**facts, **parameters}.items())
         raise InputError(
-            f"Cannot call the function of the model {name!r}, which takes {signature}: {error}. It is called with "
-            f"{keywords}, each by its name. Write def {getattr(builder, '__name__', _BUILDER)}({', '.join(facts)}), "
+            f"Cannot call the function of the model {name!r}, which takes {signature}: {error}. It is called with the "
+            f"keyword arguments {keywords}. Write def {getattr(builder, '__name__', _BUILDER)}({', '.join(facts)}), "
             "and give every other argument a default or a value in model.parameters."
         ) from error
     try:
@@ -606,11 +605,11 @@ def _load_keras_file(path: str, warn: Callable[[str], None]) -> Any:
         model = keras.saving.load_model(path, compile=False, safe_mode=True)
     except (ValueError, TypeError, OSError) as error:
         raise InputError(
-            f"Refused the model file {path!r}: it holds code of its own or is damaged ({explain(error)}). "
-            "Expected layers of Keras only. Give the model as a .py file that builds it."
+            f"Cannot load the model file {path!r}: it contains custom code or is damaged ({explain(error)}). Expected "
+            "only Keras's own layers. Use a .py file that builds the model."
         ) from error
     warn(
-        f"The model {path!r} is compiled with a loss or metric that is not Keras's own: training does not use what it "
-        "is compiled with. Give the model as a .py file to keep it."
+        f"The model {path!r} is compiled with a custom loss or metric, which cannot be loaded: training ignores what "
+        "the model is compiled with. Use a .py file to keep it."
     )
     return model

@@ -26,9 +26,9 @@ _CODE, _METRICS = "code_sha256", "metrics"
 
 
 _ADVICE = (
-    "Put @keras.saving.register_keras_serializable() above every class and function of its own that the model holds, "
-    "give a class a get_config that returns what its __init__ takes, a keras.Model always, and write no lambda: a "
-    "registered function instead."
+    "Put @keras.saving.register_keras_serializable() above every custom class and function of the model. Give each "
+    "class a get_config that returns the arguments of its __init__, also a keras.Model. Use a registered function "
+    "instead of a lambda."
 )
 
 
@@ -70,8 +70,8 @@ def load_trained_model(directory: Path, weights_file: str = BEST_WEIGHTS_FILE, i
         The keras.Model, not compiled.
 
     Raises:
-        InputError: If a file is missing or damaged, or the architecture refers to code that is neither Keras's own nor
-            in `code.zip`.
+        InputError: If a file is missing or damaged, or the architecture refers to custom code that is not in
+            `code.zip`.
     """
     path = directory / ARCHITECTURE_FILE
     try:
@@ -97,8 +97,8 @@ def load_trained_model(directory: Path, weights_file: str = BEST_WEIGHTS_FILE, i
         raise
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise InputError(
-            f"Cannot load the model in {directory}: it holds code of its own or is damaged ({explain(error)}). "
-            "Expected layers of Keras only. Train it again with train_model."
+            f"Cannot load the model in {directory}: it contains custom code or is damaged ({explain(error)}). Expected "
+            "only Keras's own layers. Train it again with train_model."
         ) from error
     return model
 
@@ -112,11 +112,11 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
         task: Task of the model.
 
     Returns:
-        The custom code to save with the model; None if it has only Keras's own layers and metrics.
+        The custom code to save with the model; None if all layers and metrics are Keras's own.
 
     Raises:
-        InputError: If the model uses code that is neither Keras's own nor registered by the model's modules, or is a
-            language model without a step function (see `StepModel`).
+        InputError: If the model uses custom code that its modules do not register with Keras, or is a language model
+            without a step function (see `StepModel`).
     """
     try:
         config = _config_of(model)
@@ -129,17 +129,16 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
         code = None if name.endswith(".keras") else bundle_of(name)
         if code is None:
             raise InputError(
-                f"The model {name!r} cannot be rebuilt without its code ({explain(failure)}), as evaluation "
-                "and export have to. Give it as a .py file or module:function, whose code is kept with the model."
+                f"Evaluation and export cannot rebuild the model {name!r} without its code ({explain(failure)}). Use a "
+                ".py file or module:function, whose code is saved with the model."
             ) from failure
         objects = custom_objects(open_bundle(code.content, code.digest, code.name))
         rebuilt, failure = _try_to_rebuild(config, objects)
         if failure is not None:
             raise InputError(
-                f"The model {name!r} cannot be rebuilt from its file ({explain(failure)}), as evaluation "
-                f"and export have to. {_ADVICE}"
+                f"Evaluation and export cannot rebuild the model {name!r} from its file ({explain(failure)}). {_ADVICE}"
             ) from failure
-    set_measured(model, measured_by(rebuilt))  # Copies for validation; the compiled step has its own.
+    set_measured(model, measured_by(rebuilt))  # Copies for validation; the compiled step has its own metrics.
     del rebuilt, failure
     gc.collect()  # Frees the second model's device memory; it has reference cycles.
     if task == LANGUAGE_MODEL:
@@ -148,7 +147,7 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
 
 
 def _try_to_rebuild(config: dict[str, Any], objects: dict[str, Any]) -> tuple[Any, Exception | None]:
-    """Return the model of a configuration and None; or None and the error, which may be any that Keras raises."""
+    """Return the model of a configuration and None; or None and any error that Keras raises."""
     try:
         return _rebuild(config, objects), None
     except Exception as error:

@@ -1,9 +1,9 @@
-"""Blocks of a report: described once, and rendered as HTML, for a terminal or as Markdown.
+"""Blocks of a report, which are rendered as HTML, for a terminal or as Markdown.
 
 `Block` lists the types. A plain text is a paragraph. Figures, cards, passages or drawings in a list are shown side by
-side. `page.render` makes an HTML page of blocks. `as_text` makes lines for a terminal, and `as_markdown` Markdown; both
-leave out matrices and everything that is shown side by side, and `as_text` leaves out markup. A `Markup` is written in
-the language of the output, HTML or Markdown, and is not escaped.
+side. `page.render` renders blocks as an HTML page, `as_text` for a terminal, and `as_markdown` as Markdown. The last
+two leave out matrices and everything that is shown side by side, and `as_text` leaves out markup. A `Markup` is written
+in the language of the output, HTML or Markdown, and is not escaped.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class Cell:
     Attributes:
         text: The text.
         look: CSS classes: `good`, `bad`, `note`, `best`, or `path` for a text that may break at any character.
-        share: Length of a bar beside the text, or strength of its colour, from 0 to 1; None for neither.
+        share: Length of a bar next to the text, or strength of its colour, from 0 to 1; None for neither.
         hint: Tooltip on a page, for cells of a `Matrix` and a `Passage`.
         link: URL of a link; empty for plain text.
         strong: Whether Markdown shows it in bold type.
@@ -92,7 +92,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Names with values. A pair without a value is left out; a value without a name continues the value before it."""
+    """Names with values. A pair without a value is left out; a value without a name continues the previous value."""
 
     pairs: Sequence[tuple[str, str]]
 
@@ -181,7 +181,7 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class Passage:
-    """A text in parts. `share` colours a part; the look `read` marks one that was not predicted. Keeps line breaks."""
+    """A text in parts, with its line breaks. `share` colours a part; the look `read` marks an unpredicted part."""
 
     title: str
     parts: Sequence[Cell]
@@ -226,7 +226,7 @@ def as_markdown(blocks: Sequence[Block], level: int = 1) -> str:
     """Return blocks as Markdown, separated by empty lines.
 
     Args:
-        blocks: The blocks; sections and tables without content are left out. A `Markup` is Markdown already.
+        blocks: The blocks; sections and tables without content are left out. A `Markup` must be Markdown.
         level: Level of the headings of sections, from 1 to 6.
     """
     return "\n\n".join(filter(None, (_render(block, level) for block in blocks)))

@@ -1,4 +1,4 @@
-"""Shows results in a Python console, in a notebook and as a pandas DataFrame."""
+"""Results in a readable form for Python consoles, notebooks and pandas."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from tpu_components.core.base.terminal import visible
 
 
 class Displayed:
-    """Base class of results that consoles, notebooks and pandas show readably. Its dataclasses need `repr=False`."""
+    """Base class of results with a readable form for consoles, notebooks and pandas. Subclasses need `repr=False`."""
 
     def __str__(self) -> str:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Markdown from untrusted text: escapes names of classes, columns and files, so that they are shown as text."""
+"""Markdown from untrusted text, such as names of classes, columns and files, which is escaped and shown as text."""
 
 import re
 
@@ -46,7 +46,7 @@ def escape(text: str) -> str:
 
 
 def in_markdown(text: str) -> str:
-    """Return Markdown that shows a text as it is, on one line. A `Markup` is Markdown already and is returned."""
+    """Return Markdown that shows a text unchanged, on one line. A `Markup`, which is Markdown, is returned as it is."""
     return text if isinstance(text, markupsafe.Markup) else escape(plain(text))
 
 

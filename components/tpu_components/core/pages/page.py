@@ -132,7 +132,7 @@ def draw(name: str, x_label: str, y_label: str, plot: Callable[["Axes"], None]) 
 
 
 def legend(axes: "Axes") -> None:
-    """Move the legend below the drawing, so that it covers no curve; the drawing becomes higher."""
+    """Move the legend below the drawing, which becomes higher, so that the legend covers no curve."""
     from matplotlib.figure import Figure
 
     _, labels = axes.get_legend_handles_labels()
@@ -144,7 +144,7 @@ def legend(axes: "Axes") -> None:
 
 
 def mark_epochs(axes: "Axes") -> None:
-    """Put the ticks of the horizontal axis at whole epochs, also if there is only one epoch."""
+    """Put the ticks of the horizontal axis at whole epochs, even if there is only one epoch."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

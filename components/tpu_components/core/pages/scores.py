@@ -1,4 +1,4 @@
-"""Formats the metrics of an evaluation, with confidence intervals and the champion's metrics."""
+"""Formatted metrics of an evaluation, with confidence intervals and the champion's metrics."""
 
 import dataclasses
 import math
@@ -125,7 +125,7 @@ def list_scores(
 
 
 def scores_of(evaluation: Evaluation) -> list[Score]:
-    """Return the metrics that the gate used: if examples were left out, the metrics on the remaining examples."""
+    """Return the metrics that the gate used; if examples were left out, these are for the remaining examples."""
     judged = judged_figure(evaluation.metrics)
     if not judged:
         return []

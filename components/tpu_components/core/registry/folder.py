@@ -58,7 +58,7 @@ class ModelRegistry:
 
     def __init__(self, root: Path | str, model_name: str) -> None:
         if not str(root) or not Location(root).is_path:
-            raise InputError(f"A registry is a folder on this machine. Received: {str(root)!r}.")
+            raise InputError(f"The registry must be a folder on this machine. Received: {str(root)!r}.")
         check_registry(str(root), model_name)
         self.root = Path(root)
         self.model_name = model_name
@@ -68,26 +68,26 @@ class ModelRegistry:
         """Check that the model is registered.
 
         Raises:
-            InputError: If the registry has no such model.
+            InputError: If the registry does not have the model.
         """
         if not self.directory.is_dir():
             known = [model.model_name for model in list_models(self.root)]
             raise InputError(
                 f"There is no model {self.model_name!r} in {self.root}: expected one of "
-                f"{', '.join(known) or 'none, since nothing is registered'}.{did_you_mean(self.model_name, known)}"
+                f"{', '.join(known) or 'no name, because nothing is registered'}.{did_you_mean(self.model_name, known)}"
             )
 
     def versions(self) -> tuple[Version, ...]:
-        """Return all readable versions, the oldest first; a warning names each of the others.
+        """Return all readable versions, the oldest first; each unreadable version gives a warning.
 
-        Someone may have copied a registry without all of its files. Its other versions stay usable.
+        If a registry was copied without some of its files, the other versions stay usable.
         """
         versions = []
         for path in self._version_dirs():
             try:
                 versions.append(Version.load(path))
             except InputError as error:
-                _warn_once(f"warning: version {path.name} of {self.model_name!r} is passed over. {error}")
+                _warn_once(f"warning: version {path.name} of {self.model_name!r} is skipped. {error}")
         return tuple(versions)
 
     def numbers(self) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ class ModelRegistry:
         if number not in known:
             raise InputError(
                 f"{self.model_name!r} has no version {number!r} in {self.root}: expected one of "
-                f"{', '.join(known) or 'none, since nothing is registered'}.{did_you_mean(number, known)}"
+                f"{', '.join(known) or 'no name, because nothing is registered'}.{did_you_mean(number, known)}"
             )
         return Version.load(self._versions_dir / number)
 
@@ -143,7 +143,7 @@ class ModelRegistry:
         Args:
             alias: Alias, for example `champion`, or the number of a version. A run passes the number that the alias had
                 when the run started.
-            digest: Digest of the model that wants the alias; see `model_digest`.
+            digest: Digest of the model that would get the alias; see `model_digest`.
 
         Returns:
             The version; None if there is none to beat.
@@ -160,14 +160,14 @@ class ModelRegistry:
         digests |= {version.number: version.model_digest for version in self.versions()}
         for move in reversed(moves):
             if move.by == GATE and digests.get(move.version) == digest != digests.get(move.previous):
-                # An unreadable version is an error here: without it there would be nothing to beat.
+                # An unreadable version is an error here, because there would be nothing to beat without it.
                 return self.version(move.previous) if move.previous in self.numbers() else None
         return None
 
     def register(
         self, model_dir: Path, export_dir: Path, *, signing_key: str = "", **facts: Unpack[VersionFacts]
     ) -> Version:
-        """Add a version, or return the existing version with this content. No alias moves.
+        """Add a version without an alias, or return the existing version with this content.
 
         An existing version is not changed, even if it is unsigned: only files that this call has written are signed.
 
@@ -218,8 +218,8 @@ class ModelRegistry:
     def check_not_rolled_back(self, number: str, alias: str) -> None:
         """Check that no rollback took an alias from a version, or from another version of the same model.
 
-        Two exports of one trained model are two versions: another release of LiteRT is enough. A rollback between them
-        concerns only the export. A move by hand back to an earlier version is a rollback, too; one to a later version
+        Two exports of one trained model, for example with two releases of LiteRT, are two versions. A rollback between
+        them concerns only the export. A move by hand to an earlier version is a rollback too; a move to a later version
         cancels a rollback.
 
         Raises:
@@ -231,7 +231,7 @@ class ModelRegistry:
         same_model |= {move.version for move in moves if move.model_digest == version.model_digest}  # Deleted since.
         back = _moves_back(moves)
         for numbers in ({version.number}, same_model):
-            # A move between two versions of the model neither gives it the alias nor takes it.
+            # A move between two versions of the model does not change whether the model has the alias.
             of_these = [i for i, move in enumerate(moves) if (move.version in numbers) != (move.previous in numbers)]
             if of_these and of_these[-1] in back and moves[of_these[-1]].previous in numbers:
                 rollback = moves[of_these[-1]]
@@ -276,8 +276,8 @@ class ModelRegistry:
                     stack.append(move.version)
             if len(stack) < 2:
                 raise InputError(
-                    f"Cannot roll {alias} of {self.model_name!r} back: expected an earlier one, received "
-                    f"{'only version ' + stack[0] if stack else 'none at all'} in {self.root}."
+                    f"Cannot roll back {alias} of {self.model_name!r} in {self.root}: expected an earlier version, "
+                    f"received {'only version ' + stack[0] if stack else 'no version'}."
                 )
             version = self.version(stack[-2])
             if verify_key:
@@ -312,13 +312,13 @@ class ModelRegistry:
                 typed_json.decode(path.read_bytes()), Mapping[str, tuple[Move, ...]], any_version=True
             )
             if not all(re.fullmatch(VERSION_NUMBER, move.version) for of_one in moves.values() for move in of_one):
-                raise ValueError("a move to what is no version")
+                raise ValueError("a move to an invalid version")
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError) as error:
             raise InputError(
                 f"Cannot read {path}: expected aliases and their moves, received something else ({error!r}). The "
-                "versions beside it are unharmed. Restore it from a backup; or remove it and name the champion again: "
+                "versions are not affected. Restore the file from a backup; or remove it and set the champion again: "
                 f"tpu-pipelines registry promote {self.model_name} VERSION."
             ) from error
         return {alias: of_one for alias, of_one in moves.items() if of_one}
@@ -351,7 +351,7 @@ def _moves_back(moves: Sequence[Move]) -> set[int]:
 def fill_version(
     directory: Path, model_dir: Path, export_dir: Path, name: str, signing_key: str, **facts: Unpack[VersionFacts]
 ) -> None:
-    """Write the files of a version and its version.json. Arguments as in `register`; `name` is `Version.name`."""
+    """Write a version's files and version.json. The arguments are those of `register`, and `name` is `Version.name`."""
     storage.copy_tree(model_dir, directory / MODEL_DIR)
     storage.copy_tree(export_dir, directory / EXPORT_DIR)
     if facts.get("card"):
@@ -379,7 +379,7 @@ def fill_version(
 
 
 def list_models(root: Path) -> tuple[ModelRegistry, ...]:
-    """Return the `ModelRegistry` of each model in a folder, sorted by name; other folders are passed over."""
+    """Return the `ModelRegistry` of each model in a folder, sorted by name; other folders are skipped."""
     names = [path.parent.name for path in sorted(root.glob(f"*/{VERSIONS_DIR}"))]
     return tuple(ModelRegistry(root, name) for name in names if re.fullmatch(MODEL_NAME, name))
 

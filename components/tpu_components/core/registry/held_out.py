@@ -5,9 +5,9 @@ All decisions on a test set share one family-wise error rate, see `spend`.
     REGISTRY/MODEL/tests/TEST_SET/examples.npy   all its example IDs so far, ID_TYPE[…], see `example_ids`
     REGISTRY/MODEL/tests/TEST_SET/DIGEST.json    decision on the model with this digest
 
-A decision is recorded before its model can be promoted. It counts once, whatever its result, and however often the
-evaluation is repeated. If another decision is recorded after the count, the gate decides again, with the next number.
-A bucket has no lock, so two decisions at the same moment may get the same number there.
+A decision is recorded before its model can be promoted. It counts once, whatever its result, and even if the evaluation
+is repeated. If another decision is recorded after the count, the gate decides again, with the next number. A bucket has
+no lock, so two simultaneous decisions may get the same number there.
 """
 
 import contextlib
@@ -65,8 +65,8 @@ class HeldOutSet:
         place: Folder of all test sets of a registered model.
         name: Name of this test set.
         examples: IDs of all examples that the test set has ever had, including the current ones, ID_TYPE[…].
-        before: Earlier decisions on all test sets, oldest first. If this test set was used before to judge the model,
-            only the decisions before that one.
+        before: Earlier decisions on all test sets, oldest first. If the model was judged on this test set before, only
+            the decisions before that one.
         same: Earlier decision on the model on this test set; None if there is none.
         names: Names of all test sets that have at least half of the current examples: `name`, and others if the file of
             an earlier version was converted after it had been counted as another test set.
@@ -89,7 +89,7 @@ class HeldOutSet:
             place: Folder of all test sets of a registered model, local or in a bucket.
             identities: IDs of the examples, ID_TYPE[num_examples], or uint64[num_examples] of scheme 1; see
                 `example_ids`.
-            model: Digest of the model that is to be judged.
+            model: Digest of the model to judge.
 
         Raises:
             InputError: If a file in `place` cannot be read.
@@ -100,7 +100,7 @@ class HeldOutSet:
         files = storage.list_known(place)
         for file in files:
             if not file.name.endswith((".json", EXAMPLES_FILE)):
-                continue  # Of an editor, or a note; not of this registry.
+                continue  # A file of an editor or a note, not of this registry.
             content = storage.read_bytes(place.child(file.name))
             try:
                 if file.name.endswith(EXAMPLES_FILE):
@@ -112,7 +112,7 @@ class HeldOutSet:
             except (ValueError, TypeError, KeyError, OSError) as error:
                 raise InputError(
                     f"Cannot read {place}/{file.name}: expected a decision on a test set, received {error}. Restore it "
-                    f"from a backup, or remove {place}: the decisions are counted anew then."
+                    f"from a backup, or remove {place} to start counting decisions again."
                 ) from error
         shares = {name: float(are_among(identities, some).mean()) for name, some in sets.items()}
         name = max(shares, key=lambda each: shares[each], default="")
@@ -164,8 +164,8 @@ class HeldOutSet:
     ) -> bool:
         """Record a decision, unless another one on this test set was recorded since the earlier ones were read.
 
-        A repeated decision on the same model and test set keeps its time and thus its number. It is rewritten only if
-        it promotes the model and the recorded one did not.
+        A repeated decision on the same model and test set keeps its time and therefore its number. It is rewritten only
+        if it promotes the model and the recorded decision did not.
 
         Args:
             model: Digest of the model.
@@ -174,7 +174,7 @@ class HeldOutSet:
             rivals: See `PastDecision`.
 
         Returns:
-            Whether the decision is recorded. If not, its number has changed: find the test set again, and decide again.
+            Whether the decision is recorded. If not, its number has changed: find the test set and decide again.
 
         Raises:
             InputError: If the decision cannot be written.
@@ -227,15 +227,15 @@ class HeldOutSet:
 def _say_old_ids(file: str, count: int) -> None:
     progress.say(
         "evaluate_model",
-        f"warning: this test set is counted as a new one. {count} test sets from an earlier version, such as {file}, "
-        "have IDs that depend on the settings of the records (image_size, encoding …). If this test set is one of "
-        "them, write the records once with the original settings, and convert the file: "
+        f"warning: this test set counts as a new one. {count} test sets from an earlier version, such as {file}, have "
+        "IDs that depend on the settings of the records (image_size, encoding …). If this test set is one of them, "
+        "write the records once with the original settings, and convert the file: "
         f"python -m tpu_components.create_tfrecords.convert_ids RECORDS {shlex.quote(file)}",
     )
 
 
 def spend(whole: float, planned: int, promoted: Sequence[bool]) -> float:
-    """Return the significance level of the next decision on a test set, so that all have the level `whole` together.
+    """Return the significance level of the next decision on a test set, so that all together have the level `whole`.
 
     Decision k of n gets a level proportional to 1/k; the levels of all n add up to `whole`. If the previous decision
     promoted, its level is added. This online fallback procedure (Tian and Ramdas, Statistical Methods in Medical

@@ -1,4 +1,4 @@
-"""Opens a registry by its path: a local folder, or Vertex AI's Model Registry."""
+"""Registries by path: a local folder, or Vertex AI's Model Registry."""
 
 import dataclasses
 import re
@@ -37,7 +37,7 @@ class ModelReference(NamedTuple):
 
 
 def parse_reference(text: str) -> ModelReference | None:
-    """Parse `REGISTRY/MODEL@VERSION_OR_ALIAS`; returns None if the text has another form or is an existing path.
+    """Parse `REGISTRY/MODEL@VERSION_OR_ALIAS`, or return None if the text has another form or is an existing path.
 
     Example:
         >>> referred = parse_reference("runs/registry/digits@champion")
@@ -82,8 +82,8 @@ def origin_of(text: str) -> Origin | None:
     version = referred.find()
     if version is None:
         raise InputError(
-            f"There is no {referred.version!r} of {registry.model_name!r} in {registry.root}: expected a version to "
-            "compare with. Name its number, or promote one."
+            f"No version of {registry.model_name!r} in {registry.root} is the {referred.version}: expected a version "
+            "to compare with. Use a version number, or promote a version."
         )
     return origin_of_version(registry.model_name, version)
 

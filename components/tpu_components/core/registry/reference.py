@@ -10,7 +10,7 @@ CHAMPION = "champion"
 
 
 MODEL_DIR, EXPORT_DIR, VERSIONS_DIR = "model", "export", "versions"
-SIGNATURE_FILE = "model.sig"  # Signs the folder that contains it: a version or its export.
+SIGNATURE_FILE = "model.sig"  # Signature of the folder that contains it: a version or its export.
 
 
 # Causes of a move: the gate of a run, a manual promotion, a rollback.
@@ -57,7 +57,7 @@ def version_name(model_name: str, number: str) -> str:
 
 
 def as_label(digest: str) -> str:
-    """Return the first 63 characters of a digest, which are all that a label on Vertex AI can hold.
+    """Return the first 63 characters of a digest, the longest label on Vertex AI.
 
     Registries compare the digests of models in this form.
     """
@@ -65,7 +65,7 @@ def as_label(digest: str) -> str:
 
 
 def is_on_vertex(root: str) -> bool:
-    """Return whether a registry is Vertex AI's.
+    """Return whether a registry is on Vertex AI.
 
     Example:
         >>> is_on_vertex("projects/my-project/locations/us-west1/models"), is_on_vertex("runs/registry")
@@ -83,14 +83,14 @@ def check_registry(root: str, model_name: str) -> None:
     if root.startswith("projects/") and "/locations/" in root and not is_on_vertex(root):
         raise InputError(
             f"Cannot use the registry {root!r}: expected a folder, or projects/PROJECT/locations/REGION/models for "
-            "Vertex AI's. The model's name and version do not belong there: deploy.model_name, deploy.alias."
+            "Vertex AI. Set the model's name and alias in deploy.model_name and deploy.alias instead."
         )
     form = MODEL_NAME
-    words = "letters, digits, '-', '_' and '.', at most 64"
+    words = "at most 64 letters, digits, '-', '_' and '.'"
     if is_on_vertex(root):
         form = VERTEX_MODEL_NAME
         words = (
-            "lower-case letters, digits, '-' and '_', not a digit or '-' first, at most 63, on Vertex AI. Set "
+            "at most 63 lower-case letters, digits, '-' and '_' on Vertex AI, the first not a digit or '-'. Set "
             "deploy.model_name"
         )
     if not re.fullmatch(form, model_name):
@@ -98,13 +98,15 @@ def check_registry(root: str, model_name: str) -> None:
 
 
 def check_alias(alias: str, root: str = "") -> str:
-    """Return an alias if it is valid in a registry; `root` is needed only for Vertex AI's.
+    """Return an alias if it is valid in a registry; `root` is needed only for Vertex AI.
 
     Raises:
-        InputError: If it is not valid.
+        InputError: If it is invalid.
     """
     if len(alias) == 1 and is_on_vertex(root):  # model.proto: version_aliases
         raise InputError(f"Cannot use the alias {alias!r}: expected at least two characters on Vertex AI.")
     if not re.fullmatch(ALIAS, alias):
-        raise InputError(f"Cannot use the alias {alias!r}: expected lower-case letters, digits and '-', as 'champion'.")
+        raise InputError(
+            f"Cannot use the alias {alias!r}: expected lower-case letters, digits and '-', such as 'champion'."
+        )
     return alias

@@ -1,4 +1,4 @@
-"""Signatures of versions, in the format of OpenSSF Model Signing, whose command can verify them too.
+"""Signatures of versions in the format of OpenSSF Model Signing, whose command can verify them too.
 
     model_signing verify key VERSION --signature VERSION/model.sig --public_key FILE
 
@@ -26,15 +26,15 @@ from tpu_components.core.registry.versions import VERSION_FILE, Version
 
 PASSWORD_VARIABLE = "TPU_PIPELINES_SIGNING_PASSWORD"
 _PEM_START = "-----BEGIN"
-_MOST_KEY_BYTES = 16_384  # Of PEM. A P-521 key has 400 bytes; a pipe buffers this size without a reader.
+_MOST_KEY_BYTES = 16_384  # Bytes of PEM. A P-521 key has 400; a pipe buffers this size without a reader.
 _MOST_CHARACTERS = 400  # Limit for the library's messages, which may list every file.
-_DIFFERENCES = {  # The library's messages about differences, and our replacements.
+_DIFFERENCES = {  # The library's messages about differences, and their replacements.
     "^Extra files found in model '.*?': ": "added: ",
     "^Missing files in model '.*?': ": "missing: ",
     "^Hash mismatch for '(.*)': Expected .*$": r"changed: \1",
 }
 _WANTED = "key in PEM of the curve P-256, P-384 or P-521"
-# Files beside an export in a version. One is enough to recognise a version from which others were removed.
+# Files next to an export in a version. One is enough to recognise a version from which others were removed.
 _BESIDE = (VERSION_FILE, SIGNATURE_FILE, f"{MODEL_DIR}/{MODEL_FILE}")
 
 
@@ -46,7 +46,7 @@ def sign_version(directory: Path, signing_key: str) -> None:
         signing_key: File of the private key, local or in a bucket. Its password is TPU_PIPELINES_SIGNING_PASSWORD.
 
     Raises:
-        InputError: If the key cannot be read or is of an unsupported type.
+        InputError: If the key cannot be read or has an unsupported type.
     """
     for folder in (directory / EXPORT_DIR, directory):
         _sign(folder, signing_key)
@@ -72,8 +72,8 @@ def verify_version(directory: Path, verify_key: str, uri: str = "", name: str = 
         signed = Version.load(directory).name
         if signed not in (name, ""):
             raise InputError(
-                f"Refused {place}: expected {name}, received {signed}, which is signed as well and was put in its "
-                "place. Restore it from a backup, or take another version."
+                f"Refused {place}: expected {name}, received {signed}, a signed version that has replaced it. Restore "
+                "it from a backup, or use another version."
             )
 
 
@@ -86,7 +86,7 @@ def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
         uri: Source of the folder, for messages; empty is the folder itself.
 
     Raises:
-        InputError: If files differ, the signature is missing or of another key, or the key cannot be read.
+        InputError: If files differ, the signature is missing or made with another key, or the key cannot be read.
     """
     folder = folder.resolve()
     signature = folder / SIGNATURE_FILE
@@ -94,13 +94,13 @@ def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
     _require_ordinary(folder, uri or str(folder))
     refused = f"Refused {uri or folder}: expected a signature that {_name(verify_key)} verifies, received"
     if not signature.is_file():
-        raise InputError(f"{refused} no {SIGNATURE_FILE} in it. Sign it, or take a version that is signed.")
+        raise InputError(f"{refused} no {SIGNATURE_FILE}. Sign it, or use a signed version.")
     try:
         config.verify(folder, signature)
         if unsigned := _unsigned_files(folder, signature):
-            raise InputError(f"files that its signature leaves out: {', '.join(unsigned)}")
+            raise InputError(f"unsigned files: {', '.join(unsigned)}")
     except Exception as error:  # A forged signature may raise anything in the library.
-        raise InputError(f"{refused} {_fault(error)}. Restore it from a backup, or take another version.") from error
+        raise InputError(f"{refused} {_fault(error)}. Restore it from a backup, or use another version.") from error
 
 
 def fetch_verified(uri: str, verify_key: str, scratch: Path, name: str = "") -> Path:
@@ -126,7 +126,7 @@ def fetch_verified(uri: str, verify_key: str, scratch: Path, name: str = "") -> 
             folder = shutil.copytree(folder, scratch / "verified", symlinks=True)
         except OSError as error:
             reason = (error.strerror or "not every file can be read").lower()
-            raise InputError(f"Cannot copy {copied}, to verify what is loaded: {reason}. Check its modes.") from error
+            raise InputError(f"Cannot copy {copied} to verify it: {reason}. Check its permissions.") from error
     _verify(folder, verify_key, uri, version, name)
     return folder / EXPORT_DIR if version else folder
 
@@ -161,7 +161,7 @@ def _verify(folder: Path, verify_key: str, uri: str, version: str, name: str) ->
 def _find_version(uri: str, name: str) -> tuple[str, str]:
     """Return folder and name of the version that an export belongs to; empty if there is none.
 
-    A version is recognised by its path, its name, or any file beside the export, since single files could be removed.
+    A version is recognised by its path, its name, or any file next to the export, since single files could be removed.
     """
     is_remote = Location(uri).is_remote
     texts = (Location(uri).folder,) if is_remote else (os.path.abspath(uri), os.path.realpath(uri))
@@ -185,7 +185,7 @@ def try_keys(signing_key: str, verify_key: str) -> None:
     """Check that the signing key works, and that the verify key belongs to it. Empty keys are not checked.
 
     Raises:
-        InputError: If a key cannot be read, or the keys are no pair.
+        InputError: If a key cannot be read, or the keys do not match.
     """
     with tempfile.TemporaryDirectory(prefix="keys-") as folder:
         if signing_key:
@@ -196,8 +196,8 @@ def try_keys(signing_key: str, verify_key: str) -> None:
                 verify_folder(Path(folder), verify_key)
             except InputError as error:
                 raise InputError(
-                    f"signing_key and verify_key are no pair: {_name(verify_key)} does not verify what {signing_key} "
-                    f"signs. Write the public key anew: openssl ec -in {signing_key} -pubout -out FILE."
+                    f"signing_key and verify_key do not match: {_name(verify_key)} does not verify signatures of "
+                    f"{signing_key}. Write the public key again: openssl ec -in {signing_key} -pubout -out FILE."
                 ) from error
 
 
@@ -205,7 +205,7 @@ def public_key_text(verify_key: str) -> str:
     """Return a public key as PEM, for a server; empty if `verify_key` is empty.
 
     Raises:
-        InputError: If the key cannot be read, or is no public key.
+        InputError: If the key cannot be read, or is not a public key.
     """
     return _read_public(verify_key).decode() if verify_key else ""
 
@@ -220,7 +220,7 @@ def _sign(folder: Path, signing_key: str) -> None:
 
     config = signing.Config().set_hashing_config(_hashing())
     password: Any = os.environ.get(PASSWORD_VARIABLE, "").encode() or None  # The library accepts bytes.
-    what = f"sign with {_name(signing_key)}, its password being that of {PASSWORD_VARIABLE}, if any"
+    what = f"sign with {_name(signing_key)} and the password in {PASSWORD_VARIABLE}, if any"
     with _key_file(storage.read_bytes(signing_key), what, "private") as path:
         config.use_elliptic_key_signer(private_key=path, password=password)
     signature = folder / SIGNATURE_FILE
@@ -239,7 +239,7 @@ def _verifier(verify_key: str) -> Any:
 
 
 def _hashing() -> Any:
-    """Return the library's hashing configuration: SHA-256 of every file but the signature; links are errors."""
+    """Return the library's hashing configuration: SHA-256 of every file except the signature; links are errors."""
     from model_signing import hashing
 
     return hashing.Config().set_ignored_paths(paths=[SIGNATURE_FILE], ignore_git_paths=False)
@@ -252,12 +252,12 @@ def _require_ordinary(folder: Path, uri: str) -> None:
             what = "a link" if path.is_symlink() else "a pipe, a socket or a device"
             raise InputError(
                 f"Refused {uri}: expected ordinary files, received {what}: {path.relative_to(folder)}. Restore it from "
-                "a backup, or take another version."
+                "a backup, or use another version."
             )
 
 
 def _unsigned_files(folder: Path, signature: Path) -> list[str]:
-    """Return the files that a signature does not name. The library skips files that the signature lists as ignored."""
+    """Return the files that a signature does not cover: the library skips files that the signature marks as ignored."""
     envelope = typed_json.decode(signature.read_bytes())["dsseEnvelope"]
     statement = typed_json.decode(base64.b64decode(envelope["payload"]))
     signed = {SIGNATURE_FILE, *(file["name"] for file in statement["predicate"]["resources"])}
@@ -306,13 +306,13 @@ def _fault(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"a file that cannot be read ({(error.strerror or str(error)).lower()})"
     if kind == "Key mismatch":
-        return "one that another key has made"
+        return "a signature made with another key"
     if isinstance(error, InvalidSignature):
-        return f"a {SIGNATURE_FILE} that was changed, or that another key has made"
+        return f"a {SIGNATURE_FILE} that was changed or made with another key"
     if kind != "Signature mismatch":
-        return f"a {SIGNATURE_FILE} that is no signature"
+        return f"a {SIGNATURE_FILE} that is not a signature"
     differences = [str(difference) for difference in ast.literal_eval(words)]
     for library, ours in _DIFFERENCES.items():
         differences = [re.sub(library, ours, difference, flags=re.DOTALL) for difference in differences]
-    faults = f"other files than were signed, {'; '.join(differences)}"
+    faults = f"files that differ from the signed ones, {'; '.join(differences)}"
     return textwrap.shorten(faults, _MOST_CHARACTERS, placeholder=" …")

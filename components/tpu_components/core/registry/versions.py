@@ -36,7 +36,7 @@ from tpu_components.core.registry.reference import (
 from tpu_components.core.results.export_info import ExportInfo
 
 VERSION_FILE, ALIASES_FILE, CARD_FILE = "version.json", "aliases.json", "README.md"
-# Files of a version that version.json does not list: itself, and the signatures, which are made after it.
+# Files of a version that version.json does not list: itself, and the signatures, which are written after it.
 UNLISTED = {VERSION_FILE, SIGNATURE_FILE, f"{EXPORT_DIR}/{SIGNATURE_FILE}"}
 
 
@@ -63,7 +63,7 @@ class Version:
         metrics: Scalar metrics by name.
         reasons: Reasons for the gate's decision.
         lineage: Origin of the version: data fingerprint, run, configuration, code.
-        files: Size in bytes and SHA-256 (CRC32C in old versions) of every file but the signatures, by path.
+        files: Size in bytes and SHA-256 (CRC32C in old versions) of every file except the signatures, by path.
         name: Signed name: `digits@0001`, or on Vertex AI, which assigns the numbers itself, only the model's name.
             Empty in old versions.
     """
@@ -149,19 +149,19 @@ class Version:
                 received: Any = describe_file(top / name.removeprefix(start), checksum)
             except OSError as error:
                 received = (error.strerror or str(error)).lower()
-            return "" if received == expected[name] else f"{name} should be {expected[name]}, and is {received}"
+            return "" if received == expected[name] else f"{name} should be {expected[name]}, but is {received}"
 
         with ThreadPoolExecutor() as pool:
             faults = [words for words in pool.map(compare, expected) if words]
         there = {f"{start}{path.relative_to(top).as_posix()}" for path in top.rglob("*") if path.is_file()}
         for name in sorted(there - {*expected, *UNLISTED}):
             if not any(map(storage.is_hidden, name.split("/"))):
-                faults.append(f"{name} is not of this version")
+                faults.append(f"{name} does not belong to this version")
         if not faults and not part:
             is_old = any(_CHECKSUM not in file for file in self.files.values())
             digest = version_digest(self.model_dir, self.export_dir) if is_old else digest_listing(self.files)
             if digest != self.digest:
-                faults.append(f"{VERSION_FILE} lists files of another digest than {self.digest[:16]}…")
+                faults.append(f"{VERSION_FILE} lists files with another digest than {self.digest[:16]}…")
         return tuple(faults)
 
     def check_files(self) -> None:
@@ -285,8 +285,8 @@ def check_promotable(registry: Registry, number: str, alias: str, champion: str 
     if champion is not None and as_label(received) not in map(as_label, (champion, version.model_digest)):
         raise InputError(
             f"Cannot promote version {number} of {registry.model_name!r}: it was compared with "
-            f"{registry.number_of(champion) or 'none'}, and meanwhile the {alias} is "
-            f"{current.number if current else 'none'}. Run again, to compare it with that."
+            f"{registry.number_of(champion) or 'no version'}, but meanwhile the {alias} is "
+            f"{current.number if current else 'not set'}. Run again to compare it with the current {alias}."
         )
     registry.check_not_rolled_back(number, alias)
     return current
@@ -309,13 +309,13 @@ def fetch(version: RegisteredVersion, part: str, scratch: Path) -> Path:
     folder = fetch_folder(f"{version.uri}/{part}", scratch)
     if part == MODEL_DIR and version.model_digest and not model_digest(folder).startswith(version.model_digest):
         _refuse_damaged(
-            version.number, version.uri, [f"its model is not the one of digest {version.model_digest[:16]}…"]
+            version.number, version.uri, [f"its model does not have the digest {version.model_digest[:16]}…"]
         )
     return folder
 
 
 def fetch_folder(uri: str, scratch: Path) -> Path:
-    """Return a folder as a local folder. If it is part of a version, every file is checked.
+    """Return a local copy of a folder, or a local folder itself. If it is part of a version, every file is checked.
 
     Args:
         uri: The folder, local or on gs://.
@@ -371,8 +371,7 @@ def _digest_files(directory: Path, names: Sequence[str], *further: str) -> str:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         except OSError as error:
             raise InputError(
-                f"Cannot load the model in {directory}: expected the file {name}, received an error "
-                f"({error.strerror}). Check the path."
+                f"Cannot load the model in {directory}: cannot read the file {name} ({error.strerror}). Check the path."
             ) from error
     return digest.hexdigest()
 
@@ -384,7 +383,7 @@ def describe_file(path: Path, checksum: str = _CHECKSUM) -> dict[str, Any]:
 
 
 def short_digest(value: Any) -> str:
-    """Return a digest of 16 characters of a JSON value; empty for an empty value."""
+    """Return 16 characters of a JSON value's digest; empty for an empty value."""
     return digest_of(value)[:16] if value else ""
 
 

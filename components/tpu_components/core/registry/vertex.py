@@ -57,7 +57,7 @@ class VertexVersion:
     labels: Mapping[str, str]
 
     def turn(self, alias: str) -> int:
-        """Return the turn in which the gate gave the version an alias; 0 if it never did, or wrote no label."""
+        """Return the turn in which the gate gave the version an alias; 0 without a turn label."""
         return int(self.labels.get(turn_label(alias), "").partition("-")[0] or 0)
 
     def is_rolled_back(self, alias: str, current: Self | None) -> bool:
@@ -127,13 +127,13 @@ class VertexRegistry:
         """
         operation = self.service.call(kind, method, request)
         if not self.backoff.until(lambda: self.service.is_done(operation, method), _POLL_SECONDS, _OPERATION_SECONDS):
-            raise OutageError(f"Vertex AI has not ended to {method.replace('_', ' ')} in {_OPERATION_SECONDS} s.")
+            raise OutageError(f"Vertex AI did not finish {method.replace('_', ' ')} within {_OPERATION_SECONDS} s.")
 
     def find(self, version: str) -> VertexVersion | None:
         """Return a version by number or alias; None for an alias that was never set.
 
         Raises:
-            InputError: If there is no version with this number, or the service refuses.
+            InputError: If the version does not exist, or the service refuses.
         """
         try:
             return self.version(version)
@@ -146,7 +146,7 @@ class VertexRegistry:
         """Return a version by number or alias.
 
         Raises:
-            InputError: If there is no such version, or the service refuses.
+            InputError: If the version does not exist, or the service refuses.
         """
         return _read(self.call("ModelService", "get_model", {"name": f"{self.name}@{version}"}))
 
@@ -171,7 +171,7 @@ class VertexRegistry:
 
         Args:
             alias: Alias, for example `champion`, or the number of a version.
-            digest: Digest of the model that wants the alias; see `versions.model_digest`.
+            digest: Digest of the model that would get the alias; see `versions.model_digest`.
 
         Returns:
             The version; None if there is none to beat.
@@ -184,10 +184,9 @@ class VertexRegistry:
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
         """Move an alias to a version that has passed the gate, unless the version has the alias already.
 
-        The alias `champion` moves the service's own alias `default` too, so that clients get the champion by default.
-        The service has no conditional move, so another process may move the alias between our check and our move.
-
-        Arguments as in `ModelRegistry.promote`.
+        With the alias `champion`, the service's own alias `default` moves too, so that clients get the champion by
+        default. The service has no conditional move, so another process may move the alias after the check. The
+        arguments are those of `ModelRegistry.promote`.
 
         Raises:
             InputError: If the alias has moved since the comparison, or the version's model was rolled back.
@@ -211,7 +210,7 @@ class VertexRegistry:
         """Check that nobody has moved an alias back by hand from a version, or from another version of the same model.
 
         Raises:
-            InputError: If somebody has.
+            InputError: If somebody has moved it back.
         """
         versions = self.versions()
         current = _holder(versions, alias)
@@ -253,12 +252,12 @@ class VertexRegistry:
         except (InputError, PlatformError) as error:
             progress.say(
                 "deploy_model",
-                f"version {number} is now the {alias}, but a rollback of it could go unnoticed, because writing its "
-                f"label {turn_label(alias)} failed: {error}",
+                f"version {number} is now the {alias}, but its rollback could go unnoticed, because writing its label "
+                f"{turn_label(alias)} failed: {error}",
             )
 
     def _label(self, version: VertexVersion, alias: str, value: str) -> None:
-        """Set a version's turn label for an alias and keep its other labels; sends no request if nothing changes."""
+        """Set a version's turn label for an alias and keep its other labels, if the label changes."""
         if version.labels.get(turn_label(alias)) != value:
             model = {"name": f"{self.name}@{version.number}", "labels": {**version.labels, turn_label(alias): value}}
             self.call("ModelService", "update_model", {"model": model, "update_mask": {"paths": ["labels"]}})

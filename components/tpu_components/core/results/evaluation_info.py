@@ -116,16 +116,16 @@ class Baseline:
     @property
     def rule(self) -> Rule:
         """The comparison as a rule: the model must be significantly better."""
-        alike = f"; the model gives every example the same answer, {self.collapsed_to}" if self.collapsed_to else ""
+        alike = f"; the model predicts the same for every example: {self.collapsed_to}" if self.collapsed_to else ""
         if self.value is None:
             needs = BY_NAME[self.metric].needs
-            text = f"{self.metric} cannot tell the model from {self.answer}: it needs {needs}{alike}"
+            text = f"{self.metric} cannot distinguish the model from {self.answer}: it needs {needs}{alike}"
             return Rule(False, self.metric, text)
         reached = self.value + BY_NAME[self.metric].direction * self.advantage
         verb = "beats" if self.is_beaten else "does not beat"
         text = f"{self.metric} {show(reached)} {verb} the {show(self.value)} of {self.answer}"
         if not self.is_beaten and self.advantage > 0:
-            text += f" by more than the {show(self.margin)} that chance explains"
+            text += f" by more than {show(self.margin)}, which chance can explain"
         return Rule(self.is_beaten, self.metric, text + alike)
 
 
@@ -197,13 +197,15 @@ class Unseen:
 
     @property
     def rule(self) -> Rule:
-        """Which examples were left out, as a rule that is always passed."""
+        """Description of the left-out examples, as a rule that is always passed."""
         who = ", ".join(
             f"by the {who} {count:,}" for who, count in zip(("model", "champion"), self.num_seen_by, strict=False)
         )
         if not self.num_examples:
-            return Rule(True, "", f"judged on all {self.num_seen:,} examples, though all have been trained on ({who})")
-        left_out = f"{self.num_seen:,} which have been trained on ({who})"
+            return Rule(
+                True, "", f"judged on all {self.num_seen:,} examples, although all were used in training ({who})"
+            )
+        left_out = f"{self.num_seen:,} that were used in training ({who})"
         return Rule(True, "", f"judged on {self.num_examples:,} examples, without {left_out}")
 
 
@@ -237,12 +239,12 @@ class TestSetUse:
     Attributes:
         number: Number of this decision, 1 for the first.
         planned: Number of decisions that share the error rate.
-        whole: Probability that any of these decisions lets a worse model pass (family-wise error rate).
+        whole: Probability that any of these decisions promotes a worse model (family-wise error rate).
         rate: Part of `whole` that this decision uses: 1 - its confidence.
         examples: File of the example IDs, a value for `data.retired_tests`.
     """
 
-    __test__ = False  # pytest takes the name for a test's.
+    __test__ = False  # Otherwise pytest would collect the class as a test.
 
     number: int
     planned: int
@@ -252,21 +254,21 @@ class TestSetUse:
 
     @property
     def rule(self) -> Rule | None:
-        """Rule, always passed, that says how many decisions the test set has had; None for the only decision."""
+        """Number of decisions on the test set, as a rule that is always passed; None for the only decision."""
         if self.planned == 1 and self.number == 1:
             return None
         whole = level(self.whole, 3)
         fresh = f"Draw a fresh one: data.retired_tests=[{self.examples}]"
         text = f"decision {self.number:,} on this test set"
         if self.planned > 1:
-            text += f", of {self.planned:,} that share an error rate of {whole}: this one has {level(self.rate, 2)}"
+            text += f" of {self.planned:,} that share an error rate of {whole}: this one uses {level(self.rate, 2)}"
             if self.number > self.planned:
-                text += f". The test set is worn out: more decisions exceed that rate. {fresh}"
+                text += f". The test set is used up: more decisions exceed that rate. {fresh}"
         else:
             together = 1 - (1 - self.whole) ** self.number
             text += (
-                f", each with an error rate of {whole}: one or more false promotions in up to {percent(together)} of "
-                f"cases. gate.test_decisions shares the rate among them. {fresh}"
+                f", each with an error rate of {whole}: together, a false promotion in up to {percent(together)} of "
+                f"cases. Set gate.test_decisions to share the rate among all decisions. {fresh}"
             )
         return Rule(True, "", text)
 

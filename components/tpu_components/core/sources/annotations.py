@@ -1,4 +1,4 @@
-"""Reads exports of annotation tools, Label Studio's JSON and CVAT's XML, as tables of labelled images or texts.
+"""Exports of Label Studio (JSON) and CVAT (XML), read as tables of labelled images or texts.
 
 Label Studio: https://labelstud.io/guide/task_format, https://labelstud.io/guide/export#JSON_MIN. CVAT for images 1.1:
 https://docs.cvat.ai/docs/manual/advanced/xml_format, https://docs.cvat.ai/docs/manual/advanced/formats/format-cvat.
@@ -27,10 +27,10 @@ from tpu_components.core.sources.pairs import NOT_SUPPORTED
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import SEPARATOR
 
-_ADDRESS = re.compile(r"^/data/(local-files/\?d=)?")  # Of Label Studio's media folder and local storage.
+_ADDRESS = re.compile(r"^/data/(local-files/\?d=)?")  # Start of paths in Label Studio's storage.
 _ANSWERS = ("choices", "taxonomy", "rating", "number")  # Types of results that label a whole task.
-_LABEL_STUDIO = "Label Studio's export as JSON or JSON-MIN"
-_CVAT = "CVAT's annotations.xml of CVAT for images 1.1"
+_LABEL_STUDIO = "a Label Studio export (JSON or JSON-MIN)"
+_CVAT = "a CVAT annotations.xml (CVAT for images 1.1)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _of_task(task: Any, name: str, controls: Collection[str]) -> _Item:
         answers = [_answers_in(each, others) for each in done if not each.get("was_cancelled")]
         if answers:
             choices = answers[0]
-            # The order of several choices says nothing.
+            # The order of several choices has no meaning.
             is_disputed = len({frozenset((c, frozenset(labels)) for c, labels in each.items()) for each in answers}) > 1
     elif "annotation_id" in task:
         choices = {as_nfc(control): _labels_in(task[control]) for control in controls if control in task}
@@ -221,7 +221,7 @@ def _list(
     table = _as_table(used, params, location, hashlib.sha256(content).hexdigest())
     listing = list_table(table, params, labelled)
     if left_out := len(items) - len(used):
-        note = f"left out {left_out:,} of {len(items):,} that nobody annotated"
+        note = f"left out {left_out:,} of {len(items):,} items, which nobody annotated"
         listing = dataclasses.replace(listing, notes=(note, *listing.notes))
     if labelled and (disputed := [item.name for item in used if item.is_disputed]):
         note = f"annotators disagree on {len(disputed):,} tasks, such as {disputed[0]}: the first annotation counts"

@@ -1,4 +1,4 @@
-"""Lists images and labels in NumPy arrays, for several kinds of source."""
+"""Images and labels in NumPy arrays, for several kinds of source."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -24,7 +24,7 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
     for images, labels in arrays.values():
         if labels.ndim > 2 and labels.size > len(images):
             raise InputError(
-                f"Labels do not fit the images in {params.source}: expected one for each image, received masks, "
+                f"Cannot use the labels in {params.source}: expected one for each image, received masks, "
                 f"{labels.dtype}{list(labels.shape)}. {NOT_SUPPORTED}"
             )
     arrays, notes = _convert(arrays, params) if params.convert_arrays else (arrays, [])
@@ -35,7 +35,7 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
     shapes = {images.shape[1:] for images, _ in arrays.values()}
     if len(shapes) > 1:
         raise InputError(
-            f"Images of different shapes in {params.source}: {sorted(shapes)}. Expected one shape in all splits."
+            f"The images in {params.source} have different shapes: {sorted(shapes)}. Resize them to one shape."
         )
     # Example IDs are hashes of contiguous bytes. Keras returns CIFAR-10 as a transposed view.
     images = np.ascontiguousarray(np.concatenate([images for images, _ in arrays.values()]))
@@ -62,22 +62,22 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
 def _convert(arrays: Arrays, params: WriteParams) -> tuple[Arrays, list[str]]:
     """Convert arrays to the format of `params.task`, and return a note on each conversion.
 
-    Converted are channels before height and width, pixels that are not uint8, and one-hot labels; each only if the
-    arrays of all splits have this form.
+    If the arrays of all splits have one of these forms, it is converted: channels before height and width, pixels that
+    are not uint8, one-hot labels.
     """
     images, labels = ([pair[i] for pair in arrays.values()] for i in range(2))
     notes = []
     if all(array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[3] not in (1, 3) for array in images):
         images = [np.ascontiguousarray(np.moveaxis(array, 1, 3)) for array in images]
-        notes.append("the arrays' channels come first: they were put last")
+        notes.append("the arrays have channels first: they are moved to the last axis")
     if all(map(are_other_pixels, images)):
-        held = "floats in [0, 1]" if images[0].dtype.kind == "f" else f"{images[0].dtype} in [0, 255]"
+        pixels = "floats in [0, 1]" if images[0].dtype.kind == "f" else f"{images[0].dtype} in [0, 255]"
         images = list(map(to_pixels, images))
-        notes.append(f"the arrays hold {held}: they are converted to uint8 in [0, 255], which is what a model gets")
+        notes.append(f"the arrays contain {pixels}: they are converted to uint8 in [0, 255], as models expect")
     if params.task == CLASSIFICATION and all(map(_is_one_hot, labels)):
         labels = [array.argmax(1) for array in labels]
-        notes.append("the labels have one column for each class: the number of the column is the class")
-    notes = [f"{note}; data.convert_arrays=false refuses such arrays" for note in notes]
+        notes.append("the labels have one column for each class: the column number is used as the class")
+    notes = [f"{note}; data.convert_arrays=false rejects these arrays" for note in notes]
     return dict(zip(arrays, zip(images, labels, strict=True), strict=True)), notes
 
 
@@ -110,16 +110,16 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> T
         if labels.size != len(images) or labels.dtype.kind not in "biufSU":
             advice = "Correct them."
             if labels.ndim == 2 and len(labels) == len(images):
-                advice = "Of one column per class save labels.argmax(1), or set data.task to multi_label."
+                advice = "If they have one column per class, save labels.argmax(1), or set data.task to multi_label."
             raise InputError(
-                f"Labels do not fit {_images_of(split)} in {params.source}: expected {len(images)} whole numbers or "
-                f"strings, received {labels.dtype}{list(labels.shape)}. {advice}"
+                f"Cannot use the labels of {_images_of(split)} in {params.source}: expected {len(images)} whole "
+                f"numbers or strings, received {labels.dtype}{list(labels.shape)}. {advice}"
             )
     values = np.concatenate([labels.reshape(-1) for _, labels in arrays.values()])
     try:
         distinct, firsts, places = np.unique(values, return_index=True, return_inverse=True)
         texts, garbled = _texts_of(distinct)
-    except (UnicodeError, SystemError) as error:  # The latter of a number above all of Unicode's characters.
+    except (UnicodeError, SystemError) as error:  # SystemError: a number beyond Unicode.
         raise InputError(
             f"Cannot use the labels of {params.source}: expected whole numbers, or text that UTF-8 can encode, "
             f"received {error}. Correct the labels."
@@ -138,7 +138,7 @@ def _texts_of(labels: np.ndarray) -> tuple[list[str | None], dict[int, str]]:
     """Return the labels as texts, and {index: reason} for labels that are not UTF-8.
 
     Raises:
-        UnicodeError: If a text has half of a surrogate pair, which UTF-8 cannot encode.
+        UnicodeError: If a text contains half of a surrogate pair, which UTF-8 cannot encode.
     """
     texts: list[str | None] = []
     garbled: dict[int, str] = {}
@@ -158,8 +158,8 @@ def _named(values: np.ndarray, class_names: Sequence[str], keys: Sequence[str]) 
     if len(outside):
         raise InputError(
             f"Labels outside the class list: {values[outside[0]]:g} (first at {keys[outside[0]]}). Expected "
-            f"whole numbers below {len(class_names)}, for {list(class_names)} in order. Correct the labels, or "
-            "data.class_names."
+            f"whole numbers from 0 to {len(class_names) - 1}, the indices of {list(class_names)}. Correct the labels "
+            "or data.class_names."
         )
     missing = np.flatnonzero(values == _UNLABELLED).tolist()
     return Targets(values.astype(np.int32), tuple(class_names), dict.fromkeys(missing, without_label("-1")))
@@ -171,8 +171,8 @@ def _hot_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> Tar
     names = params.class_names or tuple(map(str, range(max(sizes))))
     if sizes != {len(names)}:
         raise InputError(
-            f"Labels do not fit in {params.source}: expected {len(names)} columns, one for each of {list(names)}, "
-            f"received {sorted(sizes)}. Correct data.class_names or the arrays."
+            f"Cannot use the labels in {params.source}: expected one column for each of {list(names)}, received "
+            f"{' and '.join(map(str, sorted(sizes)))} columns. Correct data.class_names or the arrays."
         )
     return Targets(np.concatenate(parts), names, {})
 
@@ -181,8 +181,8 @@ def _number_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> 
     for images, targets in arrays.values():
         if targets.dtype.kind not in "fiu" or targets.ndim not in (1, 2) or len(targets) != len(images):
             raise InputError(
-                f"Targets do not fit in {params.source}: expected numbers [{len(images)}] or [{len(images)}, targets], "
-                f"received {targets.dtype}{list(targets.shape)}."
+                f"Cannot use the targets in {params.source}: expected numbers of shape [{len(images)}] or "
+                f"[{len(images)}, targets], received {targets.dtype}{list(targets.shape)}. Correct the arrays."
             )
     parts = [targets.reshape(len(targets), -1) for _, targets in arrays.values()]
     sizes = {part.shape[1] for part in parts}
@@ -190,8 +190,8 @@ def _number_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> 
     names = params.target_columns or (("target",) if count == 1 else tuple(f"target_{i}" for i in range(count)))
     if sizes != {len(names)} or not count:
         raise InputError(
-            f"Targets do not fit in {params.source}: expected {len(names)} columns, one for each of {list(names)}, "
-            f"received {sorted(sizes)}. Correct data.target_columns or the arrays."
+            f"Cannot use the targets in {params.source}: expected one column for each of {list(names)}, received "
+            f"{' and '.join(map(str, sorted(sizes)))} columns. Correct data.target_columns or the arrays."
         )
     return read_numbers(np.concatenate(parts).astype(np.float64), names, keys)
 

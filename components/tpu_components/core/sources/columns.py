@@ -40,7 +40,7 @@ class Column:
         """Append rows.
 
         Raises:
-            BufferError: If an array that the method `rows` returned still exists, as it shares the buffer.
+            BufferError: If an array returned by `rows` still exists, because it shares the buffer.
         """
         self._content += np.ascontiguousarray(rows, self._dtype).tobytes()
 
@@ -95,7 +95,7 @@ class Pieces(Sequence[bytes]):
         return bytes(self._content[begin : self._ends[place]])
 
     def at(self, places: np.ndarray) -> list[bytes]:
-        """Return the byte strings at indices int[…]; three times as fast as one at a time."""
+        """Return the byte strings at int[…] indices, three times as fast as one by one."""
         places = np.asarray(places)
         content = memoryview(self._content)
         begins = np.where(places > 0, self._ends[places - 1], 0).tolist() if len(places) else []
@@ -166,7 +166,7 @@ class Names(Sequence[str]):
         return map(bytes.decode, self.encoded)
 
     def take(self, places: np.ndarray | slice) -> "Names":
-        """Return the names at indices int[…] or of a mask bool[count]; for `slice(None)`, the object itself."""
+        """Return the names at int[…] indices or where a bool[count] mask is true; `slice(None)` returns `self`."""
         if isinstance(places, slice):
             return self if places == slice(None) else Names(Pieces.collect(self.encoded[places]))
         chosen = np.flatnonzero(places) if places.dtype == bool else places
@@ -174,7 +174,7 @@ class Names(Sequence[str]):
 
 
 def pick(column: Sequence[Any], places: np.ndarray) -> list[Any]:
-    """Return the values of a column at indices int[…].
+    """Return the values of a column at int[…] indices.
 
     Example:
         >>> pick(Names.collect(["", "a", "bc"]), np.array([2, 0])), pick(["a", "b"], np.array([1]))
@@ -209,14 +209,14 @@ class Files:
 
     @property
     def are_missing(self) -> np.ndarray:
-        """Whether each file does not exist, bool[count]."""
+        """Whether each file is missing, bool[count]."""
         return self.versions == np.uint64(_digest(MISSING))
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def take(self, places: np.ndarray | slice) -> "Files":
-        """Return the files that are selected by indices int[…], a slice or a mask bool[count]."""
+        """Return the files at int[…] indices, in a slice, or where a bool[count] mask is true."""
         return Files(self.sizes[places], self.versions[places])
 
 

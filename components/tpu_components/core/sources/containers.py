@@ -1,4 +1,4 @@
-"""Finds files that hold many examples each, by a path, pattern or folder, and their splits, by their names."""
+"""Files that contain many examples each, found by path, pattern or folder; their names define the splits."""
 
 import fnmatch
 import hashlib
@@ -33,7 +33,7 @@ def list_containers(location: Location, suffixes: Sequence[str]) -> list[Contain
         suffixes: Suffixes of the files; other files in a folder are ignored.
 
     Raises:
-        InputError: If there are no such files.
+        InputError: If no file is found.
     """
     folder, pattern = split_pattern(location)
     if pattern:
@@ -48,7 +48,7 @@ def list_containers(location: Location, suffixes: Sequence[str]) -> list[Contain
     if not files:
         raise InputError(
             f"Found no files for {location!r}: expected names that end in {' or '.join(suffixes)}. Give a folder, a "
-            "file or a pattern as FOLDER/train-*."
+            "file or a pattern such as FOLDER/train-*."
         )
     return [Container(folder.child(file.name), *file) for file in files]
 
@@ -78,7 +78,7 @@ def version_of(containers: Sequence[Container]) -> str:
 
 
 def splits_of(containers: Sequence[Container], location: str) -> list[str] | None:
-    """Return the split of each file, by a folder of its path or the first word of its name; None without splits.
+    """Return the split of each file, from a folder of its path or the first word of its name; None without splits.
 
     Raises:
         InputError: If only some files have a split.
@@ -92,8 +92,8 @@ def splits_of(containers: Sequence[Container], location: str) -> list[str] | Non
         return None
     if strange := [container.name for container, split in zip(containers, splits, strict=True) if not split]:
         raise InputError(
-            f"Files of no split stand beside those of one in {location}: {quoted(strange)}. Expected all to begin with "
-            "train, validation or test, to be in such folders, or none. Rename or move them."
+            f"Some files in {location} belong to no split: {quoted(strange)}. Expected train, validation or test at "
+            "the start of every file name or as its folder, or nowhere. Rename or move them."
         )
     return [split for split in splits if split]
 

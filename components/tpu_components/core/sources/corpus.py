@@ -42,7 +42,7 @@ def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
     for split, size in sizes.items():
         if size:
             stride = params.num_tokens - (params.context_tokens if split != TRAIN else 0)
-            own = [*range(params.num_tokens, size, stride), size]  # The first is full; each other one adds a stride.
+            own = [*range(params.num_tokens, size, stride), size]  # The first is full; the others add a stride each.
             places[split] = at
             splits += [split] * len(own)
             starts += [0, *own[:-1]]
@@ -68,8 +68,8 @@ def _divide(text: str, location: str, params: WriteParams) -> dict[str, int]:
     for name, fraction in asked.items():
         if fraction and not sizes[name]:
             raise InputError(
-                f"The {name!r} split has no characters: {location} has {len(text)}, of which it gets "
-                f"{fraction if name != TRAIN else 'the rest'}. Give a longer text"
+                f"The {name!r} split is empty: {location} has {len(text)} characters, and this split gets "
+                f"{f'{fraction} of them' if name != TRAIN else 'the rest'}. Give a longer text"
                 + (f", or set data.{name}_fraction to 0." if name != TRAIN else ", or smaller fractions.")
             )
     return sizes

@@ -93,7 +93,7 @@ class _Rows:
 
     Attributes:
         numbers: uint32[count] or int64[count]: number of each row.
-        cells: Values by column; `label` may hold tuples of labels.
+        cells: Values by column; `label` may contain tuples of labels.
         bad: Rows that lack a required value.
         table: The table.
         params: Parameters of the records.
@@ -223,13 +223,13 @@ def read_others(location: Location, params: WriteParams, most: int) -> dict[str,
 
 
 def _with_whole_numbers(rows: _Rows) -> Sequence[str]:
-    """Return the labels; numbers with a decimal comma are written with a point, if all labels are numbers."""
+    """Return the labels; if all are numbers, decimal commas are replaced by points."""
     labels = rows.names("label")
     if not rows.table.has_decimal_commas:
         return labels
     # Names such as `0,5` in class_names stay as they are.
     are_named = any(map(has_decimal_comma, rows.params.class_names))
-    # Most labels are names, which the first one shows.
+    # Usually the first label shows that labels are names.
     if are_named or not is_number(labels[0]) or not all(map(is_number, set(labels))):
         return labels
     return with_points(labels)
@@ -241,7 +241,7 @@ def _targets_of(params: WriteParams) -> tuple[str, ...]:
 
 
 def _read_table(table: Table, params: WriteParams, labelled: bool) -> _Rows:
-    """Read the columns of a table that are needed; only these are kept in memory."""
+    """Read the needed columns of a table; the others are not kept in memory."""
     targets = _targets_of(params) if labelled else ()
     if "label" in targets and "label" not in table.columns:
         table = _with_hot_columns(table, params)
@@ -296,10 +296,10 @@ def _is_binary(cell: Any) -> bool:
 
 
 def _with_hot_columns(table: Table, params: WriteParams) -> Table:
-    """Add a column `label` that is made from the columns of only 0 and 1, if there are at least two of these.
+    """Add a column `label` made from the columns that contain only 0 and 1, if there are at least two.
 
     Raises:
-        InputError: If the task is regression, or classification and a row has no 1 or several.
+        InputError: If the task is regression, or it is classification and a row does not have exactly one 1.
     """
     others = {"path", "text", "split", "id", *params.columns, params.group_column, *params.slice_columns}
     hot = {name: place for place, name in enumerate(table.columns) if name and name not in others}
@@ -325,7 +325,7 @@ def _with_hot_columns(table: Table, params: WriteParams) -> Table:
             labels = tuple(name for name, place in hot.items() if cells[place].strip() == "1")
             yield number, [*cells, labels if params.task == MULTI_LABEL else labels[0]]
 
-    note = f"the columns {names} contain 0 and 1: each is used as a label; data.columns may name another column"
+    note = f"the columns {names} contain 0 and 1: each is used as a label; set data.columns to use another column"
     columns = [*table.columns, "label"]
     return dataclasses.replace(table, columns=columns, each_row=each_row, notes=(*table.notes, note))
 
@@ -367,7 +367,7 @@ def _read_cells(
                 tuples.append(cell)
     if not len(known := numbers.numbers()):
         raise InputError(
-            f"No {table.row_kind} of {table.location} can be used; for example, in {bad[0].key}, {bad[0].reason}. Fill "
+            f"No {table.row_kind} of {table.location} can be used. For example, in {bad[0].key}, {bad[0].reason}. Fill "
             "in the column, or name another one in data.columns."
         )
     columns: dict[str, Sequence[Any]] = {name: Names(column.pieces()) for name, column in texts.items()}
@@ -391,8 +391,8 @@ def _check_columns(table: Table, wanted: Sequence[str], targets: Sequence[str]) 
         rule = "The first line must name" if table.row_names is None else "Expected"
         raise InputError(
             f"Missing columns in {table.location}: {quoted(missing)}. Received: {columns}. {rule} the columns "
-            f"{expected}, optionally split, and those that columns, target_columns, group_column or slice_columns "
-            "names."
+            f"{expected}, optionally split, and those in data.columns, data.target_columns, data.group_column and "
+            "data.slice_columns."
             f"{_advise_on_columns(columns, missing)}"
         )
     _check_repeated(table, [*wanted, "split", "id"])
@@ -407,7 +407,7 @@ def _check_repeated(table: Table, names: Sequence[str]) -> None:
     if repeated := [name for name in names if list(table.columns).count(name) > 1]:
         raise InputError(
             f"Repeated columns in {table.location}: {quoted(repeated)}. Received: {[*filter(None, table.columns)]}. "
-            "Expected every column that is used once. Rename or remove one."
+            "Expected every used column once. Rename or remove one."
         )
 
 
@@ -424,8 +424,8 @@ def _locate(rows: _Rows, location: Location) -> tuple[Location, Names, Names | N
         common = storage.common_folder(list(written))
         if common is None:
             raise InputError(
-                f"Paths in {location} are in several places: {shortened(written[0])!r} and others. Expected all on "
-                "this machine, or all in one bucket. Copy the images to one place."
+                f"The images of {location} are in several places: {shortened(written[0])!r} and others. Expected all "
+                "on this machine, or all in one bucket. Copy them to one place."
             )
         root = Location(common)
         relative = Names.collect(path.removeprefix(root).lstrip("/") for path in written)
@@ -453,8 +453,8 @@ def _check_different(paths: Names, location: str) -> None:
     """
     if repeated := find_repeated(paths):
         raise InputError(
-            f"Duplicate paths in {location}: {quoted(repeated)}. Expected every image once; the same image in two "
-            "splits would make the evaluation lie. Remove the repeated lines."
+            f"Duplicate paths in {location}: {quoted(repeated)}. Expected every image once, because the same image in "
+            "two splits would falsify the evaluation. Remove the repeated lines."
         )
 
 
@@ -463,8 +463,8 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
     taken = dict(params.columns)
     if strange := sorted(set(taken.values()) - set(cells)):
         raise InputError(
-            f"No columns {quoted(strange)} in {location}, which data.columns names. Received: {list(cells)}. "
-            "Correct it."
+            f"Missing columns in {location}: {quoted(strange)}, which data.columns names. Received: {list(cells)}. "
+            "Correct data.columns."
         )
     notes = []
     wanted = ["label"] if not params.target_columns else []
@@ -474,16 +474,16 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
         column = find_column(name, cells)
         if column != name and name not in taken:
             taken[name] = column
-            notes.append(f"column {column!r} is taken for the {name}; data.columns may name another one")
+            notes.append(f"column {column!r} is used as the {name}; set data.columns to use another one")
     names = {column: name for name, column in taken.items()}
     # If another column now has a column's name, the column is marked as unused.
     return [names.get(column, f"{column} (unused)" if column in taken else column) for column in cells], notes
 
 
 def _tell_unused(rows: _Rows, kind: str) -> Iterator[str]:
-    """Yield a note on the columns that are not used, if there are any."""
+    """Yield a note on unused columns, if there are any."""
     if unused := [name.removesuffix(" (unused)") for name in rows.table.columns if name and name not in rows.cells]:
-        yield f"not used: {quoted(unused)}; a model gets the {kind} of a {rows.table.row_kind} and nothing beside it"
+        yield f"not used: {quoted(unused)}; a model gets only the {kind} of a {rows.table.row_kind}"
 
 
 def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
@@ -494,9 +494,9 @@ def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
     numbers = " A table of numbers, without images or texts, is not supported." if "path" in missing else ""
     if missing == ["path"]:
         named_so = f"data.columns={{{named}}} or {{text: …}}"
-        return f"{numbers} If a column holds paths of images or texts, name it: {named_so}."
+        return f"{numbers} If a column contains paths of images or texts, name it: {named_so}."
     join = f" If the labels are in another file, {JOIN_TABLES}." if "label" in missing else ""
-    return f" Or say which they are: data.columns={{{named}}}.{numbers}{join}"
+    return f" If they have other names, set data.columns={{{named}}}.{numbers}{join}"
 
 
 def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -> None:
@@ -504,8 +504,8 @@ def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -
     for group, split in zip(map(as_nfc, groups), splits, strict=True):
         if first.setdefault(group, split) != split:
             raise InputError(
-                f"Group {group!r} stands in two splits of {location}: {first[group]} and {split}. Expected every "
-                "group in one. Correct the split column, or leave group_column out."
+                f"Group {group!r} is in two splits of {location}: {first[group]} and {split}. Expected every group in "
+                "one split. Correct the split column, or remove data.group_column."
             )
 
 

@@ -1,4 +1,4 @@
-"""Reads labels, splits and IDs from the fields of examples: columns of a table or features of a record."""
+"""Labels, splits and IDs in the fields of examples, which are columns of a table or features of a record."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ from tpu_components.core.sources.targets import (
     split_labels,
 )
 
-# What a field of an example is often called, best first.
+# Common names of each field, best first.
 _NAMES: Mapping[str, Sequence[str]] = {
     "image": ("image", "image/encoded", "img", "jpg", "jpeg", "png", "picture", "photo", "image_bytes", "image_raw"),
     "label": ("image/class/label", *ALIASES["label"], "cls", "fine_label"),
@@ -89,8 +89,8 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
     params = params if labelled else params.without_columns_beyond(fields)
     if strange := sorted(set(params.columns.values()) - set(fields)):
         raise InputError(
-            f"No field {quoted(strange)} in {location}, which data.columns names. Received: {quoted(list(fields))}. "
-            "Correct it."
+            f"Missing fields in {location}: {quoted(strange)}, which data.columns names. Received: "
+            f"{quoted(list(fields))}. Correct data.columns."
         )
     by_lower = {name.lower(): name for name in reversed(fields)}
     names = dict(params.columns)
@@ -101,7 +101,7 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
             continue
         names[what] = field
         if field != what:
-            notes.append(f"{field!r} is taken for the {what}; data.columns may name another one")
+            notes.append(f"{field!r} is used as the {what}; set data.columns to use another one")
     named = params.columns if {"image", "text"} & set(params.columns) else names
     content = next((what for what in ("image", "text") if what in named), "")
     chosen = Chosen(params, labelled, content, names, tuple(notes))
@@ -110,8 +110,8 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
         missing.insert(0, "image (or text)")
     if missing:
         raise InputError(
-            f"Missing in {location}: {quoted(missing)}. Received: {quoted(list(fields))}. Say which they are: "
-            f"data.columns={{image: …, label: …}}."
+            f"Missing fields in {location}: {quoted(missing)}. Received: {quoted(list(fields))}. If they have other "
+            f"names, set data.columns={{image: …, label: …}}."
         )
     return chosen
 
@@ -122,7 +122,7 @@ def read_targets(values: Mapping[str, Sequence[Any]], chosen: Chosen, keys: Sequ
     Examples without a target, or whose label is not UTF-8, are in `unusable`.
 
     Raises:
-        InputError: If a value holds several labels although the task has one, if a label is a structure or not among
+        InputError: If an example has several labels although the task has one, if a label is a structure or not among
             the classes, or if a target of a regression is not a finite number.
     """
     if not chosen.targets:
@@ -165,15 +165,15 @@ def read_labels(values: Sequence[Any], name: str, params: WriteParams, keys: Seq
 
 
 def _check_not_joined(labels: Sequence[Any], name: str) -> None:
-    """Check that lists with one text each, as TFRecords hold every text, do not join several labels in it."""
+    """Check that no text in lists of one text, as TFRecords store texts, joins several labels."""
     lists = [label for label in labels if isinstance(label, list)]
     if not lists or any(len(each) > 1 for each in lists):
         return
     texts = {text for each in lists for text in each}
     if joined := next((text for text in sorted(texts) if SEPARATOR in text), None) or find_joined(texts):
         raise InputError(
-            f"Several labels of an example are several values of {name!r}. Received: {joined!r} as one value. Store a "
-            "list, or, if it is one label, name all of them in data.class_names."
+            f"Expected each label of an example as one value of {name!r}. Received: {joined!r}. Store a list of "
+            "labels, or, if this is one label, list all classes in data.class_names."
         )
 
 
@@ -182,7 +182,7 @@ def _check_not_hot(values: Sequence[Any], name: str, keys: Sequence[str]) -> Non
     lists = [value for value in values if isinstance(value, list)]
     if len(set(map(len, lists))) != 1:
         return
-    # Labels do not repeat, and their order says nothing.
+    # Labels do not repeat, and their order has no meaning.
     is_repeated = any(len(set(each)) < len(each) for each in lists)
     if not is_repeated and (len(set(map(tuple, lists))) == 1 or len(set(map(frozenset, lists))) > 1):
         return
@@ -200,7 +200,7 @@ def _check_single(values: Sequence[Any], name: str, keys: Sequence[str]) -> None
     if several is not None:
         _check_not_hot(values, name, keys)
         raise InputError(
-            f"Cannot use {keys[several]}: expected one {name!r}, received {values[several]!r}. Correct the source, or "
+            f"Cannot use {keys[several]}: expected one value of {name!r}, received {values[several]!r}. Correct it, or "
             "set data.task to multi_label if examples have several labels."
         )
 
@@ -258,14 +258,14 @@ def read_kept(values: Mapping[str, Sequence[Any]], chosen: Chosen) -> dict[str, 
 
 
 def read_ids(values: Mapping[str, Sequence[Any]], chosen: Chosen) -> list[str] | None:
-    """Return the id of every example, '' for an example without one; None if no field holds ids."""
+    """Return the id of every example, '' for an example without one; None if there is no id field."""
     if "id" not in chosen.names:
         return None
     return [_name(_only(value)) if value not in (None, []) else "" for value in values[chosen.names["id"]]]
 
 
 def known_by(ids: Sequence[str] | None, otherwise: Names | None) -> Names | None:
-    """Return the names that identify examples: their ids, or for examples without an id, `otherwise`.
+    """Return the names that identify examples: their ids, or `otherwise` for examples without an id.
 
     The name of an example does not depend on other examples. Examples with the same id stay in one split.
     """

@@ -26,8 +26,8 @@ from tpu_components.core.sources.targets import index_labels
 def list_folders(kind: str, location: Location, params: WriteParams, labelled: bool = True) -> Listing:
     """List files in one folder per class, possibly below split folders; if not `labelled`, files in any folders.
 
-    Files above the class folders are left out with a note; images are refused. `class_names` may choose among the
-    folders: aclImdb has a folder of reviews without a class.
+    Files above the class folders are left out with a note; images there raise InputError. `class_names` may select some
+    of the folders, because aclImdb has a folder of reviews without a class.
     """
     location = location.folder
     if not labelled:
@@ -40,19 +40,20 @@ def list_folders(kind: str, location: Location, params: WriteParams, labelled: b
     has_splits = not {TRAIN, TEST}.isdisjoint(split_of.values())
     if has_splits and (strange := [name for name in top if name not in split_of]):
         raise InputError(
-            f"Folders {quoted(strange)} stand beside split folders in {location}. Expected only {', '.join(SPLITS)}. "
-            "Move them into one of these, or out of the source."
+            f"The folders {quoted(strange)} are next to split folders in {location}. Expected only "
+            f"{', '.join(SPLITS)}. Move them into one of these, or out of the source."
         )
     if has_splits and len(set(split_of.values())) < len(split_of):
         raise InputError(
-            f"Several folders in {location} are for one split: {split_of}. Expected one for each. Join or rename them."
+            f"Several folders in {location} belong to the same split: {split_of}. Expected one folder for each split. "
+            "Merge or rename them."
         )
     depth = 3 if has_splits else 2
     class_of = {folder: class_name(parts[depth - 2]) for folder, parts in folders.items() if len(parts) >= depth - 1}
     misplaced = listed.names.take(~listed.are_in(class_of))
     listed = listed.in_folders(class_of)
     _check_misplaced(misplaced, len(listed.names) > 0, kind, location, has_splits)
-    notes = [f"left out {len(misplaced)} files that are in no class's folder"] if misplaced else []
+    notes = [f"left out {len(misplaced)} files that are not in a class folder"] if misplaced else []
     inner: dict[str, set[str]] = {}
     written: dict[str, set[str]] = {}
     for folder in listed.folders:
@@ -64,7 +65,7 @@ def list_folders(kind: str, location: Location, params: WriteParams, labelled: b
         if len(names) > 1
     ]
     notes += [
-        f"the folders in {name!r}, {quoted(sorted(names))}, are no classes: all they hold is of the class {name!r}"
+        f"the folders in {name!r}, {quoted(sorted(names))}, are not classes: their files have the class {name!r}"
         for name, names in sorted(inner.items())
         if len(names) > 1
     ]
@@ -80,8 +81,8 @@ def list_folders(kind: str, location: Location, params: WriteParams, labelled: b
         check_class_folders(names, files_of, depth - 2, kind, location, read)
     if kind == IMAGE and (masks := find_masks(listed.names)):
         notes.append(
-            f"{len(masks):,} files have names of masks of other files, {quoted(masks)}, but are used as examples of "
-            "their folder's class; move them out of the source"
+            f"{len(masks):,} files are named like masks of other files, {quoted(masks)}, but are used as examples of "
+            "their folder's class; if they are masks, move them out of the source"
         )
     if params.class_names:
         counts = Counter[str]()
@@ -94,7 +95,7 @@ def list_folders(kind: str, location: Location, params: WriteParams, labelled: b
             )
         listed = listed.in_folders({folder for folder, name in class_of.items() if name in params.class_names})
         notes += [
-            f"left out {count:,} files in {name!r}, which data.class_names lacks"
+            f"left out {count:,} files in {name!r}, which is not in data.class_names"
             for name, count in sorted(counts.items())
             if name not in params.class_names
         ]
@@ -172,7 +173,7 @@ def _list(location: str, files: Iterable[storage.StoredFile]) -> _Listed:
 
     known = Files.collect(each_named())
     if garbled:
-        raise InputError(f"File names in {location} that are not UTF-8: {quoted(garbled)}. Rename them.")
+        raise InputError(f"Some file names in {location} are not UTF-8: {quoted(garbled)}. Rename the files.")
     return _Listed(Names(names.pieces()), known, tuple(numbers), np.asarray(folder_of))
 
 
@@ -186,19 +187,19 @@ def _list_loose(kind: str, location: str, params: WriteParams) -> Listing:
     listed = _list(location, chosen)
     if not len(listed.names):
         others = [file.name for file in storage.list_files(location)]
-        raise InputError(f"Found no images in {location}: expected files as .jpg or .png, received {quoted(others)}.")
+        raise InputError(f"Found no images in {location}: expected .jpg or .png files, received {quoted(others)}.")
     labels, classes = without_labels(len(listed.names))
     return Listing(listed.names, labels, classes, root=location, files=listed.files, kind=kind)
 
 
 def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location: str, has_splits: bool) -> None:
-    """Check that class folders have files, and that no image is above them; a README or a CSV file may be."""
+    """Check that class folders have files, and that no image is above them; other files, such as a README, may be."""
     examples = [name for name in names if kind == IMAGE and has_image_suffix(name)]
     if not examples and has_others:
         return
     advice = "Move them into the folder of their class, or out of the source."
     if table := next((name for name in names if name.endswith(".csv")), ""):
-        advice = f"Move them into the folder of their class, or give the list of them: csv:{location}/{table}."
+        advice = f"Move them into the folder of their class, or, if {table} lists them, use csv:{location}/{table}."
     raise InputError(
         f"Files without a class in {location}: {quoted(examples or list(names))}. Expected "
         f"{'SPLIT/CLASS/FILE' if has_splits else 'CLASS/FILE'}. {advice}"

@@ -58,7 +58,7 @@ class _Messages(io.TextIOBase):
 def list_keras(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List a data set that Keras downloads, or has in ~/.keras/datasets."""
     if location not in _KERAS_DATASETS:
-        raise InputError(f"Unknown source {params.source!r}: expected keras: and one of {', '.join(_KERAS_DATASETS)}.")
+        raise InputError(f"Unknown source {params.source!r}: expected keras:NAME with {' or '.join(_KERAS_DATASETS)}.")
     module = _import_data_set(location)
     try:
         with contextlib.redirect_stdout(_Messages()):
@@ -66,8 +66,8 @@ def list_keras(location: str, params: WriteParams, labelled: bool) -> Listing:
             word_index = module.get_word_index() if location == "imdb" else {}
     except Exception as error:  # The downloader raises a plain Exception.
         raise InputError(
-            f"Could not download {params.source!r}: {error}. Keras takes only the very file that it knows, from "
-            "~/.keras/datasets; give another copy by its place: npz:FILE, idx:DIR, images:DIR or text:DIR."
+            f"Could not download {params.source!r}: {error}. In ~/.keras/datasets, Keras accepts only its own file. If "
+            "you have another copy of the data, use npz:FILE, idx:DIR, images:DIR or text:DIR."
         ) from error
     if location == "imdb":
         return _from_word_ids({TRAIN: train, TEST: test}, word_index, params)

@@ -62,7 +62,7 @@ def find_source(ref: SourceRef) -> Source:
     """Return the kind of a source.
 
     Raises:
-        InputError: If the kind is unknown, or the place is empty.
+        InputError: If the kind is unknown, or the location is empty.
     """
     text = str(ref)
     if ref.kind not in SOURCES:
@@ -71,7 +71,7 @@ def find_source(ref: SourceRef) -> Source:
         hint = f" Did you mean images:{text}, or text:{text}?" if is_folder else near
         raise InputError(f"Unknown source {text!r}: expected one of {', '.join(source.form for source in _ALL)}.{hint}")
     if not ref.place:
-        raise InputError(f"Source {text!r} names no place: expected {SOURCES[ref.kind].form}.")
+        raise InputError(f"The source {text!r} has no location: expected {SOURCES[ref.kind].form}.")
     return SOURCES[ref.kind]
 
 
@@ -84,18 +84,17 @@ def find_location(ref: SourceRef) -> Location:
 
 
 def list_examples(params: WriteParams) -> Listing:
-    """List every labelled example that `params.source` names.
+    """List the labelled examples of a source.
 
     Raises:
-        InputError: If the source is unknown, empty or malformed, does not hold what the task needs, or does not fit
-            `params.class_names`.
+        InputError: If the source is unknown, empty or malformed, or does not fit the task or `params.class_names`.
     """
     source = find_source(params.source_ref)
     _check_taken(source, params)
     listing = source.read(params.source_ref.place, params, True)
     if not len(listing.keys) and listing.bad:
         raise InputError(
-            f"No example in {params.source!r} can be used; for example, {listing.bad[0].key}: {listing.bad[0].reason}. "
+            f"No example in {params.source!r} can be used. For example, {listing.bad[0].key}: {listing.bad[0].reason}. "
             "Correct the source, or name another field in data.columns."
         )
     _check_kind(listing, params)
@@ -108,7 +107,7 @@ def list_examples(params: WriteParams) -> Listing:
         listing = dataclasses.replace(listing, notes=(*listing.notes, *notes_on(listing.class_names)))
     if params.task == MULTI_LABEL:
         if not listing.labels.any():
-            raise InputError(f"No example of {params.source!r} has a label. Expected some, as in cat|dog.")
+            raise InputError(f"No example in {params.source!r} has a label. Expected labels such as cat|dog. Add them.")
         return listing
     if params.task == REGRESSION:
         return listing
@@ -130,13 +129,13 @@ def list_examples(params: WriteParams) -> Listing:
                 if lost
                 else "Give every class its own folder or label."
             )
-            + (f" If {name!r} holds their folders: {params.source}/{name}." if source.has_class_folders else "")
+            + (f" If {name!r} contains these folders, use {params.source}/{name}." if source.has_class_folders else "")
         )
     return listing
 
 
 def list_unlabelled(params: WriteParams) -> Listing:
-    """List the examples of `params.source` for predictions; labels may be missing if the kind of source allows it.
+    """List the examples of a source for predictions; labels may be missing if the kind of source allows it.
 
     Raises:
         InputError: If the source is unknown, empty or malformed.
@@ -145,7 +144,7 @@ def list_unlabelled(params: WriteParams) -> Listing:
 
 
 def _without_empty_classes(listing: Listing) -> Listing:
-    """Return the listing without classes of which all examples were quarantined, for example for their weights."""
+    """Return the listing without the classes whose examples were all quarantined, for example for their weights."""
     labels = listing.labels
     used = np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(axis=0))
     if len(used) == len(listing.class_names):
@@ -155,7 +154,7 @@ def _without_empty_classes(listing: Listing) -> Listing:
 
 
 def _check_labels(listing: Listing, source: Source, params: WriteParams) -> None:
-    """Check that the labels are not image paths, as of masks.
+    """Check that the labels are not image paths, for example of masks.
 
     Raises:
         InputError: If there are several labels, all are image paths, and `params.class_names` is empty.
@@ -171,8 +170,8 @@ def _check_labels(listing: Listing, source: Source, params: WriteParams) -> None
 def source_version(params: WriteParams, listing: Listing | None = None) -> str:
     """Return a digest of the current names, sizes and versions of a source's files.
 
-    For a library's data set, return `params.source`. On gs:// a file's version is its checksum, so that the same data
-    written again have the same digest.
+    For a library's data set, return `params.source`. On gs:// a file's version is its checksum, so rewriting the same
+    data keeps the digest.
 
     Args:
         params: Source, and how to read it.
@@ -185,7 +184,7 @@ def source_version(params: WriteParams, listing: Listing | None = None) -> str:
 
 
 def require_version(params: WriteParams, listing: Listing, expected: str) -> None:
-    """Check that a listing has the expected version of the source, under which a cache stores its results.
+    """Check that a listing has the version of the source under which the results are cached.
 
     Args:
         params: Source, and how to read it.
@@ -256,6 +255,6 @@ def _check_kind(listing: Listing, params: WriteParams) -> None:
     for name in _NOT_FOR[kind]:
         if getattr(params, name) != getattr(default, name):
             raise InputError(
-                f"{name} is not for {kind}. Received: {name}={getattr(params, name)!r} with {params.source!r}. Remove "
-                "it."
+                f"{name} does not apply to {kind}. Received: {name}={getattr(params, name)!r} with {params.source!r}. "
+                "Remove it."
             )

@@ -71,7 +71,7 @@ class Listing:
         files: Size and version of the file of every example; None for arrays.
         spans: Byte ranges of the examples in larger files such as archives; None for other sources.
         images: uint8[num_examples, height, width, channels] for array sources, else None.
-        texts: Texts in UTF-8, for sources that hold them in one file, else None.
+        texts: Texts in UTF-8, for sources that store them in one file, else None.
         kind: Kind of example, `image` or `text`; for a corpus, see `example_kind`.
         corpus: The text of a corpus, else None; its passages are the examples, and stay in their order.
         containers: Files that contain the examples of `spans`, with their paths as names, and their sizes and versions
@@ -81,7 +81,7 @@ class Listing:
         identities: Names that identify examples independently of their place: an id, or a hash of the content, equal
             for copies; None if the keys are used.
         has_ids: Whether `identities` are ids from the source; otherwise, they are paths or hashes.
-        hashes: uint64[num_examples]: `identify` of the images or texts that the listing holds; None if it holds none.
+        hashes: uint64[num_examples]: results of `identify` for `images` or `texts`; None without these.
         bad: Inputs that are not examples, such as a row without a label; they are quarantined like unreadable ones.
         weights: Weights of the examples in the training's loss, float32[num_examples]; None without `columns.weight`.
     """
@@ -161,7 +161,7 @@ class Listing:
         return int(self.files.sizes.sum()) if self.files else 0
 
     def select(self, examples: np.ndarray) -> Selection:
-        """Return the examples at some indices, int[…], in the form that is sent to a worker."""
+        """Return the examples at int[…] indices, in the form that is sent to a worker."""
         return Selection(
             self.root,
             pick(self.keys, examples),
@@ -192,7 +192,7 @@ class Listing:
         return content
 
     def stat_digest(self) -> str:
-        """Return the SHA-256 of names, sizes and versions: fast, and different whenever a file may have changed."""
+        """Return the SHA-256 of names, sizes and versions. It is fast and differs whenever a file may have changed."""
         # A local folder is identified by its absolute path only.
         root = os.path.abspath(self.root) if self.files and not Location(self.root).is_remote else self.root
         digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, root)).encode())
@@ -230,7 +230,7 @@ class Listing:
             )
 
     def content_digest(self) -> str:
-        """Return the SHA-256 of the content: reads every file once (about 30,000 small files a second)."""
+        """Return the SHA-256 of the content, which reads every file once (about 30,000 small files a second)."""
         digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, self.groups)).encode())
         for path in self.spans.paths if self.spans else ():
             with storage.open_file(path) as file:
@@ -253,7 +253,7 @@ class Listing:
 
 
 def split_named(name: str) -> str | None:
-    """Return the split for the name of a folder or a cell, for example `validation` for `val`; else None."""
+    """Return the split that a folder or cell names, for example `validation` for `val`; None for other names."""
     return next((split for split, names in SPLIT_NAMES.items() if name.lower() in names), None)
 
 

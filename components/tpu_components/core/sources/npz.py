@@ -34,7 +34,7 @@ def list_npz(location: str, params: WriteParams, labelled: bool) -> Listing:
         partner = {"x": "y", "y": "x"}[name[0].lower()] + name[1:]
         if split is None or partner not in data or (split in arrays and name[0] == "x"):
             raise InputError(
-                f"Cannot use {name!r} in {location}: expected one pair for each split, as x_train and y_train, "
+                f"Cannot use {name!r} in {location}: expected one pair for each split, such as x_train and y_train, "
                 f"x_validation and y_validation, x_test and y_test. Received: {sorted(named)}. Rename or remove some."
             )
         if name[0] == "x":

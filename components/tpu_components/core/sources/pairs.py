@@ -1,4 +1,4 @@
-"""Detects pairs of inputs and answers, such as images and their masks, in folders that should be classes."""
+"""Detection of pairs, such as images and their masks, in folders that should be classes."""
 
 import enum
 import itertools
@@ -36,8 +36,8 @@ _FEWEST_UNNAMED = 5  # Pairs that are enough if only the images suggest it.
 _COMPARED_NAMES = 1000
 _SEARCHED_AT_ONCE = 1 << 12
 _COMPARED_PAIRS = 6
-_MOST_COLOURS = 16  # Of a mask.
-_FEWEST_COLOURS = 64  # Of a picture.
+_MOST_COLOURS = 16  # Colours of a mask.
+_FEWEST_COLOURS = 64  # Colours of a picture.
 
 
 class _Role(enum.Enum):

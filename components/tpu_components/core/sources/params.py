@@ -54,8 +54,8 @@ class WriteParams:
             they differ from `path` (CSV only), `image`, `text`, `label`, `split` and `id`, for example
             {"path": "filename"}. Common names such as `review` and `sentiment` are detected. A `weight`, as
             {"weight": "confidence"}, multiplies the loss of its example in training; metrics are not weighted.
-        join_copies: Remove copies across splits that are drawn by hash: exact and near copies of test examples are left
-            out of training and validation, and those of validation examples out of training.
+        join_copies: In splits that are drawn by hash, leave exact and near copies of test examples out of training and
+            validation, and those of validation examples out of training.
         retired_tests: Files `REGISTRY/MODEL/tests/…/examples.npy` of test sets that were used for too many gate
             decisions; the gate prints these paths. The examples are left out of every split, so the new test set has
             only newer examples.
@@ -150,7 +150,7 @@ class WriteParams:
             ),
             (
                 self.crop_margin and (not self.image_size or self.encoding not in ("auto", "resized")),
-                "crop_margin needs image_size, and images that are stored resized. Received: "
+                "crop_margin needs image_size and resized images. Received: "
                 f"crop_margin={self.crop_margin} with image_size={list(self.image_size)} and "
                 f"encoding={self.encoding!r}. Set data.image_size, and data.encoding to resized or auto.",
             ),
@@ -167,14 +167,14 @@ class WriteParams:
         for name, fits in (("target_columns", self.task == REGRESSION), ("class_names", self.task != REGRESSION)):
             names = getattr(self, name)
             if len(set(names)) < len(names):
-                raise InputError(f"{name} must differ. Received: {name}={list(names)}.")
+                raise InputError(f"{name} must not contain a name twice. Received: {name}={list(names)}.")
             if names and not fits:
                 raise InputError(
-                    f"{name} does not go with task={self.task!r}. Received: {name}={list(names)}. Remove it."
+                    f"{name} is not supported with task={self.task!r}. Received: {name}={list(names)}. Remove it."
                 )
         if strange := sorted(set(self.columns) - set(_COLUMNS)):
             raise InputError(
-                f"columns must name some of {', '.join(_COLUMNS)}. Received: {strange[0]!r}."
+                f"The keys of columns must be among {', '.join(_COLUMNS)}. Received: {strange[0]!r}."
                 + did_you_mean(strange[0], _COLUMNS)
             )
         require_names(self.beam_options)
@@ -183,7 +183,7 @@ class WriteParams:
 
     @functools.cached_property
     def source_ref(self) -> SourceRef:
-        """The source as a value."""
+        """The parsed source."""
         return SourceRef.parse(self.source)
 
     @property
@@ -197,7 +197,7 @@ class WriteParams:
         return LANGUAGE_MODEL if self.source_ref.kind == CORPUS else self.task
 
     def without_columns_beyond(self, names: Sequence[str]) -> Self:
-        """Return a copy with only those `columns` that a source has (`names`); predictions need no label and no id."""
+        """Return a copy with only the `columns` that a source has (`names`); predictions need no label and no id."""
         there = {name: column for name, column in self.columns.items() if column in names}
         return dataclasses.replace(self, columns=there)
 

@@ -53,7 +53,7 @@ def _without_bytes(files: Sequence[Container], column: str) -> InputError:
     """Return the error for an image column without bytes in any row."""
     value = next(_values_of(files[0], column), None)
     path = value.get("path") if isinstance(value, dict) else None
-    received = f"only paths (the first: {path!r})" if path else "none in any row"
+    received = f"only paths (the first: {path!r})" if path else "only empty values"
     return InputError(
         f"Cannot use the column {column!r} of {files[0].path}: expected the bytes of image files, received {received}. "
         f"{_EMBED}"
@@ -70,8 +70,8 @@ def _column_of(file: Container, column: str) -> Iterator[bytes]:
 def _values_of(file: Container, column: str) -> Iterator[Any]:
     """Yield the values of a column, some rows at a time.
 
-    A repeated value is stored once, so that neither header nor size of the file bounds the size of a column. So sizes
-    are counted while reading, and few rows are read at a time if each may hold the largest value.
+    Parquet stores a repeated value once, so neither the header nor the file size limits the size of a column. Therefore
+    sizes are counted while reading, and few rows are read at a time if each may contain the largest value.
 
     Raises:
         InputError: If the file is damaged, or unpacks to more than `require_plausible` allows.
@@ -93,11 +93,11 @@ def _values_of(file: Container, column: str) -> Iterator[Any]:
             yield from (value.as_py() for value in values)
             del batch, values  # Frees them before the next ones are read.
         if count != table.metadata.num_rows:
-            raise ValueError(f"{count:,} rows where its end says {table.metadata.num_rows:,}")
+            raise ValueError(f"{count:,} rows instead of the {table.metadata.num_rows:,} in its footer")
 
 
 def _decoded(values: Any) -> Any:
-    """Return the values of a categorical column as they are, without the list of all categories in every batch."""
+    """Return plain values for a categorical column, which would store all categories in every batch."""
     import pyarrow.types as types
 
     return values.dictionary_decode() if types.is_dictionary(values.type) else values
@@ -140,7 +140,7 @@ def _opened(file: Container) -> Iterator[Any]:
 
 
 def list_parquet(location: Location, params: WriteParams, labelled: bool) -> Listing:
-    """List the rows of Parquet files; texts are held in memory.
+    """List the rows of Parquet files; texts are kept in memory.
 
     Images without an id are read once, to identify them by their content.
     """
@@ -200,10 +200,11 @@ def list_hub(location: Location, params: WriteParams, labelled: bool) -> Listing
     for split, of_split in by_split.items():
         known = split_named(split.removeprefix("partial-"))
         if labelled and (not known or _is_unlabelled(of_split, params)):
-            notes.append(f"the split {split!r} is left out: " + ("it has no labels" if known else "it is no test set"))
+            reason = "it has no labels" if known else "it is not a training, validation or test split"
+            notes.append(f"the split {split!r} is left out: {reason}")
             continue
         if split.startswith("partial-"):
-            notes.append(f"of the split {split!r} the hub has only a part as Parquet")
+            notes.append(f"the hub has only a part of the split {split!r} as Parquet")
         chosen = chosen + of_split
         splits = splits + [known or split] * len(of_split)
     if not chosen:
@@ -324,14 +325,14 @@ def _list_tables(
 
 
 def _has_bytes(kind: Any) -> bool:
-    """Return whether a column holds images as Hugging Face's data sets do, a record of `bytes` and `path`."""
+    """Return whether a column contains images as in Hugging Face's data sets, records of `bytes` and `path`."""
     import pyarrow.types as types
 
     return types.is_struct(kind) and kind.get_field_index("bytes") >= 0
 
 
 def _has_paths(kind: Any) -> bool:
-    """Return whether a column may hold paths: strings, or records with a field `path`."""
+    """Return whether a column may contain paths: strings, or records with a field `path`."""
     import pyarrow.types as types
 
     is_text = types.is_string(kind) or types.is_large_string(kind)
@@ -347,8 +348,8 @@ def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str,
     with _opened(file) as table:
         if missing := [name for name in names if name not in by_nfc(table.schema_arrow.names)]:
             raise InputError(
-                f"Missing columns in {file.path}: {quoted(missing)}. Expected those that the first file has. "
-                "Correct it."
+                f"Missing columns in {file.path}: {quoted(missing)}. Expected the columns of the first file. Correct "
+                "this file."
             )
         num_rows = table.metadata.num_rows
     require_plausible(file.path, file.num_bytes, num_rows * _VALUE_BYTES)

@@ -20,8 +20,8 @@ from tpu_components.core.sources.params import WriteParams
 def list_sklearn(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List the bundled 8×8 handwritten digits."""
     if location != "digits":
-        raise InputError(f"Unknown source {params.source!r}: expected sklearn:digits, the data set that is bundled.")
-    # A row is an example: 64 pixels, whose ink is counted from 0 to 16, and the digit.
+        raise InputError(f"Unknown source {params.source!r}: expected sklearn:digits, the only bundled data set.")
+    # A row is an example: 64 pixels from 0 to 16 (the most ink), and the digit.
     table = np.loadtxt(Path(__file__).with_name("digits.csv.gz"), delimiter=",")
     images = np.round(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     return list_arrays({"": (images, table[:, -1].astype(int))}, hashlib.sha256(images.tobytes()).hexdigest(), params)

@@ -17,7 +17,7 @@ from tpu_components.core.files.unpacking import SMALL_BYTES
 
 
 class Span(NamedTuple):
-    """A part of a file that holds the content of one example; see `Spans`."""
+    """The byte range of one example in a file; see `Spans`."""
 
     path: str
     offset: int
@@ -28,14 +28,14 @@ class Span(NamedTuple):
         """Return the content.
 
         Raises:
-            InputError: If the file is gone.
+            InputError: If the file no longer exists.
         """
         return storage.read_range(self.path, self.offset, self.num_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Spans:
-    """Byte ranges of files that hold one example each. A range takes 20 bytes of memory.
+    """Byte ranges in files, one for each example. A range takes 20 bytes of memory.
 
     Attributes:
         paths: Paths of the files.
@@ -86,7 +86,7 @@ class LaterSpans:
         paths: Paths of the source's files.
         num_bytes: Estimated size of all contents, in bytes.
         count: Number of examples.
-        find: Function that computes the spans.
+        find: Function that returns the spans.
     """
 
     def __init__(self, paths: tuple[str, ...], num_bytes: int, count: int, find: Callable[[], Spans]) -> None:
@@ -100,7 +100,7 @@ class LaterSpans:
         return self._find()
 
     def take(self, places: np.ndarray) -> "LaterSpans":
-        """Return the spans at the indices `places`, int[count], in their order; they are also computed later."""
+        """Return the spans at the indices `places`, int[count], in their order, computed at the first request too."""
         num_bytes = self.num_bytes * len(places) // max(self._count, 1)
         return LaterSpans(self.paths, num_bytes, len(places), functools.partial(self._take, places))
 

@@ -1,4 +1,4 @@
-"""Converts the targets of a source to stored numbers, with class names or statistics for the manifest.
+"""Targets of a source as stored numbers, with class names or statistics for the manifest.
 
 `labels` are int32[num_examples] class indices, uint8[num_examples, num_classes] of 0 and 1 for multi-label data, or
 float32[num_examples, num_targets] for regression.
@@ -121,7 +121,7 @@ def _names_in(cell: str | tuple[str, ...] | None, missing: Container[str]) -> li
 
 
 def find_joined(cells: Iterable[str]) -> str | None:
-    """Return a cell that seems to hold several labels without `|` between them; None if there is none.
+    """Return a cell that seems to contain several labels without `|` between them; None if there is none.
 
     A comma or semicolon separates labels, and brackets around a cell enclose a list. A space, slash, `&` or `+` may be
     part of a name, as in `polar bear`. It separates labels if the cells have fewer different parts than there are
@@ -148,7 +148,7 @@ def find_joined(cells: Iterable[str]) -> str | None:
 
 
 def check_hot(array: np.ndarray, num_examples: int, source: str) -> np.ndarray:
-    """Check an array of booleans or of 0 and 1 (whole numbers or floats); returns uint8[num_examples, num_classes].
+    """Check an array of booleans or of 0 and 1, and return it as uint8[num_examples, num_classes].
 
     Raises:
         InputError: If the array has other values or another shape.
@@ -156,8 +156,8 @@ def check_hot(array: np.ndarray, num_examples: int, source: str) -> np.ndarray:
     fits = array.ndim == 2 and len(array) == num_examples and array.shape[1] and array.dtype.kind in "biuf"
     if not fits or not np.isin(array, (0, 1)).all():
         raise InputError(
-            f"Labels do not fit in {source}: expected uint8 or bool [{num_examples}, classes] of 0 and 1, one column "
-            f"per class, received {array.dtype}{list(array.shape)}"
+            f"Cannot use the labels in {source}: expected uint8 or bool [{num_examples}, classes] of 0 and 1, one "
+            f"column per class, received {array.dtype}{list(array.shape)}"
             + (f" between {array.min()} and {array.max()}." if fits else ".")
         )
     return array.astype(np.uint8)
@@ -202,7 +202,7 @@ def read_numbers(values: np.ndarray, names: Sequence[str], where: Sequence[str],
     if len(bad):
         row, column = bad[0].tolist()
         raise InputError(
-            f"{what}. Received: {values[row, column]} in {names[column]!r} at {where[row]}, one of "
+            f"{what}. Received: {values[row, column]} in {names[column]!r} at {where[row]}, the first of "
             f"{len(bad)}. Correct or remove these examples."
         )
     unusable = {
@@ -222,7 +222,7 @@ def check_variation(values: np.ndarray, names: Sequence[str]) -> None:
         if not np.ptp(column):
             raise InputError(
                 f"The target {name!r} is {column[0]:g} in all {len(column)} training examples: there is nothing to "
-                "learn. Expected numbers that differ. Remove it from data.target_columns, or add data."
+                "learn. Remove it from data.target_columns, or add examples with other values."
             )
 
 
@@ -254,9 +254,9 @@ def _classes(occurring: set[str], class_names: Sequence[str], example: Callable[
     fractions = sorted(name for name in occurring if _FRACTION.fullmatch(name))
     if fractions and all(map(_NUMBER.fullmatch, occurring)):
         raise InputError(
-            f"Labels are numbers with a fraction: {quoted(fractions)} (first at {example({fractions[0]})}). Expected "
-            "class names or whole numbers. To predict numbers, set data.task to regression. To make each number a "
-            "class, list all of them in data.class_names."
+            f"Some labels are numbers with a fraction: {quoted(fractions)} (first at {example({fractions[0]})}). "
+            "Expected class names or whole numbers. To predict numbers, set data.task to regression. To use each "
+            "number as a class, list all of them in data.class_names."
         )
     # Python refuses to parse thousands of digits; 18 fit an int64.
     numeric = all(name.isdecimal() and len(name) <= 18 for name in occurring)

@@ -1,4 +1,4 @@
-"""Sends examples to workers as arguments, or as a file of several tasks, so that workers need not list the source."""
+"""Examples for workers, as arguments or as a file of several tasks, so that workers need not list the source."""
 
 import dataclasses
 import io
@@ -22,7 +22,7 @@ _NUMBERS = ("hashes", "weights")
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Some examples of a listing, with all that a worker needs to read them.
+    """Some examples of a listing, with everything that a worker needs to read them.
 
     Attributes:
         root: Folder that keys are relative to.
@@ -71,8 +71,8 @@ class Selection:
 def pack_tasks(key: str, examples: Selection, counts: Mapping[int, int]) -> bytes:
     """Return the examples of several parts as the bytes of a file, which `load_tasks` reads.
 
-    Of contents in files that other machines can read, the file has the paths and byte ranges. Contents in memory, or in
-    files that were unpacked on this machine, are copied into it.
+    For contents in files that other machines can read, the bytes contain paths and byte ranges. Contents in memory, or
+    in files that were unpacked on this machine, are copied.
 
     Args:
         key: Digest of the settings and data that determine the parts.
@@ -120,8 +120,8 @@ def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Selection]]:
             raise ValueError("columns of different lengths")
     if stored_key != key:
         raise InputError(
-            f"The tasks {uri} are of other data, parameters or code: expected {key[:12]}, received {stored_key[:12]}. "
-            "Remove them, and run the step again."
+            f"The tasks in {uri} belong to other data, parameters or code: expected the digest {key[:12]}, received "
+            f"{stored_key[:12]}. Remove the file, and run the step again."
         )
     start = 0
     for number, count in zip(numbers, counts, strict=True):

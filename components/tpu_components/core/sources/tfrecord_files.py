@@ -102,7 +102,7 @@ def _first_record(file: Container) -> Mapping[str, list[Any]]:
             return {as_nfc(field): values for field, values in read_fields(frame).items()}
     except DamagedRecordError as error:
         raise _unreadable(file, 0, error) from error
-    raise InputError(f"Cannot read {file.path}: it holds no record. Expected TFRecords. Check the path.")
+    raise InputError(f"Cannot read {file.path}: expected TFRecords, received an empty file. Check the path.")
 
 
 def _frames(file: Container) -> Iterator[tuple[bytes, int]]:
@@ -114,7 +114,7 @@ def _is_raw(first: Mapping[str, list[Any]], name: str, path: str) -> bool:
     """Return whether the images are raw pixels instead of image files, judged by the first record.
 
     Raises:
-        InputError: If the feature holds numbers, a serialized tensor, or raw pixels without their height and width.
+        InputError: If the feature contains numbers, a serialized tensor, or raw pixels without their height and width.
     """
     values = first.get(name, [])
     received = ""
@@ -128,9 +128,7 @@ def _is_raw(first: Mapping[str, list[Any]], name: str, path: str) -> bool:
         if content[:1] == b"\x08" and content[2:3] == b"\x12":  # dtype and tensor_shape of tensor.proto.
             received = "a serialized tensor"
         elif num_pixels and len(content) >= _LEAST_PIXELS and len(content) % num_pixels == 0:
-            received = (
-                f"{len(content):,} bytes, which are {len(content) // num_pixels} for each of {num_pixels:,} pixels"
-            )
+            received = f"{len(content):,} bytes, {len(content) // num_pixels} for each of {num_pixels:,} pixels"
         elif len(content) >= _LEAST_PIXELS and any(
             len(content) == channels * math.isqrt(len(content) // channels) ** 2 for channels in _RAW_KINDS
         ):
@@ -153,7 +151,7 @@ def _is_image(content: bytes) -> bool:
 
 
 def _raw_size(fields: Mapping[str, list[Any]]) -> tuple[int, int, int]:
-    """Return the height, width and channels of raw pixels, by the features beside them; 0 for each that is missing."""
+    """Return the height, width and channels of raw pixels from other features; 0 for each that is missing."""
     height, width, channels = (_stored_size(fields, names) for names in _SIZES)
     return height, width, channels
 
@@ -167,7 +165,7 @@ def _stored_size(fields: Mapping[str, list[Any]], usual: Sequence[str]) -> int:
 def _raw_header(fields: Mapping[str, list[Any]], content: bytes) -> bytes:
     """Return a PGM or PPM header that makes `content` an image file; empty if it does not match the stored size.
 
-    TensorFlow's converters of MNIST and CIFAR-10 wrote raw pixels beside `height`, `width` and `depth`.
+    TensorFlow's converters of MNIST and CIFAR-10 wrote raw pixels and the features `height`, `width` and `depth`.
     """
     height, width, channels = _raw_size(fields)
     if not height or not width:

@@ -66,7 +66,7 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
     notes = [f"left out {len(masks):,} masks, such as {min(masks)!r}. {NOT_SUPPORTED}"] if masks else []
     examples = [example for examples in by_archive for example in examples]
     if not examples:
-        raise InputError(f"Found no images in {location}: expected files as NAME.jpg in the archives. Check them.")
+        raise InputError(f"Found no images in {location}: expected archives with files such as NAME.jpg. Check them.")
     counts = Counter(example.name for example in examples)
     repeated = len(counts) < len(examples)
     keys = tuple(
@@ -76,7 +76,7 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
     )
     if len(set(keys)) < len(keys):
         twice = [key for key, count in Counter(keys).items() if count > 1]
-        raise InputError(f"Files of one name in an archive: {quoted(twice)}. Expected each once. Make it again.")
+        raise InputError(f"Repeated names in an archive: {quoted(twice)}. Expected each name once. Create it again.")
     targets = Targets(*without_labels(len(keys)), {})
     reasons: list[Mapping[int, str]] = []
     if labelled:
@@ -121,8 +121,8 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
 def _find_masks(examples: Sequence[_Example], labelled: bool) -> set[str]:
     """Return the names of images that are masks of others.
 
-    An image with a label file of its own is an example, such as `1_mask.jpg` of people with and without masks, and
-    without labels it needs a prediction.
+    An image with its own label file is an example, such as `1_mask.jpg` among photos of people with and without masks.
+    If labels are not read, this image gets a prediction too.
     """
     masks = set(find_masks([example.name for example in examples]))
     if not masks:
@@ -167,7 +167,7 @@ def _check_folders(examples: Sequence[_Example], location: str) -> None:
 
 
 def _folder_of(example: _Example) -> str | None:
-    """Return the name of the image's folder in the archive; None if it is in none."""
+    """Return the name of the image's folder in the archive; None without a folder."""
     return example.name.rpartition("/")[0].rpartition("/")[2] or None
 
 
@@ -186,7 +186,7 @@ def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]
                     continue
                 member.name.encode()  # Python reads the bytes of a name that is not UTF-8 as lone surrogates.
                 if member.issparse() or not 0 <= member.size <= archive.num_bytes - member.offset_data:
-                    raise tarfile.ReadError(f"{member.name!r} of {member.size:,} bytes that are not all there")
+                    raise tarfile.ReadError(f"an incomplete {member.name!r}, which should have {member.size:,} bytes")
                 stem, _, suffix = name.partition(".")
                 stem = f"{folder}/{stem}" if folder else stem
                 if stem != group.stem:
@@ -200,12 +200,12 @@ def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]
         raise
     except UnicodeEncodeError as error:
         raise InputError(
-            f"File names in {archive.path} that are not UTF-8: {error.object!r}. Rename them, and make it again."
+            f"A file name in {archive.path} is not UTF-8: {error.object!r}. Rename the file, and create it again."
         ) from error
     except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:  # Odd sizes in headers.
         raise InputError(
-            f"Cannot read {archive.path}: expected a whole tar archive that is not compressed, received {error}. Make "
-            "it again, or unpack it with gunzip."
+            f"Cannot read {archive.path}: expected a complete tar archive that is not compressed, received {error}. "
+            "Create it again, or decompress it with gunzip."
         ) from error
     yield from group.examples()
 

@@ -1,4 +1,4 @@
-"""Finds the image files that a table means if its paths do not exist exactly as they are written."""
+"""Image files for the paths of a table, some of which do not exist exactly as written."""
 
 import contextlib
 import itertools

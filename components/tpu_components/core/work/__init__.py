@@ -1,1 +1,1 @@
-"""Distributes work to processes and machines; interrupted work is resumed."""
+"""Distribution of work to processes and machines, with resumption of interrupted work."""

@@ -52,7 +52,7 @@ class ResumeState:
     def begin(self, digest: str) -> Self:
         """Create the folder, or continue with an existing one: pieces that a killed run has finished are kept.
 
-        Pieces of other work in a local folder are removed. Returns this object.
+        Pieces of other work in a local folder are removed. This object is returned.
 
         Raises:
             InputError: If the folder is in a bucket and belongs to other work.
@@ -61,8 +61,8 @@ class ResumeState:
         if Location(self.root).is_remote:
             if not is_same and self._digest():
                 raise InputError(
-                    f"Cannot write to {self.root}: expected an empty folder, or one that was begun with the same data, "
-                    "parameters and code, received another. Choose another folder, or remove it."
+                    f"Cannot write to {self.root}: expected an empty folder, or unfinished work with the same data, "
+                    "parameters and code, received other work. Choose another folder, or remove this one."
                 )
         else:
             storage.require_writable(Path(self.root))
@@ -78,12 +78,12 @@ class ResumeState:
         return self
 
     def finished(self) -> set[str]:
-        """Return the names of the finished pieces; does not verify checksums."""
+        """Return the names of the finished pieces, without verifying checksums."""
         notes = (name.removesuffix(".json") for name in storage.names_in(f"{self.root}/notes"))
         return storage.names_in(f"{self.root}/whole").intersection(notes)
 
     def whole(self, names: Iterable[str]) -> set[str]:
-        """Return those of `names` whose pieces are finished and match their checksums."""
+        """Return the names whose pieces are finished and match their checksums."""
         there = sorted(self.finished().intersection(names))
         are_whole = in_threads(self.is_whole, self.root, there)
         return {name for name, is_whole in zip(there, are_whole, strict=True) if is_whole}
@@ -97,7 +97,7 @@ class ResumeState:
         return True
 
     def finish(self, name: str, content: bytes, note: Mapping[str, Any]) -> None:
-        """Write a piece and then its note, which marks it as finished. Each file appears whole or not at all."""
+        """Write a piece and then its note, which marks it as finished. Each file is written atomically."""
         facts = {"num_bytes": len(content), "crc32c": _crc32c(content)}
         storage.write_file(f"{self.root}/whole/{name}", content)
         told = json.dumps({**note, "file": {**note.get("file", {}), **facts}}, ensure_ascii=False)
@@ -164,7 +164,7 @@ def range_of(number: int, num_ranges: int, num_pieces: int) -> range:
         InputError: If `number` is not from 0 to `num_ranges - 1`.
     """
     if not 0 <= number < num_ranges:
-        raise InputError(f"There is no range {number}: expected one from 0 to {num_ranges - 1}. Correct the number.")
+        raise InputError(f"Unknown range {number}: expected a number from 0 to {num_ranges - 1}. Correct the number.")
     return Share(number, num_ranges).within(num_pieces)
 
 
@@ -189,17 +189,17 @@ def gather(
     """
     if others := [folder.root for folder in folders if not folder.holds(digest)]:
         raise InputError(
-            f"Cannot put {others[0]} together with the others: expected what was begun with the same data, parameters "
-            "and code, received something else or nothing. Run its range again."
+            f"Cannot combine {others[0]} with the other folders: expected work with the same data, parameters and "
+            "code, received other work or nothing. Run its range again."
         )
     finished = in_threads(ResumeState.finished, folders[0].root, folders)
     held = {name: folder for folder, there in zip(folders, finished, strict=True) for name in there}
     if missing := [number for number, name in enumerate(names) if name not in held]:
         ranges = (i for i in range(num_ranges) if set(range_of(i, num_ranges, len(names))).intersection(missing))
-        without = f" without what belongs to range {', '.join(map(str, ranges))}" if num_ranges else ""
+        without = f" without pieces of range {', '.join(map(str, ranges))}" if num_ranges else ""
         raise InputError(
-            f"{len(missing):,} of {len(names):,} pieces are missing, {names[missing[0]]} the first: expected the "
-            f"folders of all ranges, received {len(folders)}{without}. Run the others, and name all folders."
+            f"{len(missing):,} of {len(names):,} pieces are missing, the first is {names[missing[0]]}: expected the "
+            f"folders of all ranges, received {len(folders)}{without}. Run the missing ranges, and pass all folders."
         )
     return in_threads(lambda name: held[name].read(name, fields), folders[0].root, names)
 

@@ -1,4 +1,4 @@
-"""Distributes work to processes of this machine, or to threads for reads from a bucket."""
+"""Distribution of work to processes of this machine, or to threads for reads from a bucket."""
 
 import contextlib
 import os
@@ -25,8 +25,8 @@ def in_processes(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]],
     """
     from joblib import Parallel, delayed
 
-    # Workers outlive a call: in another folder they are started anew, as after `%cd` in a notebook. Memory-mapping is
-    # off, since arguments are small and copied once.
+    # Workers outlive a call: in another folder, as after `%cd` in a notebook, they are started again. Memory-mapping is
+    # off, because arguments are small and copied once.
     here = {} if num_workers == 1 else {"initializer": os.chdir, "initargs": (os.getcwd(),)}
     runner = Parallel(
         n_jobs=num_workers,
@@ -56,7 +56,7 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, seconds: flo
 
     Raises:
         InputError, PlatformError: If the function raises one of them.
-        RuntimeError: If the function raises another error, the process ends before the call does, or the time is over.
+        RuntimeError: If the function raises another error, the process ends before the call, or the time limit passes.
     """
     from joblib.externals.loky import ProcessPoolExecutor
 
@@ -65,10 +65,10 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, seconds: flo
         try:
             return pool.submit(_call, function, arguments).result(seconds)
         except TimeoutError as error:
-            raise RuntimeError(f"it has not ended within {seconds:g} s") from error
+            raise RuntimeError(f"it did not finish within {seconds:g} s") from error
         except BrokenExecutor as error:
             code = str(error).partition("exit codes of the workers are ")[2].partition("\n")[0]
-            raise RuntimeError(f"it has ended before its answer, with {code or error}") from error
+            raise RuntimeError(f"its process ended without a result, with {code or error}") from error
         finally:
             pool.shutdown(kill_workers=True)
 
@@ -90,7 +90,7 @@ def _call(function: Callable[..., Any], arguments: Iterable[Any]) -> Any:
 
 
 def in_threads(function: Callable[..., Any], place: str, *arguments: Iterable[Any]) -> Iterator[Any]:
-    """Like `map`, but if `place` is in a bucket, threads prefetch a limited number of results.
+    """Yield results like `map`; if `place` is in a bucket, threads prefetch a limited number of them.
 
     Threads hide the latency of a bucket; on a local disk they would not be faster.
     """

@@ -78,7 +78,7 @@ def test_the_address_may_be_in_a_bucket(chat, bucket):
 
 def test_a_refusal_says_so_and_keeps_the_address_secret(chat):
     chat.answers = [404]
-    with pytest.raises(InputError, match=r"The webhook at 127\.0\.0\.1 refused the message: 404") as caught:
+    with pytest.raises(InputError, match=r"The webhook at 127\.0\.0\.1 rejected the message: 404") as caught:
         post(f"{chat.url}/services/secret", "digits failed", AT_ONCE)
     assert "secret" not in str(caught.value)
     chat.answers = [500] * 10_000
@@ -99,7 +99,7 @@ def test_a_redirect_is_refused_and_not_followed_without_the_message(chat, status
 @pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 secret\r\n\r\n"])
 def test_a_server_that_does_not_speak_http_is_named_without_a_stack_trace(chat, answer):
     chat.answers = [answer]
-    with pytest.raises(InputError, match=r"The webhook at 127\.0\.0\.1 does not answer in HTTP") as caught:
+    with pytest.raises(InputError, match=r"The webhook at 127\.0\.0\.1 does not answer with HTTP") as caught:
         post(f"{chat.url}/services/secret", "digits failed", AT_ONCE)
     assert "secret" not in str(caught.value)
     assert caught.value.__cause__ is None
@@ -114,7 +114,7 @@ def test_a_server_that_does_not_speak_http_is_named_without_a_stack_trace(chat, 
         (b"file:///etc/SECRET", "does not begin with https://"),
         (b"ftp://127.0.0.1/SECRET", "does not begin with https://"),
         (b"data:,SECRET", "does not begin with https://"),
-        (b"https:///SECRET", "names no host"),
+        (b"https:///SECRET", "has no host"),
         (b"https://me:SECRET@127.0.0.1/x", "user name"),
         (b"https://127.0.0.1:SECRET/x", "host or port is malformed"),
         (b"https://[SECRET/x", "host or port is malformed"),
@@ -124,7 +124,7 @@ def test_a_server_that_does_not_speak_http_is_named_without_a_stack_trace(chat, 
 )
 def test_a_malformed_secret_is_refused_and_not_shown(bucket, content, fault):
     bucket.blob("hook.txt").upload_from_string(content)
-    with pytest.raises(InputError, match=rf"expected gs://{bucket.name}/hook\.txt to hold .*{fault}") as caught:
+    with pytest.raises(InputError, match=rf"expected .* in gs://{bucket.name}/hook\.txt, but .*{fault}") as caught:
         post(f"gs://{bucket.name}/hook.txt", "digits failed", AT_ONCE)
     assert not [error for error in chain_of(caught.value) if "SECRET" in str(error)]
 

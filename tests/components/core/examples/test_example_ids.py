@@ -236,7 +236,7 @@ def test_an_example_is_listed_once_with_all_that_is_known_of_it():
     "array", [np.zeros(2), np.zeros((2, 2), np.uint64), np.zeros(2, [("scheme3", "<u8")])], ids=["f8", "table", "later"]
 )
 def test_what_holds_no_ids_of_a_known_scheme_is_refused(array):
-    with pytest.raises(ValueError, match="instead of IDs of schemes 1 and 2"):
+    with pytest.raises(ValueError, match="instead of example IDs"):
         as_ids(array)
 
 

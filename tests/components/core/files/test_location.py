@@ -84,7 +84,7 @@ def test_a_uri_of_no_object_store_is_neither_remote_nor_a_path(text, tmp_path, m
     monkeypatch.chdir(tmp_path)
     place = Location(text)
     assert (place.is_remote, place.is_path, place.scheme) == (False, False, None)
-    expected = "expected a path on this machine, or a URI as gs:// or s3:// or hf://"
+    expected = "expected a path on this machine, or a URI that begins with gs://, s3://, hf://"
     for use in (storage.read_bytes, storage.exists, storage.list_files, lambda uri: storage.write_file(uri, b"")):
         with pytest.raises(InputError, match=expected):
             use(text)
@@ -120,7 +120,7 @@ def test_a_child_stays_below_its_folder(root):
     assert place.child("a/b.png") == f"{root.rstrip('/')}/a/b.png"
     assert place.child("a").child("b c").parent.parent == place.folder
     for name in ("../x", "a/../../x", "/etc/passwd", ".."):
-        with pytest.raises(InputError, match=f"Refused the path '{name}': expected a path below '{root}'"):
+        with pytest.raises(InputError, match=f"Cannot use the path '{name}': expected a path below '{root}'"):
             place.child(name)
-    with pytest.raises(InputError, match=r"Refused the path 'a\\x00b': .*NUL"):
+    with pytest.raises(InputError, match=r"Cannot use the path 'a\\x00b': .*NUL"):
         place.child("a\0b")

@@ -87,7 +87,7 @@ def test_read_bytes_refuses_what_is_missing_or_no_file(tmp_path):
         with pytest.raises(InputError, match=f"Cannot read '{tmp_path}/{name}': there is no such file. Check the path"):
             storage.read_bytes(str(tmp_path / name))
     for name in ("", "/pipe"):
-        with pytest.raises(InputError, match=rf"Cannot read '{tmp_path}{name}': it is no regular file"):
+        with pytest.raises(InputError, match=rf"Cannot read '{tmp_path}{name}': expected a file, received a folder"):
             storage.read_bytes(f"{tmp_path}{name}")
 
 
@@ -262,7 +262,7 @@ def test_localize_refuses_object_names_that_climb_out(bucket, storage_server, tm
     # Cloud Storage allows such names; the emulator refuses them.
     objects = storage_server._storage.objects["bucket"]  # noqa: SLF001
     objects["data/../../x.txt"] = {**objects.pop("data/x.txt"), "name": "data/../../x.txt"}
-    with pytest.raises(InputError, match=r"Refused the path '../../x.txt': expected a path below"):
+    with pytest.raises(InputError, match=r"Cannot use the path '../../x.txt': expected a path below"):
         storage.localize("gs://bucket/data", tmp_path / "cache")
     assert not list(tmp_path.rglob("x.txt"))
 
@@ -291,7 +291,7 @@ def test_missing_credentials_are_named_with_the_way_out(monkeypatch, tmp_path, r
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
     with pytest.raises(
-        InputError, match=r"found no Google Cloud credentials. Run `gcloud auth application-default login`"
+        InputError, match=r"there are no Google Cloud credentials. Run `gcloud auth application-default login`"
     ):
         storage.read_bytes("gs://bucket/x")
 
@@ -299,8 +299,8 @@ def test_missing_credentials_are_named_with_the_way_out(monkeypatch, tmp_path, r
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (exceptions.Forbidden("no role"), InputError, r"Cloud Storage refused access \(no role\)"),
-        (exceptions.BadRequest("Invalid name"), InputError, r"Cloud Storage says Invalid name"),
+        (exceptions.Forbidden("no role"), InputError, r"Cloud Storage denied access \(no role\)"),
+        (exceptions.BadRequest("Invalid name"), InputError, r"Cloud Storage rejected the request \(Invalid name"),
         (RefreshError("invalid_grant"), InputError, r"sign-in .* no longer valid \(invalid_grant\).*gcloud auth"),
         (exceptions.ServiceUnavailable("try later"), PlatformError, r"does not answer .*try later"),
         (TransportError("no route"), PlatformError, r"does not answer .*no route"),

@@ -65,7 +65,7 @@ def test_replicas_cannot_be_added_once_tensorflow_has_started():
 
 
 def test_missing_gpu_is_refused():
-    with pytest.raises(InputError, match=r"TensorFlow sees none\. Set backend to jax"):
+    with pytest.raises(InputError, match=r"TensorFlow finds no GPU\. Set backend to jax"):
         device.prepare("tensorflow", "gpu", 0, "float32")
 
 

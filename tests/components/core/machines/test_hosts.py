@@ -70,19 +70,19 @@ def test_hosts_are_those_that_the_environment_tells_of(environment, expected):
     [
         ({"TPU_PIPELINES_HOST": "4/4@there"}, r"expected INDEX/COUNT@ADDRESS.*Received: '4/4@there'"),
         ({"TPU_PIPELINES_HOST": "there"}, "Received: 'there'"),
-        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "2"}, "this is host 2 of 2"),
-        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "second"}, "TPU_WORKER_ID='second' is no number"),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "2"}, "give this host the index 2 of 2 hosts"),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "second"}, "TPU_WORKER_ID='second' is not a number"),
         (
             {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_PIPELINES_HOST_COUNT": "4"},
-            r"TPU_WORKER_HOSTNAMES and TPU_WORKER_ID tell of 2, and its machine has 4\. Say it to each host: --hosts I",
+            r"TPU_WORKER_ID list 2 hosts, but its machine has 4\. Start each host with --hosts I",
         ),
         (
             {**_spec("workerpool0", 0, {"workerpool0": ["x:1"]}), "TPU_PIPELINES_HOST_COUNT": "4", **_NO_METADATA},
-            r"which of its machine's 4 hosts this one is.* TPU_WORKER_ID, CLUSTER_SPEC with 4 members, or worker-netw"
-            r".*Received: CLUSTER_SPEC: .*x:1.*\. Say it to each host: --hosts INDEX/4@ADDRESS, or TPU_PIPELINES_HOST",
+            r"this host among the 4 hosts of its machine.* TPU_WORKER_ID, CLUSTER_SPEC with 4 members, or worker-netw"
+            r".*Received: CLUSTER_SPEC: .*x:1.*\. Start .* --hosts INDEX/4@ADDRESS, or set TPU_PIPELINES_HOST",
         ),
-        ({"CLUSTER_SPEC": "{"}, "CLUSTER_SPEC is not as Vertex AI writes it"),
-        ({"CLUSTER_SPEC": "[]"}, "CLUSTER_SPEC is not as Vertex AI writes it"),
+        ({"CLUSTER_SPEC": "{"}, "CLUSTER_SPEC does not have Vertex AI's format"),
+        ({"CLUSTER_SPEC": "[]"}, "CLUSTER_SPEC does not have Vertex AI's format"),
     ],
 )
 def test_an_environment_that_does_not_fit_together_is_refused_in_a_sentence(environment, words):
@@ -192,8 +192,8 @@ def test_a_training_that_is_not_told_its_host_ends_before_it_begins(
     done = run_step_here("train_model", quick, records=digits_records, output=tmp_path / "model")
     assert (done.returncode, done.stdout) == (2, "")
     message = done.stderr.splitlines()[-1]
-    assert message.startswith("error: Cannot tell which of its machine's 4 hosts this one is, and trainings of their")
-    assert "Received: environment: nothing. Say it to each host: --hosts INDEX/4@ADDRESS" in message
+    assert message.startswith("error: Cannot find the index of this host among the 4 hosts of its machine, and")
+    assert "Received: environment: nothing. Start each host with --hosts INDEX/4@ADDRESS" in message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -217,4 +217,4 @@ except InputError as error:
 def test_devices_of_another_host_are_refused(run_with_jax):
     """As where libtpu numbers a slice's hosts otherwise, or where each of them takes itself for the only one."""
     said = run_with_jax(_PREPARE_AS_ANOTHER_HOST)
-    assert re.search(r"as host 1 of 2: .* those of 1 hosts, and these of host 0\. Say", said)
+    assert re.search(r"as host 1 of 2: .* this is host 0 of 1\. Start", said)

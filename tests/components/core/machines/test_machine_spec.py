@@ -97,9 +97,9 @@ def test_a_gpu_goes_with_its_machine_type_and_may_be_a_spot_machine():
         match=r"No machine has .*'a2-highgpu-2g', .*, accelerator_count=1\. Nearest: a100-1 has .*; a100-2 has ",
     ):
         parse_machine(given | {"accelerator_count": 1})
-    with pytest.raises(InputError, match=r"us-east5 does not train on a100\."):
+    with pytest.raises(InputError, match=r"us-east5 does not offer a100 for training\."):
         parse_machine(given | {"region": "us-east5"})
-    with pytest.raises(InputError, match=r"l4 has no disk of the type hyperdisk-balanced"):
+    with pytest.raises(InputError, match=r"l4 does not support the boot disk hyperdisk-balanced"):
         parse_machine({"name": "l4-1", "boot_disk_type": "hyperdisk-balanced"})
 
 
@@ -181,7 +181,7 @@ def test_other_names_are_understood_where_they_mean_one_slice(alias, name):
         ("v3-16", r"no machine 'v3-16'\. Expected one of v3-8, v3-32, .*; the number counts cores\."),
         ("v4-4", r"Expected one of v4-8, v4-16, .*; the number counts cores\."),
         ("v5p-96", r"Expected one of v5p-8, v5p-16, .*; the number counts cores\."),
-        ("v5e:2x4", r"'v5e:2x4' can mean v5e-8 \(ct5lp-hightpu-8t, 2x4\) or v5e-8-4t \(ct5lp-hightpu-4t, 2x4\)"),
+        ("v5e:2x4", r"'v5e:2x4' is ambiguous: v5e-8 \(ct5lp-hightpu-8t, 2x4\) or v5e-8-4t \(ct5lp-hightpu-4t, 2x4\)"),
         ("v5e:3x3", r"no machine 'v5e:3x3'\. Expected one of v5e-1, v5e-4, v5e-8,"),
         ("tpu7x-8", r"no machine 'tpu7x-8'\. Expected one of 7x-1, 7x-4, 7x-8, .*; the number counts chips\."),
         (
@@ -195,7 +195,7 @@ def test_other_names_are_understood_where_they_mean_one_slice(alias, name):
         ("l4-1x", r"no machine 'l4-1x'\. Expected one of l4-1,"),
         ("h10-8", r"no machine 'h10-8'.*Did you mean 'h100-8'"),
         ("g2-standard-8", r"a machine type, not a short name\. Expected one of l4-1 \(g2-standard-8, 1 NVIDIA_L4\)"),
-        ("", r"Expected a name or a machine_type\. Received: neither\. Add name: v5e-8"),
+        ("", r"Expected a name or a machine_type\. Received: neither\. Add, for example, name: v5e-8"),
     ],
 )
 def test_unknown_names_are_refused_with_the_nearest(name, message):
@@ -258,32 +258,38 @@ def test_fields_that_do_not_go_together_are_refused_with_the_nearest(fields, mes
     [
         (
             {"name": "v5e-8", "region": "europe-west4"},
-            r"serves on v5e, but does not train on it\. Received: v5e-8, region='europe-west4'\. "
+            r"offers v5e for serving, but not for training\. Received: v5e-8, region='europe-west4'\. "
             r"Expected one of us-central1, us-east1, us-west1, us-west4\. Nearest in europe-west4: v2-8, v3-8, v6e-8\.",
         ),
         (
             {"name": "v3-32", "region": "us-central1"},
-            r"trains on v3 of one host only, and v3-32 has 4\. .*Expected one of europe-west4\. "
+            r"offers v3 only with one host, but v3-32 has 4 hosts\. .*Expected one of europe-west4\. "
             r"Nearest in us-central1: v2-32, v3-8, v5e-16, v6e-16, 7x-16\.",
         ),
-        ({"name": "7x-4", "region": "us-west1"}, r"us-west1 does not train on 7x\. .*Nearest in us-west1: v5e-4\."),
+        (
+            {"name": "7x-4", "region": "us-west1"},
+            r"us-west1 does not offer 7x for training\. .*Nearest in us-west1: v5e-4\.",
+        ),
         ({"name": "v5e-8", "region": "us-west1-c"}, r"region='us-west1-c'.* Did you mean 'us-west1'\?"),
-        ({"name": "v5e-16", "spot": True}, r"v5e-16 has 4\. Received: spot=True\..*single host: v5e-1, v5e-4, v5e-8\."),
-        ({"name": "v2-32", "spot": True}, r"v2-32 has 4\. Received: spot=True\..*single host: v2-8\."),
+        ({"name": "v5e-16", "spot": True}, r"v5e-16 has 4\. Received: spot=True\..*one host: v5e-1, v5e-4, v5e-8\."),
+        ({"name": "v2-32", "spot": True}, r"v2-32 has 4\. Received: spot=True\..*one host: v2-8\."),
         ({"name": "v5e-8", "reservation": "tpus"}, r"must be projects/PROJECT/.*Received: 'tpus'"),
-        ({"name": "v5e-8", "reservation": RESERVATION, "spot": True}, r"spot machine uses no reservation.*spot=True"),
+        (
+            {"name": "v5e-8", "reservation": RESERVATION, "spot": True},
+            r"spot machine cannot use a reservation.*spot=True",
+        ),
         (
             {"name": "v5e-8", "reservation": RESERVATION, "region": "us-east1"},
-            r"must be in the region 'us-east1'\. Received: one in 'us-west1'",
+            r"must be in the region 'us-east1'\. Received: .* is in 'us-west1'",
         ),
         ({"name": "v5e-8", "boot_disk_type": "pd-sdd"}, r"boot_disk_type='pd-sdd'\. Did you mean 'pd-ssd'\?"),
         (
             {"name": "v5e-8", "boot_disk_type": "hyperdisk-balanced"},
-            r"v5e has no disk .* pd-ssd or pd-standard, or left",
+            r"v5e does not .* boot disk .*pd-ssd or pd-standard, or none",
         ),
         (
             {"name": "v6e-8", "boot_disk_type": "pd-ssd"},
-            r"v6e has no disk of the type pd-ssd: .* hyperdisk-balanced, or",
+            r"v6e does not .* boot disk pd-ssd: .*=hyperdisk-balanced, or",
         ),
         ({"name": "v5e-8", "boot_disk_size_gb": 50}, r"boot_disk_size_gb must be from 100 to 64000\. Received: .*=50"),
         (
@@ -320,8 +326,8 @@ def test_what_vertex_would_refuse_is_refused(fields, message):
             {"name": "v5e-8", "fallbacks": ["v3-8", "v6e-9"]},
             r"machine\.fallbacks\[1\]: There is no machine 'v6e-9'",
         ),
-        ({"name": "v5e-8", "fallbacks": [{"name": "v6e-8", "fallbacks": ["v3-8"]}]}, r"has no fallbacks of its own"),
-        ({"name": "v5e-8", "fallbacks": ["v6e-8", "l4-8"]}, r"same kind as v5e-8\. Received: l4-8\. Remove"),
+        ({"name": "v5e-8", "fallbacks": [{"name": "v6e-8", "fallbacks": ["v3-8"]}]}, r"cannot have fallbacks"),
+        ({"name": "v5e-8", "fallbacks": ["v6e-8", "l4-8"]}, r"same kind as v5e-8, received l4-8\. Remove"),
     ],
 )
 def test_what_is_no_machine_is_refused_by_its_place(value, message):

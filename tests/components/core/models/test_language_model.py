@@ -57,7 +57,7 @@ def test_one_recurrent_layer_is_enough_and_one_is_needed(kind):
     passages = np.random.default_rng(0).integers(0, 9, (3, 12)).astype(np.int32)
     answers, _ = answers_by_step(model, passages)
     np.testing.assert_allclose(answers, model.predict(passages, verbose=0), atol=1e-6)
-    with pytest.raises(InputError, match=r"remembers nothing .* expected at least one of LSTM, GRU, SimpleRNN"):
+    with pytest.raises(InputError, match=r"has no memory: expected at least one layer of type LSTM, GRU, SimpleRNN"):
         StepModel(build(layers.Dense(9, activation="softmax")))
 
 
@@ -69,7 +69,7 @@ def test_a_model_that_skips_padding_is_refused_since_a_step_cannot():
 
     embedding = layers.Embedding(9, 4, mask_zero=True, name="masked")
     recurrent = layers.LSTM(4, return_sequences=True)
-    with pytest.raises(InputError, match=r"embeddings without mask_zero, received 'masked'"):
+    with pytest.raises(InputError, match=r"without mask_zero in embeddings, received the Embedding 'masked'"):
         StepModel(keras.Sequential([keras.Input((12,), dtype="int32"), embedding, recurrent]))
 
 
@@ -87,8 +87,8 @@ def test_a_model_that_looks_ahead_is_refused_by_the_layer_that_does():
     from tpu_components.core.models.language_model import StepModel
 
     model = build(layers.Bidirectional(layers.LSTM(4, return_sequences=True), name="both_ways"), layers.Dense(9))
-    with pytest.raises(InputError, match=r"received 'both_ways', a Bidirectional"):
+    with pytest.raises(InputError, match=r"received the Bidirectional 'both_ways'"):
         StepModel(model)
     backwards = build(layers.LSTM(4, return_sequences=True, go_backwards=True, name="from_the_end"))
-    with pytest.raises(InputError, match=r"received 'from_the_end', a LSTM"):
+    with pytest.raises(InputError, match=r"received the LSTM 'from_the_end'"):
         StepModel(backwards)

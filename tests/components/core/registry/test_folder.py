@@ -139,7 +139,7 @@ def test_rolling_back_twice_goes_two_back_and_not_forth(registry, promote_new):
     promote_new("one", "two", "three")
     assert registry.roll_back("champion", "bad").version == "0002"
     assert registry.roll_back("champion", "bad too").version == "0001"
-    with pytest.raises(InputError, match="expected an earlier one, received only version 0001"):
+    with pytest.raises(InputError, match="expected an earlier version, received only version 0001"):
         registry.roll_back("champion", "worse")
 
 
@@ -222,8 +222,8 @@ def test_an_alias_that_moved_since_the_comparison_stays(registry, register, prom
     register("two")
     promote(registry, register("three").number, "0001")
     for against, words in (
-        ("0001", "compared with 0001, and meanwhile the champion is 0003"),
-        ("", "compared with none, and"),
+        ("0001", "compared with 0001, but meanwhile the champion is 0003"),
+        ("", "compared with no version, but"),
     ):
         with pytest.raises(InputError, match=words):
             promote(registry, "0002", against)
@@ -361,7 +361,7 @@ def test_a_versions_digest_covers_all_of_its_files(register, registry):
     described["files"]["export/export.json"] = {"num_bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
     replace(version.directory / "version.json", json.dumps(described))
     (damage,) = registry.version("0001").damage()
-    assert damage.startswith(f"version.json lists files of another digest than {version.digest[:16]}")
+    assert damage.startswith(f"version.json lists files with another digest than {version.digest[:16]}")
 
 
 def test_writing_to_a_run_changes_no_version(registry, register, tmp_path):
@@ -411,7 +411,7 @@ def test_a_part_of_a_version_on_a_bucket_is_checked(register, bucket, tmp_path):
 def test_an_alias_on_a_version_that_is_gone_says_so(registry, register, promote_new):
     promote_new("one")
     shutil.rmtree(registry.version("0001").directory)
-    with pytest.raises(InputError, match=r"'digits' has no version '0001' .* since nothing is registered"):
+    with pytest.raises(InputError, match=r"'digits' has no version '0001' .* because nothing is registered"):
         registry.find("champion")
     registry.override(register("two").number, "champion", "the first one is lost")
     assert registry.find("champion").number == "0002"
@@ -425,7 +425,7 @@ def test_names_that_are_no_folders_are_refused(tmp_path, name):
 
 @pytest.mark.parametrize("root", ["", "gs://bucket/registry"])
 def test_a_registry_that_is_not_here_is_refused(root):
-    with pytest.raises(InputError, match="A registry is a folder on this machine"):
+    with pytest.raises(InputError, match="registry must be a folder on this machine"):
         ModelRegistry(root, "digits")
 
 
@@ -571,7 +571,7 @@ def test_an_unreadable_version_is_passed_over_with_a_warning_and_keeps_its_numbe
     assert promote_new("d").version == "0004"
     assert register("a").number == "0005"
     assert registry.numbers() == ("0001", "0002", "0003", "0004", "0005")
-    warning = rf"warning: version 0001 of 'digits' is passed over\. Cannot read .*0001/{VERSION_FILE}: "
+    warning = rf"warning: version 0001 of 'digits' is skipped\. Cannot read .*0001/{VERSION_FILE}: "
     assert len(re.findall(warning, capfd.readouterr().err)) == 1
 
 

@@ -116,11 +116,11 @@ _CHANGES = {
     ),
     "a link": (_link("model.tflite"), "received a link: model.tflite"),
     "a signature that is a link": (_link("model.sig"), "received a link: model.sig"),
-    "no signature": (lambda version: (version / "export" / "model.sig").unlink(), "received no model.sig in it"),
-    "half a signature": (_cut, "a model.sig that is no signature"),
-    "an empty signature": (_write("export/model.sig", b""), "a model.sig that is no signature"),
-    "a garbled signature": (_write("export/model.sig", b"\xff\x00{"), "a model.sig that is no signature"),
-    "a signature that is another document": (_write("export/model.sig", b"[]"), "a model.sig that is no signature"),
+    "no signature": (lambda version: (version / "export" / "model.sig").unlink(), "received no model.sig"),
+    "half a signature": (_cut, "a model.sig that is not a signature"),
+    "an empty signature": (_write("export/model.sig", b""), "a model.sig that is not a signature"),
+    "a garbled signature": (_write("export/model.sig", b"\xff\x00{"), "a model.sig that is not a signature"),
+    "a signature that is another document": (_write("export/model.sig", b"[]"), "a model.sig that is not a signature"),
     "a signature that names other files": (
         _forge("export/model.sig", lambda predicate: predicate["resources"].pop()),
         "a model.sig that was changed",
@@ -129,7 +129,10 @@ _CHANGES = {
         _forge("export/model.sig", lambda predicate: predicate["serialization"].update(ignore_paths=["model.tflite"])),
         "a model.sig that was changed",
     ),
-    "a signature that is a picture": (_write("export/model.sig", b"\x89PNG\r\n"), "a model.sig that is no signature"),
+    "a signature that is a picture": (
+        _write("export/model.sig", b"\x89PNG\r\n"),
+        "a model.sig that is not a signature",
+    ),
     "the signature of another folder": (
         lambda version: _write("export/model.sig", (version / "model.sig").read_bytes())(version),
         "missing: ",
@@ -212,7 +215,7 @@ def test_a_version_from_before_there_were_names_is_verified(registered, keys, tm
 
 def test_another_key_is_refused(registered, tmp_path):
     _, other = write_keys(tmp_path)
-    with pytest.raises(InputError, match=r"^Refused .*0001: .*received one that another key has made\."):
+    with pytest.raises(InputError, match=r"^Refused .*0001: .*received a signature made with another key\."):
         verify_version(registered.version("0001").directory, other)
 
 
@@ -225,7 +228,7 @@ def test_a_signature_whose_signer_passes_files_over_is_refused(signed, keys):
     config = signing.Config().use_elliptic_key_signer(private_key=keys[0])
     config.set_hashing_config(hashing.Config().set_ignored_paths(paths=["model.sig", "model.tflite"]))
     config.sign(signed / "export", signature)
-    with pytest.raises(InputError, match=r"files that its signature leaves out: model\.tflite"):
+    with pytest.raises(InputError, match=r"received unsigned files: model\.tflite"):
         verify_folder(signed / "export", keys[1])
 
 
@@ -234,7 +237,7 @@ def test_a_version_that_is_there_unsigned_stays_unsigned(keys, tmp_path):
     folders = write_model(tmp_path / "made", "one")
     first = registry.register(*folders, **_FACTS)
     assert registry.register(*folders, **_FACTS, signing_key=keys[0]) == first
-    with pytest.raises(InputError, match=r"0001: .*received no model\.sig in it"):
+    with pytest.raises(InputError, match=r"0001: .*received no model\.sig"):
         verify_version(first.directory, keys[1])
 
 
@@ -256,7 +259,7 @@ def test_keys_of_the_larger_curves_and_with_a_password_sign(tmp_path, monkeypatc
     try_keys(private, public)
     monkeypatch.setenv("TPU_PIPELINES_SIGNING_PASSWORD", "of another")
     # The library finds a wrong password by its padding, and one in 256 fits; then it finds no key.
-    with pytest.raises(InputError, match="its password being that of TPU_PIPELINES_SIGNING_PASSWORD") as refused:
+    with pytest.raises(InputError, match="and the password in TPU_PIPELINES_SIGNING_PASSWORD") as refused:
         try_keys(private, public)
     assert "of another" not in str(refused.value)
 
@@ -275,7 +278,7 @@ def test_what_is_no_key_is_named_before_anything_is_registered(keys, tmp_path):
         (keys[0], Path(keys[0]).read_text(), "Cannot verify with the public key: expected a public key"),
         (tmp_path / "large", "", "Cannot use a key of 100,000 bytes"),
         (keys[0], of_bitcoin, "Unsupported key for curve 'secp256k1'"),
-        (keys[0], other, "^signing_key and verify_key are no pair: "),
+        (keys[0], other, "^signing_key and verify_key do not match: "),
     ):
         with pytest.raises(InputError, match=words) as refused:
             try_keys(str(private), str(public))

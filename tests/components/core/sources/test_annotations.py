@@ -50,7 +50,7 @@ def test_label_studios_images_are_found_where_it_keeps_them(tmp_path):
     listing = _listed(tmp_path / "export.json", tasks, group_column="patient", columns=columns)
     assert _by_key(listing) == {"upload/1/a.png": "cat", "upload/1/b.png": "dog", "cats/c.png": "cat"}
     assert dict(zip(listing.keys, listing.groups, strict=True))["cats/c.png"] == "8"
-    assert listing.notes[0] == "left out 1 of 4 that nobody annotated"
+    assert listing.notes[0] == "left out 1 of 4 items, which nobody annotated"
 
 
 def test_the_only_field_and_the_only_question_need_no_names(tmp_path):
@@ -101,7 +101,7 @@ def test_cvats_tags_are_the_labels_of_its_images(tmp_path):
     path.write_text(_XML.format(""))
     listing = list_examples(WriteParams(f"cvat:{path}"))
     assert _by_key(listing) == {"images/a.png": "cat", "images/more/b.png": "dog"}
-    assert listing.notes[0] == "left out 1 of 3 that nobody annotated"
+    assert listing.notes[0] == "left out 1 of 3 items, which nobody annotated"
     assert list(list_unlabelled(WriteParams(f"cvat:{path}")).keys) == [
         *("images/a.png", "images/c.png", "images/more/b.png")
     ]
@@ -114,11 +114,11 @@ def test_cvats_tags_are_the_labels_of_its_images(tmp_path):
 @pytest.mark.parametrize(
     ("source", "content", "message"),
     [
-        ("labelstudio", "{", r"Cannot read .*expected Label Studio's export as JSON.*Export it again"),
-        ("labelstudio", '{"images": [], "annotations": []}', r"Cannot read .*expected Label Studio"),
+        ("labelstudio", "{", r"Cannot read .*expected a Label Studio export \(JSON.*Export it again"),
+        ("labelstudio", '{"images": [], "annotations": []}', r"Cannot read .*expected a Label Studio"),
         ("labelstudio", "[]", r"Found no annotations in"),
         ("labelstudio", '[{"id": 1, "data": {"text": "a"}, "annotations": []}]', r"Found no annotations in"),
-        ("cvat", "<annotations>", r"Cannot read .*expected CVAT's annotations\.xml"),
+        ("cvat", "<annotations>", r"Cannot read .*expected a CVAT annotations\.xml"),
         ("cvat", "<html></html>", "received the element <html>"),
         ("cvat", "<annotations><image id='1'/></annotations>", "Cannot read .*received KeyError: 'name'"),
     ],
@@ -184,7 +184,7 @@ def test_odd_values_of_a_task_are_no_labels_and_no_errors(tmp_path):
     listing = _listed(tmp_path / "export.json", tasks, columns=columns)
     assert (len(listing.keys), listing.class_names) == (6, ("a", "b"))
     assert [(item.key, item.reason) for item in listing.bad] == [("task/00000008", "'label' is empty")]
-    assert listing.notes[0] == "left out 2 of 9 that nobody annotated"
+    assert listing.notes[0] == "left out 2 of 9 items, which nobody annotated"
 
 
 @pytest.mark.parametrize(
@@ -252,15 +252,15 @@ def test_what_is_not_an_export_is_said(tmp_path, content, message):
 
 def test_messages_name_the_task_or_the_image(tmp_path):
     tasks = [_task(17, {"image": "../a.png"}, "x"), _task(18, {"image": "b.png"}, "y")]
-    with pytest.raises(InputError, match=r"Task 17 of .*export\.json: Refused the path '\.\./a\.png'"):
+    with pytest.raises(InputError, match=r"Task 17 of .*export\.json: Cannot use the path '\.\./a\.png'"):
         _listed(tmp_path / "export.json", tasks)
     tasks = [_task(17, {"text": "a", "size": "big"}), _task(18, {"text": "b", "size": "3"})]
     with pytest.raises(InputError, match=r"Cannot use task 17 of .*expected a number in 'size', received 'big'"):
         _listed(tmp_path / "e.json", tasks, task="regression", target_columns=("size",), columns={"text": "text"})
-    with pytest.raises(InputError, match=r"No task of .* can be used; for example, in task/00000017, 'label' is empty"):
+    with pytest.raises(InputError, match=r"No task of .* can be used\. .* in task/00000017, 'label' is empty"):
         _listed(tmp_path / "e.json", tasks, columns={"text": "text"})
     (tmp_path / "annotations.xml").write_text(_XML.format("").replace("a.png", "../../a.png"))
-    with pytest.raises(InputError, match=r"Image \.\./\.\./a\.png of .*annotations\.xml: Refused the path"):
+    with pytest.raises(InputError, match=r"Image \.\./\.\./a\.png of .*annotations\.xml: Cannot use the path"):
         list_examples(WriteParams(f"cvat:{tmp_path / 'annotations.xml'}"))
 
 

@@ -140,7 +140,7 @@ def test_utf_16_without_a_byte_order_mark_is_named(tmp_path, encoding):
 
 
 def test_a_byte_order_mark_before_another_encoding_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"Cannot read .*expected a CSV file in UTF-16, as its first bytes say"):
+    with pytest.raises(InputError, match=r"Cannot read .*a CSV file in UTF-16, which its byte order mark indicates"):
         _listed(tmp_path, b"\xff\xfe" + _table("text", "label").encode("utf-16-le") + b"\x00")
 
 
@@ -158,7 +158,7 @@ def test_an_empty_file_has_no_columns_and_no_rows():
             r"received a file compressed with gzip\. Decompress it",
         ),
         (b"PK\x03\x04\x14\x00\x83", r"received a ZIP file, such as \.xlsx\. Save the sheet as the type CSV UTF-8"),
-        (b"PAR1\x15\x04\x15\x83", r"received a Parquet file\. Name it as parquet:FILE"),
+        (b"PAR1\x15\x04\x15\x83", r"received a Parquet file\. Use the source parquet:FILE"),
     ],
     ids=["gzip", "zip", "parquet"],
 )
@@ -179,7 +179,7 @@ def test_labels_with_decimal_commas_are_numbers(tmp_path, delimiter):
     assert {label for _, label in _read(tmp_path, content)} == {"0", "1"}
     assert _listed(tmp_path, content, class_names=("1", "0")).class_names == ("1", "0")
     fractions = _table("text", "label", rows=[(text, f"{i},5") for i, text in enumerate(_TEXTS)], delimiter=delimiter)
-    with pytest.raises(InputError, match=r"Labels are numbers with a fraction: '0\.5'.*set data\.task to regression"):
+    with pytest.raises(InputError, match=r"labels are numbers with a fraction: '0\.5'.*set data\.task to regression"):
         _listed(tmp_path, fractions)
     assert _listed(tmp_path, fractions, task="regression").labels[1, 0] == 1.5
 

@@ -131,7 +131,7 @@ def test_texts_have_the_names_of_their_classes_and_their_own_splits(hub):
     assert np.array(listing.labels).tolist() == [i % 2 for i in range(8)] + [i % 2 for i in range(20)]
     assert listing.splits.tolist() == ["test"] * 8 + ["train"] * 20
     assert bytes(listing.read(0)) == b"test text 0"
-    assert listing.notes[0] == "the split 'unsupervised' is left out: it is no test set"
+    assert listing.notes[0] == "the split 'unsupervised' is left out: it is not a training, validation or test split"
 
 
 def test_a_split_whose_labels_are_kept_back_is_left_out(hub):
@@ -197,7 +197,7 @@ def test_what_is_not_there_is_an_error_of_the_user(hub):
     hub[0].mkdir()
     assert "has no such data set, revision or file" in error_of(listed, "huggingface:someone/other")
     assert "has no such data set" in error_of(listed, "huggingface:alone")
-    assert "only read" in error_of(storage.write_file, f"hf://datasets/{REPOSITORY}/a", b"")
+    assert "not supported" in error_of(storage.write_file, f"hf://datasets/{REPOSITORY}/a", b"")
 
 
 def test_the_same_files_here_give_the_same_examples(hub, tmp_path):
@@ -225,7 +225,7 @@ def test_a_file_that_the_hub_says_is_larger_than_the_memory_is_refused_before_it
     place = f"hf://datasets/{REPOSITORY}@{urllib.parse.quote(BRANCH, safe='')}/d"
     said = error_of(list_examples, WriteParams(source.format(place)))
     assert said.startswith("Cannot read 'hf://datasets/someone/reviews")
-    assert "by its store, it is 909,495 TiB, more than this machine's memory (" in said, said
+    assert "its size, 909,495 TiB, is larger than this machine's memory (" in said, said
 
 
 def test_a_file_that_the_hub_says_is_larger_than_the_disk_is_not_downloaded(hub, monkeypatch, tmp_path):
@@ -235,4 +235,4 @@ def test_a_file_that_the_hub_says_is_larger_than_the_disk_is_not_downloaded(hub,
     (folder / "d").mkdir(parents=True)
     (folder / "d" / "a.bin").write_bytes(b"abc")
     place = f"hf://datasets/{REPOSITORY}@{urllib.parse.quote(BRANCH, safe='')}/d"
-    assert "more than the free disk space (" in error_of(storage.localize, place, tmp_path / "cache")
+    assert "larger than the free disk space (" in error_of(storage.localize, place, tmp_path / "cache")

@@ -115,7 +115,7 @@ def test_masks_beside_their_pictures_are_named(tmp_path):
     _write(tmp_path, **{"benign/b ({}).png": _picture, "benign/b ({})_mask.png": _mask, "normal/n ({}).png": _picture})
     notes = list_examples(WriteParams(f"images:{tmp_path}")).notes
     assert any(
-        note.startswith("20 files have names of masks of other files, 'benign/b (0)_mask.png'") for note in notes
+        note.startswith("20 files are named like masks of other files, 'benign/b (0)_mask.png'") for note in notes
     )
 
 
@@ -176,7 +176,7 @@ def test_a_column_of_masks_is_no_label(tmp_path, is_struct):
 @pytest.mark.parametrize("shape", [(6, 8, 8), (6, 8, 8, 1)])
 def test_arrays_of_masks_are_no_labels(tmp_path, shape, task):
     np.savez(tmp_path / "all.npz", images=np.zeros((6, 8, 8), np.uint8), labels=np.zeros(shape, np.uint8))
-    with pytest.raises(InputError, match=rf"Labels do not fit the images .*received masks, uint8.*{_NOT_SUPPORTED}"):
+    with pytest.raises(InputError, match=rf"Cannot use the labels .*received masks, uint8.*{_NOT_SUPPORTED}"):
         list_examples(WriteParams(f"npz:{tmp_path / 'all.npz'}", task=task))
 
 

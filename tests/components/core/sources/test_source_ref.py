@@ -66,7 +66,7 @@ def test_a_source_without_a_known_kind_names_the_nearest(tmp_path):
     advice = {
         "imges:x": "Did you mean 'images'",
         str(tmp_path): f"Did you mean images:{tmp_path}",
-        "csv:": "names no place: expected csv:FILE",
+        "csv:": "has no location: expected csv:FILE",
         "gs://bucket/x": "Unknown source 'gs://bucket/x'",
     }
     for text, words in advice.items():

@@ -154,24 +154,28 @@ def test_statistics_agree_with_numpy():
     [
         (np.arange(60), {"task": "multi_label"}, r"expected uint8 or bool \[60, classes\].*received int64\[60\]"),
         (np.full((60, 2), 3), {"task": "multi_label"}, r"of 0 and 1.*between 3 and 3"),
-        (np.zeros((60, 2), bool), {"task": "multi_label"}, "No example of .* has a label"),
+        (np.zeros((60, 2), bool), {"task": "multi_label"}, "No example in .* has a label"),
         (
             np.ones((60, 2), bool),
             {"task": "multi_label", "class_names": ("a",)},
-            r"expected 1 columns, one for each of \['a'\], received \[2\]",
+            r"expected one column for each of \['a'\], received 2 columns",
         ),
-        (np.array(["a", "b"] * 30), {"task": "regression"}, r"expected numbers \[60\].*received <U1\[60\]"),
+        (np.array(["a", "b"] * 30), {"task": "regression"}, r"expected numbers of shape \[60\].*received <U1\[60\]"),
         (
             np.full(60, np.nan),
             {"task": "regression"},
-            "No example in .* can be used; for example, all/00000000: 'target' is missing",
+            "No example in .* can be used. For example, all/00000000: 'target' is missing",
         ),
-        (np.arange(60) * 1e38, {"task": "regression"}, r"Received: 4e\+38 in 'target' at all/00000004, one of 56"),
+        (
+            np.arange(60) * 1e38,
+            {"task": "regression"},
+            r"Received: 4e\+38 in 'target' at all/00000004, .* of 56",
+        ),
         (np.full(60, 2.5), {"task": "regression"}, "The target 'target' is 2.5 in all 60 training examples"),
         (
             np.ones((60, 2)),
             {"task": "regression", "target_columns": ("a",)},
-            r"expected 1 columns, one for each of \['a'\], received \[2\]",
+            r"expected one column for each of \['a'\], received 2 columns",
         ),
     ],
 )
@@ -222,9 +226,12 @@ def test_cells_that_do_not_fit_the_task_are_refused_with_their_line(tmp_path, te
     ("params", "message"),
     [
         ({"task": "multilabel"}, r"task='multilabel'.*Did you mean 'multi_label'\?"),
-        ({"target_columns": ("a",)}, r"does not go with task='classification'. Received: target_columns=\['a'\]"),
-        ({"task": "regression", "class_names": ("a",)}, r"class_names does not go with task='regression'"),
-        ({"task": "regression", "target_columns": ("a", "a")}, r"target_columns must differ. Received: .*\['a', 'a'\]"),
+        ({"target_columns": ("a",)}, r"is not supported with task='classification'. Received: target_columns=\['a'\]"),
+        ({"task": "regression", "class_names": ("a",)}, r"class_names is not supported with task='regression'"),
+        (
+            {"task": "regression", "target_columns": ("a", "a")},
+            r"target_columns must not .* twice. Received: .*\['a', 'a'\]",
+        ),
     ],
 )
 def test_params_that_do_not_go_together_are_refused(params, message):

@@ -107,9 +107,9 @@ def test_what_is_no_image_file_is_named_with_what_to_store(tmp_path, image, rece
 @pytest.mark.parametrize(
     ("dtype", "channels", "received"),
     [
-        (np.uint8, 4, "480 bytes, which are 4 for each of 120 pixels"),
-        (np.uint16, 1, "240 bytes, which are 2 for each of 120 pixels"),
-        (np.float32, 3, "1,440 bytes, which are 12 for each of 120 pixels"),
+        (np.uint8, 4, "480 bytes, 4 for each of 120 pixels"),
+        (np.uint16, 1, "240 bytes, 2 for each of 120 pixels"),
+        (np.float32, 3, "1,440 bytes, 12 for each of 120 pixels"),
     ],
 )
 def test_raw_pixels_of_another_type_are_named(tmp_path, dtype, channels, received):

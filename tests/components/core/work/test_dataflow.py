@@ -73,15 +73,15 @@ def test_a_failed_job_says_why_also_where_its_reasons_come_late(dataflow):
     thread = threading.Thread(target=say_late, daemon=True)
     thread.start()
     told = run_step(dataflow).stdout
-    assert f"PlatformError: The Dataflow job {NAME} has ended as FAILED. It says: Worker 1 died. | Worker 2" in told
-    assert "Worker 3 died.. What it has written stays: run the step again" in told
+    assert f"PlatformError: The Dataflow job {NAME} ended as FAILED. Its messages: Worker 1 died. | Worker 2" in told
+    assert "Worker 3 died.. Its finished work is kept: run the step again" in told
 
 
 def test_a_job_that_somebody_cancels_is_said_to_be(dataflow):
     done_after(dataflow, 2, "JOB_STATE_CANCELLED")
     told = run_step(dataflow).stdout
     assert "PlatformError:" in told
-    assert "was cancelled, and not by this step. What it has written stays: run the step again to go on" in told
+    assert "was cancelled, but not by this step. Its finished work is kept: run the step again to continue" in told
 
 
 def test_a_job_that_is_being_cancelled_is_waited_for_and_made_again(dataflow):

@@ -42,9 +42,7 @@ def test_work_of_another_digest_begins_anew_and_leaves_other_files_alone(tmp_pat
 
 def test_a_bucket_with_work_of_another_digest_is_refused(bucket):
     ResumeState("gs://bucket/work").begin("digest")
-    with pytest.raises(
-        InputError, match=r"Cannot write to gs://bucket/work: expected an empty folder, or one that was"
-    ):
+    with pytest.raises(InputError, match=r"Cannot write to gs://bucket/work: expected an empty folder, or unfinished"):
         ResumeState("gs://bucket/work").begin("another")
 
 
@@ -72,13 +70,13 @@ def test_pieces_of_several_folders_are_put_together_in_order(tmp_path):
         for name in names:
             folder.finish(name, name.encode(), {})
     assert [piece.content for piece in gather(folders, "digest", "abcd")] == [b"a", b"b", b"c", b"d"]
-    with pytest.raises(InputError, match=r"1 of 3 pieces are missing, e the first: .* received 2\. Run the others"):
+    with pytest.raises(InputError, match=r"1 of 3 pieces are missing, the first is e: .* received 2\. Run the missing"):
         gather(folders, "digest", "aeb")
-    with pytest.raises(InputError, match=r"Cannot put .*/x together with the others: .* Run its range again"):
+    with pytest.raises(InputError, match=r"Cannot combine .*/x with the other folders: .* Run its range again"):
         gather(folders, "another", "abcd")
 
 
 def test_a_range_that_there_is_not_is_refused():
     assert [list(range_of(number, 3, 4)) for number in range(3)] == [[0], [1], [2, 3]]
-    with pytest.raises(InputError, match=r"There is no range 3: expected one from 0 to 2\. Correct the number"):
+    with pytest.raises(InputError, match=r"Unknown range 3: expected a number from 0 to 2\. Correct the number"):
         range_of(3, 3, 4)

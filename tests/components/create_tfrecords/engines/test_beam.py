@@ -36,7 +36,7 @@ from tpu_components.create_tfrecords.engines.beam import write_with_beam
 def test_where_beam_is_not_installed_it_is_said_what_to_do(tmp_path, monkeypatch):
     monkeypatch.delenv("TPU_PIPELINES_BEAM_PYTHON", raising=False)
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "none" / ".venv"))
-    with pytest.raises(InputError, match=r"not installed here. Run: make beam-env, which makes an environ"):
+    with pytest.raises(InputError, match=r"Apache Beam is not installed. Run make beam-env"):
         write_with_beam(WriteParams("sklearn:digits", engine="beam"), tmp_path / "records")
     assert not list(tmp_path.iterdir())
 
@@ -96,7 +96,7 @@ def test_a_python_that_is_not_there_is_a_mistake(tmp_path, monkeypatch):
 
 
 def test_an_option_that_can_be_none_is_refused():
-    with pytest.raises(InputError, match=r"beam_options must have names of Beam's options.* Received: '--region'"):
+    with pytest.raises(InputError, match=r"beam_options must use the names of Beam's options.* Received: '--region'"):
         WriteParams("sklearn:digits", beam_options={"--region": "us-central1"})
 
 

@@ -81,7 +81,7 @@ def test_a_step_that_was_killed_finds_its_job_and_follows_it(dataflow, params, t
     work(dataflow, dataflow.jobs[0])
     _, told = second.communicate(timeout=60)
     assert second.returncode == 0, told
-    assert f"following the job {dataflow.jobs[0].asked['name']}, which runs already" in told
+    assert f"following the running job {dataflow.jobs[0].asked['name']}" in told
     assert dataflow.made == 1
     write_records(dataclasses.replace(params, beam_options={}), tmp_path / "alone")
     assert same_files(tmp_path / "records", tmp_path / "alone")

@@ -141,7 +141,7 @@ def test_a_mistake_in_the_models_file_is_no_verdict_on_the_tpu(tmp_path, cache_d
 
 def test_a_damaged_keras_file_is_no_verdict_on_the_tpu(tmp_path, cache_dir):
     (tmp_path / "mine.keras").write_bytes(b"no zip file")
-    with pytest.raises(InputError, match="Refused the model file"):
+    with pytest.raises(InputError, match="Cannot load the model file"):
         compile_one(make_compilation(str(tmp_path / "mine.keras")), cache_dir)
 
 
@@ -172,7 +172,7 @@ def test_calls_of_the_host_compile_and_are_listed(special_model, cache_dir):
     (call,) = outcome.cost.host_calls
     assert "special" in call
     assert "callback" in call
-    assert "cannot be rebuilt from its file" in outcome.objection
+    assert "Evaluation and export cannot rebuild the model" in outcome.objection
 
 
 @pytest.mark.slow  # A process of its own, with TensorFlow: 6 s.
@@ -218,7 +218,7 @@ def test_of_several_stages_the_largest_is_compiled(cache_dir):
     compiled, alone = (compile_one(one, cache_dir) for one in (staged, make_compilation(epochs=1)))
     assert (compiled.stage, alone.stage) == (3, 0)
     assert compiled.parameters == alone.parameters
-    with pytest.raises(InputError, match=r"Cannot freeze 'convolution'.*no layer of that name"):
+    with pytest.raises(InputError, match=r"Cannot freeze 'convolution'.*no layer with this name"):
         compile_one(make_compilation(epochs=1, stages=(Stage(1, ("convolution",)),)), cache_dir)
 
 

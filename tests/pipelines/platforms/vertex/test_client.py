@@ -471,7 +471,7 @@ def test_without_credentials_the_error_says_how_to_sign_in(plan, fake, clock, mo
 def test_a_token_that_is_refused_for_good_is_an_error(plan, fake, clock, federated):
     fake.require_tokens()
     fake.fail_next(10, "UNAUTHENTICATED")
-    with pytest.raises(InputError, match=r"the sign-in is not, or no longer, valid .*gcloud auth"):
+    with pytest.raises(InputError, match=r"the sign-in is missing or has expired .*gcloud auth"):
         submit(plan, signed_in(fake, clock))
     assert clock.slept == []
 
@@ -589,7 +589,7 @@ def test_a_service_that_stays_away_is_no_stack_trace(environment, capfd, monkeyp
     monkeypatch.setattr(Backoff, "__init__", functools.partialmethod(Backoff.__init__, patience_seconds=0))
     monkeypatch.setenv("TPU_PIPELINES_VERTEX_ENDPOINT", "http://127.0.0.1:1")
     assert main(["status", "digits"]) == 1
-    assert "error: Gave up after 0 s: Vertex AI cannot be reached to list pipeline jobs" in capfd.readouterr().err
+    assert "error: Gave up after 0 s: Cannot reach Vertex AI to list pipeline jobs" in capfd.readouterr().err
 
 
 def test_a_dry_run_says_what_is_missing_writes_the_requests_where_it_is_told_and_sends_none(

@@ -24,7 +24,7 @@ def build_model(
         stem_pooling: Halve the image before the first stage, so that the stages take a quarter of the time.
 
     Raises:
-        InputError: If there is no network of that depth.
+        InputError: If `depth` is not 6n + 2 from 20 to 56.
     """
     import keras
     from keras import layers

@@ -30,7 +30,7 @@ def build_model(
         units: Width of the LSTM in each direction.
         embedding_dropout: Dropout rate of the embedding's features, equal for all tokens of a text.
         dropout: Dropout rate after the maximum.
-        unroll: Unroll the loop: twice as fast on a CPU, but half a minute of compilation, and a large program.
+        unroll: Unroll the loop, which is twice as fast on a CPU, but takes half a minute to compile.
     """
     import keras
     from keras import layers

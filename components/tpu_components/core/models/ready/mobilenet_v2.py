@@ -31,7 +31,8 @@ def build_model(
         dropout: Dropout rate of the backbone's output.
 
     Raises:
-        InputError: If the images are not in colour or too small, or the weights cannot be read or are of another model.
+        InputError: If the images are not in colour or too small, or the weights cannot be read or belong to another
+            model.
     """
     import keras
     from keras import layers
@@ -41,13 +42,13 @@ def build_model(
     if channels != colours or height < least_height or width < least_width:
         size = f"{max(height, least_height)},{max(width, least_width)}"
         raise InputError(
-            f"mobilenet_v2 takes images in colour, of at least 32×32 pixels. Received: {height}×{width}×{channels}. "
+            f"mobilenet_v2 needs colour images of at least 32×32 pixels. Received: {height}×{width}×{channels}. "
             f"Set data.channels=3 and data.image_size={size}."
         )
     if weights and not Location(weights).is_remote and not Path(weights).is_file():
         raise InputError(
-            f"Cannot load the weights {weights!r}: there is no such file. Expected one that "
-            "keras.applications.MobileNetV2(include_top=False).save_weights(…) wrote. Check model.parameters.weights."
+            f"Cannot load the weights {weights!r}: there is no such file. Expected a file from "
+            "keras.applications.MobileNetV2(include_top=False).save_weights(…). Check model.parameters.weights."
         )
     backbone = keras.applications.MobileNetV2(
         image_shape, alpha, include_top=False, weights=None, pooling="avg", name="backbone"
@@ -69,6 +70,6 @@ def _load(backbone: Any, weights: str) -> None:
         except (OSError, ValueError, UserWarning) as error:
             said = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(
-                f"Cannot load the weights {weights!r}: {said} Expected those of MobileNetV2 without a top, of the same "
-                "alpha, as .weights.h5 or .h5. Check model.parameters."
+                f"Cannot load the weights {weights!r}: {said} Expected weights of MobileNetV2 without a top and with "
+                "the same alpha, as .weights.h5 or .h5. Check model.parameters."
             ) from error

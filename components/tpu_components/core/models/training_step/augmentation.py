@@ -26,13 +26,14 @@ def check_augmentation(params: TrainParams, input_shape: tuple[int | None, ...],
         task: Name of the task.
 
     Raises:
-        InputError: If the input is no image, or too small for `random_crop_pixels`; or the task is no classification.
+        InputError: If the input is not an image, the image is too small for `random_crop_pixels`, or the task is not
+            classification.
     """
     wanted = params.moves_pixels or params.mixup_alpha
     if wanted and len(input_shape) != 4:
         raise InputError(
-            "random_flip, random_crop_pixels, random_resized_crop and mixup_alpha are for images. Received: a model "
-            f"whose input is {input_shape}. Remove them from section training."
+            "random_flip, random_crop_pixels, random_resized_crop and mixup_alpha apply only to images. Received: a "
+            f"model with the input {input_shape}. Remove them from the section training."
         )
     if wanted and params.random_crop_pixels >= min(input_shape[1] or 0, input_shape[2] or 0):
         raise InputError(
@@ -42,7 +43,7 @@ def check_augmentation(params: TrainParams, input_shape: tuple[int | None, ...],
     if (params.softens_labels or params.weighs_classes) and task != CLASSIFICATION:
         names = "label_smoothing, mixup_alpha, class_weights and balance_classes"
         raise InputError(
-            f"{names} are for data with one class of several. Received: {task}. Remove them from section training."
+            f"{names} apply only to classification. Received: {task}. Remove them from the section training."
         )
 
 
@@ -102,7 +103,7 @@ def augment(
     """
     if params.random_resized_crop:
         images = _cut_and_resize(images, params.random_resized_crop, draws, size)
-    if len(images.shape) == 4:  # Texts use label smoothing only.
+    if len(images.shape) == 4:  # For texts, only labels are smoothed.
         images = _flip_and_crop(images, params, draws, size)
     if not params.softens_labels:
         return images, labels

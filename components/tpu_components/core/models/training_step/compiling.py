@@ -1,4 +1,4 @@
-"""Compiles a model for training: optimizer, learning-rate schedule, loss and metrics.
+"""Compilation of a model for training: optimizer, learning-rate schedule, loss and metrics.
 
 Training runs the compiled step; preflight compiles the same step for a TPU.
 """
@@ -44,13 +44,13 @@ _KINDS = {
     "metric": ("metrics", "metrics.Metric"),
     "callback": ("callbacks", "callbacks.Callback"),
 }
-# Names of our own for a setting, beside Keras's.
+# This project's names for a setting, in addition to Keras's.
 _OWN_NAMES = {"optimizer": ("auto",), "learning_rate_schedule": ("constant", "cosine"), "loss": ("auto",)}
-# Classes that messages do not offer: they are refused, or refused with their defaults.
+# Classes that messages do not list: they are rejected, or rejected with their defaults.
 _NOT_OFFERED = {
     "optimizer": ("LossScaleOptimizer", "MultiOptimizer"),  # They take other optimizers.
     "loss": ("CTC", "Circle", "Dice", "Tversky"),  # Their result for an example depends on the other examples.
-    "metric": ("Mean", "MeanMetricWrapper", "Sum"),  # They take functions, or values that are no predictions.
+    "metric": ("Mean", "MeanMetricWrapper", "Sum"),  # They take functions, or values other than predictions.
     "callback": ("CallbackList", "LambdaCallback", "LearningRateScheduler"),  # They take functions or callbacks.
 }
 
@@ -85,11 +85,11 @@ def learning_rate_at(optimizer: Any, step: int) -> float:
 
 
 def exempt_from_decay(model: Any) -> list[Any]:
-    """Return the trainable variables without weight decay, chosen by their role rather than their shape.
+    """Return the trainable variables without weight decay, selected by their role rather than their shape.
 
-    These are biases of any shape (a GRU's and an attention head's have two axes), parameters of normalisation layers,
-    and slopes of activations: their decay does not regularise. Variables of unknown role are exempt if they have at
-    most one axis.
+    These are biases of any shape (in a GRU and an attention head they have two axes), parameters of normalisation
+    layers, and slopes of activations, because decaying them does not regularise. Variables with an unknown role have no
+    weight decay if they have at most one axis.
     """
     layers = keras.layers
     normalizing = (
@@ -126,7 +126,7 @@ def _learning_rate(params: TrainParams, optimizer: str, num_replicas: int, steps
             raise InputError("learning_rate_schedule=constant has no parameters. Remove them.")
         return _warmed_up(lambda step: peak, warmup) if warmup else peak
     parameters = in_steps(params.schedule_parameters, steps_per_epoch)
-    if "values" in parameters:  # Learning rates for one replica, like `learning_rate`: scale them too.
+    if "values" in parameters:  # Learning rates for one replica, so they are scaled like `learning_rate`.
         parameters["values"] = [value * peak / params.learning_rate for value in parameters["values"]]
     if "decay_steps" in inspect.signature(class_of("learning_rate_schedule", name)).parameters:
         parameters.setdefault("decay_steps", total - warmup)
@@ -258,9 +258,9 @@ def _optimizer(params: TrainParams, num_replicas: int, steps_per_epoch: int, mod
 
 
 def say_what_is_used(model: Any, params: TrainParams) -> str:
-    """Return a sentence about the model's own optimizer, loss, metrics, callbacks and train_step that training uses.
+    """Return a sentence that lists the optimizer, loss, metrics, callbacks and train_step that come with the model.
 
-    It also names those that the configuration replaces. The sentence is empty if the model has none of its own.
+    It says which ones the training uses and which ones the configuration replaces. It is empty if the model has none.
 
     Example:
         >>> from types import SimpleNamespace
@@ -279,8 +279,8 @@ def say_what_is_used(model: Any, params: TrainParams) -> str:
         "metrics": ", ".join(metric.name for metric in brought.metrics),
         "callbacks": ", ".join(type(callback).__name__ for callback in brought.callbacks),
         "train_step": brought.has_step
-        and "(it gets padding as examples of weight 0; that blocks of steps, resident "
-        "data and several replicas give the same weights is up to it)",
+        and "(it gets padding as examples of weight 0; check yourself that blocks of steps, resident data and several "
+        "replicas give the same weights)",
     }
     replaced = {"optimizer": bool(params.of_optimizer), "loss": params.loss != OF_THE_TASK}
     kept = [f"{kind} {name}" for kind, name in names.items() if name and not replaced.get(kind)]
@@ -329,7 +329,7 @@ def weigh_classes(params: TrainParams, class_names: Sequence[str], counts: Seque
     for name in weights:
         if name not in names:
             raise InputError(
-                f"class_weights names {name!r}, which is no class of the data: expected some of "
+                f"class_weights contains {name!r}, which is not a class of the data: expected some of "
                 f"{', '.join(class_names[:20])}." + did_you_mean(name, class_names)
             )
     even = sum(counts) / len(counts)
@@ -338,7 +338,7 @@ def weigh_classes(params: TrainParams, class_names: Sequence[str], counts: Seque
 
 
 def _own_loss(params: TrainParams, interface: Interface, brought: Brought) -> Any:
-    """Return the loss that a model is compiled with, as a function; None if training uses another or the task's."""
+    """Return the loss that a model is compiled with, as a function; None if training uses another loss."""
     if params.loss != OF_THE_TASK or brought.loss is None or interface.task.name == LANGUAGE_MODEL:
         return None
     own = _each_example(brought.loss)
@@ -370,7 +370,7 @@ def _loss(params: TrainParams, interface: Interface, model: Any) -> Any:
         return _task_loss(params, interface)
     name = params.loss if own is None else _name_of(own)
     if interface.task.name == LANGUAGE_MODEL:
-        raise InputError(f"loss={name} is not for a language model, which learns the next character. Remove it.")
+        raise InputError(f"loss={name} is not supported for a language model, whose loss is fixed. Remove it.")
     each = own or _create("loss", name, params.loss_parameters, reduction="none")
     try_on = functools.partial(_why_not_each, each)
 
@@ -405,7 +405,7 @@ def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
 
 
 def _each_example(loss: Any) -> Any:
-    """Return a loss of `keras.Model.compile` as a function of probabilities that gives one number per example."""
+    """Return a loss of `keras.Model.compile` as a function of probabilities that returns one number per example."""
     each = keras.losses.get(next(iter(keras.tree.flatten(loss))))
     if isinstance(each, keras.losses.Loss):
         each = copy.copy(each)
@@ -416,13 +416,13 @@ def _each_example(loss: Any) -> Any:
 
 
 def _on_probabilities(metric: Any, ends_with_logits: bool) -> Any:
-    """Return a metric that takes probabilities, as all models here return, for one that may take logits.
+    """Convert a metric that may take logits to one that takes probabilities, which all models here return.
 
-    Keras recommends `from_logits=True`, or a threshold of 0, to the metrics of a model that returns logits.
+    For models that return logits, Keras recommends metrics with `from_logits=True` or a threshold of 0.
 
     Args:
         metric: A Keras metric.
-        ends_with_logits: Whether the user's model returns logits. A threshold outside of (0, 1) is then one of logits.
+        ends_with_logits: Whether the user's model returns logits; a threshold outside of (0, 1) is then for logits.
     """
     config = metric.get_config()
     changed: dict[str, Any] = {}
@@ -448,7 +448,9 @@ def _further_metrics(params: TrainParams, interface: Interface, model: Any) -> l
             by_name[name] = _on_probabilities(_create("metric", name, parameters, name=name), ends_with_logits)
     if interface.task_name == LANGUAGE_MODEL:
         if params.metrics:
-            raise InputError("metrics are not for a language model, which has bits_per_character. Remove them.")
+            raise InputError(
+                "metrics are not supported for a language model, which only has bits_per_character. Remove them."
+            )
         return []
     return [adapt(metric, interface, has_added_class(model)) for metric in by_name.values()]
 
@@ -457,8 +459,8 @@ def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> l
     """Return the callbacks of the configuration and of the model, after calling their `on_train_begin`.
 
     Raises:
-        InputError: If Keras has no such callback, a callback monitors a metric that is not in `known`, or
-            `ReduceLROnPlateau` meets a schedule.
+        InputError: If Keras does not have a callback, a callback monitors a metric that is not in `known`, or
+            `ReduceLROnPlateau` is combined with a schedule.
     """
     named = [_create("callback", name, parameters) for name, parameters in params.callbacks.items()]
     callbacks = [*named, *brought_by(model).callbacks]
@@ -484,13 +486,13 @@ def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> l
 
 
 def _why_not_each(loss: Any, targets: np.ndarray, outputs: np.ndarray) -> str:
-    """Return why a loss cannot be used; empty if it returns a number per example that depends on that example alone."""
+    """Return the reason why a loss cannot be used; empty if it returns one independent number per example."""
     try:
         together, alone = (np.asarray(loss(targets[:count], outputs[:count])) for count in (len(targets), 1))
     except Exception as error:  # Keras and its backends raise errors of many kinds.
         return explain(error)
     if together.shape != targets.shape[:1]:
-        return f"its result is an array of shape {together.shape}, and not a number for each of {len(targets)} examples"
+        return f"its result has the shape {together.shape} instead of one number for each of {len(targets)} examples"
     return "" if np.allclose(together[:1], alone) else "its result for an example changes with the other examples"
 
 
@@ -505,7 +507,7 @@ def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) 
         own: Parameters that this project sets and the user cannot. Those that the class does not have are ignored.
 
     Raises:
-        InputError: If there is no such class, or a parameter is unknown, or missing or refused by the class.
+        InputError: If the class does not exist, or a parameter is unknown, missing or invalid.
     """
     keras_class = class_of(kind, name)
     known = inspect.signature(keras_class).parameters
@@ -519,7 +521,7 @@ def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) 
     try:
         return keras_class(**{item: value for item, value in own.items() if item in known}, **parameters)
     except Exception as error:  # Keras checks values with errors of several kinds.
-        raise InputError(f"Cannot make the {kind} {name!r} with {dict(parameters)}: {describe(error)}") from error
+        raise InputError(f"Cannot create the {kind} {name!r} with {dict(parameters)}: {describe(error)}") from error
 
 
 def class_of(kind: str, name: str) -> Any:
@@ -541,7 +543,7 @@ def class_of(kind: str, name: str) -> Any:
 
 
 def offered_names(kind: str) -> tuple[str, ...]:
-    """Return the names that messages offer for a kind of `keras_classes`, as configurations write them: ours first."""
+    """Return the names that messages list for a kind of `keras_classes`, this project's own names first."""
     classes = (keras_class.__name__ for keras_class in keras_classes(kind).values())
     return (
         *_OWN_NAMES.get(kind, ()),
@@ -590,10 +592,10 @@ def _check_step(model: Any, batch: Sequence[np.ndarray]) -> None:
         other = "tensorflow" if is_jax else "jax"
         raise InputError(
             f"The model's own train_step({takes}) fails with backend={keras.backend.backend()}: {describe(error)}. "
-            f"Correct it, or set training.backend={other} if it is written for that."
+            f"Correct it, or set training.backend={other} if it is written for that backend."
         ) from error
     if "loss" not in logs:
-        raise InputError(f"The model's own train_step returns {', '.join(logs)}: expected its loss too, as 'loss'.")
+        raise InputError(f"The model's own train_step returns {', '.join(logs)}. Add its loss as 'loss'.")
 
 
 def compile_model(
@@ -654,9 +656,9 @@ def compile_model(
         model._symbolic_build(data_batch=(inputs, targets, weights))
     except (ValueError, TypeError, RuntimeError) as error:
         said = explain(error)
-        advice = " Let it begin with keras.layers.Rescaling(1 / 255)." if "uint8" in said.lower() else ""
+        advice = " Begin the model with keras.layers.Rescaling(1 / 255)." if "uint8" in said.lower() else ""
         raise InputError(
-            f"The model cannot take a step on {inputs.shape[1:]} {inputs.dtype} examples: {said}.{advice}"
+            f"A training step fails on examples of {inputs.dtype}{list(inputs.shape[1:])}: {said}.{advice}"
         ) from error
     if brought_by(model).has_step:
         _check_step(model, (inputs, targets, weights))

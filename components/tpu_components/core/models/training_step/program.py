@@ -1,6 +1,6 @@
 """Training program of the JAX backend: one step, or a loop of steps on the device.
 
-Training runs the program and preflight compiles it. It is Keras's own `train_step` with three additions: the source of
+Training runs the program, and preflight compiles it. It is Keras's own `train_step` with three additions: the source of
 a batch, the loop, and the values to monitor. Keras plans its own scan for `steps_per_execution`
 (https://github.com/keras-team/keras/pull/23527), which can replace the loop.
 """
@@ -35,7 +35,7 @@ class Watch(NamedTuple):
     """Values that the host can read without stopping the device.
 
     Attributes:
-        finite_steps: int32[], number of steps of the epoch before the first with a loss that is not finite.
+        finite_steps: int32[], number of steps of the epoch before the first loss that is not finite.
         loss: float32[], mean loss of the epoch so far.
     """
 
@@ -91,14 +91,14 @@ class Program:
 
     @functools.cached_property
     def block_steps(self) -> int:
-        """Largest number of streamed batches that a call of a program that loops receives."""
+        """Largest number of streamed batches per call of a program that loops."""
         batch_bytes = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in self.batch)
         fitting = max(1, min(_MAX_BLOCK_STEPS, _BLOCK_BYTES // batch_bytes))
         return self.params.steps_per_execution or fitting
 
     @property
     def source(self) -> tuple[Array, ...]:
-        """Input arrays of the program: inputs, targets, weights; for a resident split also the order of an epoch."""
+        """Input arrays of the program: inputs, targets and weights; for a resident split also the order of an epoch."""
         if self.is_resident:
             (inputs, kind), *others = ((shape[1:], kind) for shape, kind in self.batch)
             steps = steps_per_epoch(self.num_examples, self.batch_size)

@@ -21,7 +21,7 @@ _LEAST_VALUES = 1 << 12  # Smaller variables are replicated.
 
 
 def shard_axis(shape: Sequence[int], num_devices: int) -> int | None:
-    """Return the axis along which a variable is sharded: the longest whose length the number of devices divides.
+    """Return the axis along which to shard a variable: the longest one that the devices can share equally.
 
     Returns None if there is no such axis, or if the variable is small.
 
@@ -36,7 +36,7 @@ def shard_axis(shape: Sequence[int], num_devices: int) -> int | None:
 
 
 def array_sharding(mesh: Any, axis: int | None) -> Any:
-    """Return the sharding of an array over a mesh along an axis (None: replicated); None if there is no mesh."""
+    """Return the sharding of an array over a mesh along an axis (None for replicated); None without a mesh."""
     from jax.sharding import NamedSharding, PartitionSpec
 
     if mesh is None:
@@ -45,7 +45,7 @@ def array_sharding(mesh: Any, axis: int | None) -> Any:
 
 
 def variable_sharding(mesh: Any, shape: Sequence[int], sharding: str) -> Any:
-    """Return the `NamedSharding` of a variable on a mesh; None if there is no mesh.
+    """Return the `NamedSharding` of a variable on a mesh; None without a mesh.
 
     Args:
         mesh: A `jax.sharding.Mesh` or None.
@@ -57,7 +57,7 @@ def variable_sharding(mesh: Any, shape: Sequence[int], sharding: str) -> Any:
 
 
 def fully_shard(device: Device) -> Device:
-    """Return a copy of the device that shards large variables over its replicas; sets Keras's distribution.
+    """Return a copy of the device that shards large variables over its replicas, and set Keras's distribution.
 
     A device with a single replica is returned unchanged.
 
@@ -109,7 +109,7 @@ def gathering_weights(model: Any, mesh: Any) -> Iterator[None]:
 
     Args:
         model: A keras.Model, whose `compute_loss_and_updates` is wrapped.
-        mesh: Devices that hold parts of the weights.
+        mesh: Devices that store parts of the weights.
     """
     plain = model.compute_loss_and_updates
     dtypes = compute_dtypes(model)

@@ -1,6 +1,6 @@
-"""Stages of a training: each has its epochs, frozen layers and learning rate.
+"""Stages of a training, each with its own epochs, frozen layers and learning rate.
 
-The model is compiled anew for every stage, with a new optimizer and learning-rate schedule. The weights are kept.
+The model is compiled again for every stage, with a new optimizer and learning-rate schedule. The weights are kept.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ class PlannedStage:
     """A stage with its complete hyper-parameters.
 
     Attributes:
-        params: Hyper-parameters with the epochs and learning rate of the stage, and without `stages`.
+        params: Hyper-parameters of the stage, with its epochs and learning rate, without `stages`.
         frozen: Names and patterns of the layers that are not trained.
         first_epoch: Number of epochs before the stage.
         number: Number of the stage, from 1; 0 for a training without stages.
@@ -65,7 +65,7 @@ class Freezer:
         self._own = [(layer, layer.trainable) for layer in model._flatten_layers(include_self=False)]
 
     def freeze(self, frozen: Sequence[str]) -> int:
-        """Freeze these layers with their sublayers, and no others; returns the number of trainable parameters.
+        """Freeze only these layers and their sublayers, and return the number of trainable parameters.
 
         Args:
             frozen: Names of layers or sublayers, or patterns such as `block_*`.
@@ -80,7 +80,7 @@ class Freezer:
             if not fitting:
                 names = [layer.name for layer, _ in self._own]
                 raise InputError(
-                    f"Cannot freeze {pattern!r}: the model has no layer of that name. Expected some of "
+                    f"Cannot freeze {pattern!r}: the model has no layer with this name. Expected names or patterns for "
                     f"{', '.join(names[:12])}{', …' * (len(names) > 12)}.{did_you_mean(pattern, names)} Change "
                     "training.stages."
                 )
@@ -89,16 +89,16 @@ class Freezer:
         learning = sum(math.prod(variable.shape) for variable in self._model.trainable_variables)
         if frozen and not learning:
             raise InputError(
-                f"Cannot train with {', '.join(map(repr, frozen))} frozen: no weight of the model is left to learn. "
-                "Expected fewer in training.stages."
+                f"Cannot train with {', '.join(map(repr, frozen))} frozen: the model has no other trainable weights. "
+                "Freeze fewer layers in training.stages."
             )
         return learning
 
 
 def freeze_least(model: Any, params: TrainParams) -> PlannedStage:
-    """Freeze the layers of the stage with the most trainable parameters, and return this stage.
+    """Freeze layers as in the stage with the most trainable parameters, and return this stage.
 
-    If several stages have equally many, the last one is used. The names of frozen layers are checked for all stages.
+    If several stages have the same number, the last one is used. The names of frozen layers are checked for all stages.
 
     Raises:
         InputError: If a name matches no layer, or no trainable parameter is left in a stage.

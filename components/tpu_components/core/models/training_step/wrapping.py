@@ -1,4 +1,4 @@
-"""Wraps Keras's training step: augments the batch and weights its classes before the step, averages weights after it.
+"""Wrappers around Keras's training step: augmentation and class weights before it, averages of weights after it.
 
 The wrappers are around the model's `train_step`, which `fit` compiles; they are not saved with the model. Synchronised
 batch normalisation and summed gradients of embedding rows give several replicas the result of one.
@@ -23,11 +23,11 @@ def extend_step(
     has_margin: bool = False,
     class_weights: Sequence[float] = (),
 ) -> Sequence[Any]:
-    """Augment every batch of the compiled model, and average the weights after every step, if `params` say so.
+    """Augment every batch of a compiled model, and average the weights after every step, if `params` request it.
 
-    The running averages are of all weights, including batch-normalisation statistics. After t steps, the next step
-    keeps `min(ema_decay, t / (t + 9))` of the average. So the average starts as the weight itself, and forgets the
-    initial weights within the first hundred steps.
+    All weights have a running average, including batch-normalisation statistics. After t steps, the next step keeps
+    `min(ema_decay, t / (t + 9))` of the average. So the average starts as the weight itself, and forgets the initial
+    weights within the first hundred steps.
 
     Args:
         model: Compiled model.
@@ -121,10 +121,10 @@ def sum_repeated_rows(optimizer: Any) -> None:
 
 
 def synchronize_normalization(model: Any, num_replicas: int) -> None:
-    """Compute batch normalisation over the batch of all replicas, so that the number of replicas changes no result.
+    """Compute batch normalisation over the batch of all replicas, so that their number does not change the result.
 
-    JAX always does so, since the batch is one array. On TensorFlow each replica would normalise by its part of the
-    batch, and the statistics of the first replica would be kept. Keras's option `synchronized` is not used: it
+    JAX always does this, since the batch is one array. On TensorFlow each replica would normalise by its part of the
+    batch, and the statistics of the first replica would be kept. Keras's option `synchronized` is not used, because it
     ignores masked batches, subtracts large squares, and is saved with the model.
     """
     if num_replicas > 1 and keras.backend.backend() == "tensorflow":
@@ -145,7 +145,7 @@ def _batch_normalization(model: Any) -> list[Any]:
 def _moments_of_all_replicas(layer: Any, plain: Callable[[Any, Any], Any], inputs: Any, mask: Any) -> tuple[Any, Any]:
     """Return mean and variance of unmasked values, over all replicas and over all axes except the layer's `axis`."""
     replica = tf.distribute.get_replica_context()
-    if replica is None or replica.num_replicas_in_sync == 1:  # Not in a training step of several replicas.
+    if replica is None or replica.num_replicas_in_sync == 1:  # Not a training step of several replicas.
         return plain(inputs, mask)
 
     def add_up(*values: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Runs tasks on the workers of an Apache Beam runner, for example Dataflow."""
+"""Tasks on the workers of an Apache Beam runner, for example Dataflow."""

@@ -1,4 +1,4 @@
-"""Runs a job on Google Cloud Dataflow: starts it once, follows it to its end, and cancels it with its step."""
+"""Jobs on Google Cloud Dataflow, which are started once, followed to their end, and cancelled with their step."""
 
 import contextlib
 import re
@@ -20,7 +20,7 @@ _MISTAKE = re.compile(r"tpu_components\.core\.base\.errors\.InputError: (.+?)(?:
 
 
 def mistake_in(text: str) -> InputError | None:
-    """Find an InputError, which is a mistake of the user, in a worker's stack trace; None if there is none.
+    """Return the InputError (a user's mistake) in a worker's stack trace; None if there is none.
 
     Example:
         >>> mistake_in("…tpu_components.core.base.errors.InputError: Images differ in size. [while running 'Write']")
@@ -34,7 +34,7 @@ def mistake_in(text: str) -> InputError | None:
 class DataflowJob:
     """The Dataflow job of a pipeline: the active job with the name in `options`, or a new job.
 
-    Dataflow has at most one active job of a name.
+    Dataflow has at most one active job with a name.
 
     Beam's client submits, polls and cancels the job, and retries transient errors. Its `wait_until_finish` is not used:
     it gives up after 50 s with an AssertionError while a job is being cancelled, and it reports only one of several
@@ -65,15 +65,15 @@ class DataflowJob:
         the next process finds the job.
 
         Raises:
-            PlatformError: If the job fails or is cancelled; contains the job's error messages.
-            InputError: If a worker reports a mistake of the user, or the service refuses the job.
+            PlatformError: If the job fails or is cancelled. Contains the job's error messages.
+            InputError: If a worker reports a user's mistake, or the service rejects the job.
         """
         try:
             is_new = self._submit()
             if not is_new and self._state() == "CANCELLING":  # Its name can be used again after it has ended.
                 self._wait()
                 is_new = self._submit()
-            what = f"started the job {self._name}" if is_new else f"following the job {self._name}, which runs already"
+            what = f"started the job {self._name}" if is_new else f"following the running job {self._name}"
             progress.say(self._step, f"{what}: {self._link}")
             state = self._wait()
         except (Terminated, KeyboardInterrupt):
@@ -89,7 +89,7 @@ class DataflowJob:
         return f"https://console.cloud.google.com/dataflow/jobs/{self._region}/{job_id}?project={self._project}"
 
     def _submit(self) -> bool:
-        """Start the job, or find the active job with its name; returns whether it is new."""
+        """Start the job, or find the active job with its name, and return whether it is new."""
         from apache_beam.runners.dataflow.dataflow_runner import DataflowPipelineResult
         from apache_beam.runners.dataflow.internal.apiclient import DataflowJobAlreadyExistsError
 
@@ -127,8 +127,8 @@ class DataflowJob:
     def _failure(self, state: str) -> Exception:
         if state == "CANCELLED":
             return PlatformError(
-                f"The Dataflow job {self._name} was cancelled, and not by this step. What it has written stays: run "
-                f"the step again to go on. {self._link}"
+                f"The Dataflow job {self._name} was cancelled, but not by this step. Its finished work is kept: run "
+                f"the step again to continue. {self._link}"
             )
         self._backoff.until(lambda: bool(self._errors()), _LATE_POLL_SECONDS, _LATE_SECONDS)
         errors = self._backoff(self._errors)
@@ -136,8 +136,8 @@ class DataflowJob:
             return mistake
         told = " | ".join(text.strip() for text in errors[-_MOST_MESSAGES:])[-_MOST_CHARACTERS:]
         return PlatformError(
-            f"The Dataflow job {self._name} has ended as {state}. It says: {told or 'nothing'}. What it has written "
-            f"stays: run the step again to go on. {self._link}"
+            f"The Dataflow job {self._name} ended as {state}. Its messages: {told or 'none'}. Its finished work is "
+            f"kept: run the step again to continue. {self._link}"
         )
 
     def _errors(self) -> list[str]:
@@ -164,7 +164,7 @@ class DataflowJob:
             progress.say(self._step, f"the job {self._name} could not be cancelled: {error}")
 
     def _translated(self) -> contextlib.AbstractContextManager[None]:
-        advice = "Switch on dataflow.googleapis.com, and give this account the role roles/dataflow.developer."
+        advice = "Enable dataflow.googleapis.com, and give this account the role roles/dataflow.developer."
         return google_errors(
             "Dataflow", "run the job", f"{self._project}, {self._region}", advice, " Check beam_options."
         )

@@ -25,11 +25,11 @@ def require_names(asked: Mapping[str, str]) -> None:
     """
     if strange := [name for name in asked if not _NAME.fullmatch(name)]:
         raise InputError(
-            f"beam_options must have names of Beam's options, such as worker_machine_type. Received: {strange[0]!r}."
+            f"beam_options must use the names of Beam's options, such as worker_machine_type. Received: {strange[0]!r}."
         )
     for name, form in _FORMS.items():
         if name in asked and not re.fullmatch(form, asked[name]):
-            raise InputError(f"beam_options.{name} is not the name of one in Google Cloud. Received: {asked[name]!r}.")
+            raise InputError(f"beam_options.{name} is not a valid name in Google Cloud. Received: {asked[name]!r}.")
 
 
 def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, str]:
@@ -47,9 +47,8 @@ def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, st
         import apache_beam  # noqa: F401
     except ImportError as error:
         raise InputError(
-            "Cannot have Apache Beam do it: it is not installed here. Run: make beam-env, which makes an "
-            "environment of its own, .beam, since Beam excludes libraries that others need; or use the image of `make "
-            "image-beam`, or another engine."
+            "Apache Beam is not installed. Run make beam-env, which creates the separate environment .beam, because "
+            "Beam excludes libraries that other steps need; or use the image of `make image-beam`, or another engine."
         ) from error
     options = {"runner": _IN_THIS_PROCESS, **asked}
     known = as_beams_own({}).get_all_options()
@@ -61,11 +60,11 @@ def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, st
     # The image contains this project's code, so the runner need not install packages.
     options = {"sdk_location": "container", **options}
     if missing := [name for name in _NEEDED_BY_DATAFLOW if not options.get(name)]:
-        raise InputError(f"Dataflow needs beam_options of these names too: {', '.join(missing)}.")
+        raise InputError(f"Dataflow also needs these beam_options: {', '.join(missing)}.")
     for name, uri in {"beam_options.temp_location": options["temp_location"], **reads}.items():
         if uri and Location(uri).scheme is not Scheme.GOOGLE:
             raise InputError(
-                f"Dataflow's workers see Cloud Storage alone: expected {name} on gs://. Received: {uri!r}."
+                f"Dataflow's workers can read only Cloud Storage: expected {name} on gs://. Received: {uri!r}."
             )
     return options
 
@@ -86,5 +85,5 @@ def as_beams_own(options: Mapping[str, str]) -> Any:
             beam_options.get_all_options(retain_unknown_options=True)
     except SystemExit as error:
         why = told.getvalue().strip().rpartition("error: ")[2]
-        raise InputError(f"Beam refuses beam_options: {why}. Correct the value.") from error
+        raise InputError(f"Beam rejects beam_options: {why}. Correct the value.") from error
     return beam_options

@@ -1,4 +1,4 @@
-"""Calls a function on Beam's workers, once for each task; a job on Dataflow is found again after a restart."""
+"""Calls of a function on Beam's workers, one for each task; a job on Dataflow is found again after a restart."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ def call_for_each(
         step: Name of the step in log messages.
 
     Raises:
-        InputError: If a worker reports a mistake of the user, or the runner refuses its options.
+        InputError: If a worker reports a user's mistake, or the runner rejects its options.
         PlatformError: If the job fails.
     """
     import apache_beam
@@ -40,7 +40,7 @@ def call_for_each(
     try:
         pipeline = apache_beam.Pipeline(options=as_beams_own(options))
     except ValueError as error:  # The runner is unknown, or refuses an option.
-        raise InputError(f"Beam refuses beam_options: {error}") from error
+        raise InputError(f"Beam rejects beam_options: {error}") from error
     created = pipeline | "Numbers" >> apache_beam.Create(numbers, reshuffle=True)
     created | "Call" >> apache_beam.Map(function, **arguments)  # Adds it to the pipeline.
     if options["runner"] == DATAFLOW:
@@ -56,4 +56,4 @@ def call_for_each(
             raise Terminated from error
         raise
     if state != "DONE":
-        raise PlatformError(f"The Beam job {job} has ended as {state}. Its runner says why.")
+        raise PlatformError(f"The Beam job {job} ended as {state}. See the logs of its runner for the reason.")

@@ -207,7 +207,7 @@ def test_a_value_out_of_range_is_named(changes, message):
 
 def test_what_cannot_be_augmented_is_named():
     check_augmentation(TrainParams("digits_cnn", label_smoothing=0.1), (None, 250), CLASSIFICATION)
-    with pytest.raises(InputError, match=r"are for images\. Received: a model whose input is \(None, 250\)"):
+    with pytest.raises(InputError, match=r"apply only to images\. Received: a model with the input \(None, 250\)"):
         check_augmentation(TrainParams("digits_cnn", mixup_alpha=0.2), (None, 250), CLASSIFICATION)
     check_augmentation(TrainParams("digits_cnn", random_crop_pixels=7), (None, 8, 9, 1), CLASSIFICATION)
     with pytest.raises(InputError, match="random_crop_pixels=8 for images of 8×9 pixels"):

@@ -135,7 +135,7 @@ def test_a_model_that_computes_with_bytes_is_told_to_rescale(quick):
     model = keras.Sequential(layers)
     with pytest.raises(
         InputError,
-        match=r"cannot take a step on \(8, 8, 1\) uint8 examples: .* DataType uint8 .*Rescaling\(1 / 255\)\.",
+        match=r"step fails on examples of uint8\[8, 8, 1\]: .* DataType uint8 .*Rescaling\(1 / 255\)\.",
     ):
         compile_model(model, Interface(ImageInput((8, 8, 1), "raw"), 10), quick, 1, 10, jit_compile=False)
 

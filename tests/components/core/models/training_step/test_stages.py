@@ -17,7 +17,7 @@ _TWO = (Stage(2, ("conv*",), 0.01), Stage(3))
 
 
 def test_stages_refuse_a_value_by_name():
-    with pytest.raises(InputError, match=r"all stages together\. Received: epochs=4, and 5 in"):
+    with pytest.raises(InputError, match=r"the sum over all stages\. Received: epochs=4, and 5 in"):
         TrainParams("digits_cnn", epochs=4, stages=_TWO)
     with pytest.raises(InputError, match=r"at least 1\. Received: epochs=0"):
         Stage(0)
@@ -59,7 +59,7 @@ def test_layers_rest_by_name_or_pattern_and_learn_again(model):
 def test_a_name_of_no_layer_and_nothing_left_to_learn_are_refused(model):
     with pytest.raises(InputError, match=r"Cannot freeze 'backbon'.*Did you mean 'backbone'\?"):
         Freezer(model).freeze(("backbon",))
-    with pytest.raises(InputError, match="no weight of the model is left"):
+    with pytest.raises(InputError, match="has no other trainable weights"):
         Freezer(model).freeze(("backbone", "head"))
 
 

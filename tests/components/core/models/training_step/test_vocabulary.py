@@ -78,16 +78,16 @@ def test_an_optimizer_of_keras_trains_as_in_fit_of_keras():
         ({"optimizer_parameters": {"learning_rate": 1}}, "has no parameter 'learning_rate'"),
         (
             {"optimizer": "sgd", "optimizer_parameters": {"momentum": 3}},
-            r"Cannot make the optimizer 'sgd'.*`momentum` must be",
+            r"Cannot create the optimizer 'sgd'.*`momentum` must be",
         ),
-        ({"optimizer": "LossScaleOptimizer"}, "Cannot make the optimizer .*missing.*inner_optimizer"),
+        ({"optimizer": "LossScaleOptimizer"}, "Cannot create the optimizer .*missing.*inner_optimizer"),
         ({"learning_rate_schedule": "expo"}, "Keras has no learning_rate_schedule 'expo'"),
         ({"schedule_parameters": {"alpha": 1}}, "learning_rate_schedule=constant has no parameters"),
         (
             {"learning_rate_schedule": "exponential_decay"},
-            "Cannot make the learning_rate_schedule .*missing.*decay_rate",
+            "Cannot create the learning_rate_schedule .*missing.*decay_rate",
         ),
-        ({"loss": "dice"}, r"loss=dice does not fit the data.* an array of shape \(\), and not a number for each of 4"),
+        ({"loss": "dice"}, r"loss=dice does not fit the data.* the shape \(\) instead of one number for each of 4"),
         (
             {"loss": "sparse_categorical_crossentropy", "label_smoothing": 0.1},
             "takes the number of a class; label_smoothing",
@@ -211,7 +211,7 @@ def test_classes_weigh_as_they_are_asked_to():
     assert weigh_classes(TrainParams("m", balance_classes=True), names, counts) == (2.0, 1.0, 0.4)
     both = TrainParams("m", balance_classes=True, class_weights={"common": 0.5})
     assert weigh_classes(both, names, counts) == (2.0, 1.0, 0.2)
-    with pytest.raises(InputError, match=r"names 'rar', which is no class .* Did you mean 'rare'\?"):
+    with pytest.raises(InputError, match=r"contains 'rar', which is not a class .* Did you mean 'rare'\?"):
         weigh_classes(TrainParams("m", class_weights={"rar": 2.0}), names, counts)
 
 
@@ -221,7 +221,7 @@ def test_weights_of_classes_are_refused_for_another_task(settings):
     device.prepare("tensorflow", "cpu", 1, "float32")
     interface = replace(INTERFACE, task_name=MULTI_LABEL)
     with pytest.raises(
-        InputError, match=r"balance_classes are for data with one class.*Received: multi_label\. Remove"
+        InputError, match=r"balance_classes apply only to classification.*Received: multi_label\. Remove"
     ):
         compile_model(keras_names.build(), interface, TrainParams("m", **settings), 1, 5, jit_compile=False)
 
