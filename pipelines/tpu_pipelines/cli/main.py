@@ -15,6 +15,7 @@ from tpu_components.core.component.command_line import ArgumentParser, exit_code
 from tpu_pipelines.cli.arguments import LOUDNESS
 from tpu_pipelines.cli.commands import COMMANDS
 from tpu_pipelines.cli.output import tell_error
+from tpu_pipelines.cli.removed import REMOVED, removed_flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments, configuration or data, 3 rejected by the gate or by "
         "preflight, or drift.",
     )
+    parser.removed = REMOVED
     parser.add_argument("--version", action=_Version, help="print the version and exit")
     parsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:
@@ -58,6 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
         )
         for add in (*command.arguments, LOUDNESS):
             add(own)
+        own.removed = removed_flags(command.name)
         own.set_defaults(work=command.work, parser=parser)
     return parser
 

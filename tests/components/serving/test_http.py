@@ -1,0 +1,277 @@
+"""Real sockets on the loopback, and a server in this process: what stock uvicorn and h11 do with raw requests."""
+
+import asyncio
+import contextlib
+import json
+import resource
+import socket
+
+import numpy as np
+import pytest
+
+from tests.components.serving.test_application import Model
+from tpu_components.core.examples.interface import ImageInput
+from tpu_components.serving import server as serving_server
+from tpu_components.serving.application import Application
+from tpu_components.serving.exported import ExportedModel
+from tpu_components.serving.params import ServeParams
+from tpu_components.serving.server import allow_many_connections, close_silent_connections, listen, make_server
+
+GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+BODY = b'{"instances": [[[7]]]}'
+POST = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+CHUNKED = b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def in_chunks(body, size=1):
+    chunks = [body[start : start + size] for start in range(0, len(body), size)]
+    return CHUNKED + b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+
+
+@pytest.fixture
+def little_patience(monkeypatch):
+    monkeypatch.setattr(serving_server, "SILENCE_SECONDS", 0.2)
+
+
+def make_application(model=None):
+    application = Application(ServeParams())
+    return application, application.ready(model or Model().exported)
+
+
+@contextlib.asynccontextmanager
+async def serving(model=None):
+    """The port of a server, and uvicorn's object."""
+    application, ready = make_application(model)
+    with listen("127.0.0.1", 0) as listener:
+        server = make_server(application)
+        async with ready:
+            tasks = [
+                asyncio.create_task(server.serve(sockets=[listener])),
+                asyncio.create_task(close_silent_connections(server)),
+            ]
+            try:
+                yield listener.getsockname()[1], server
+            finally:
+                server.force_exit = server.should_exit = True
+                await tasks[0]
+                tasks[1].cancel()
+
+
+@contextlib.asynccontextmanager
+async def connected(port, sent=b""):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def status_of(reader):
+    head = await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r")[0]))
+    return int(head.split()[1])
+
+
+async def end_of(reader):
+    """What still comes before the server closes."""
+    try:
+        return await asyncio.wait_for(reader.read(), 5)
+    except ConnectionResetError:
+        return b""
+
+
+async def until(is_so):
+    """Wait until a condition holds; `run` limits how long."""
+    while not is_so():
+        await asyncio.sleep(0.01)
+
+
+def run(coroutine):
+    asyncio.run(asyncio.wait_for(coroutine, 20))
+
+
+@pytest.mark.usefixtures("little_patience")
+def test_a_head_that_does_not_arrive_is_not_waited_for():
+    async def scenario():
+        async with serving() as (port, server), contextlib.AsyncExitStack() as stack:
+            for sent in (b"", b"GET / HT", GET[:-2], GET + b"GET /", GET + GET + b"G"):
+                reader, _ = await stack.enter_async_context(connected(port, sent))
+                answers = (await end_of(reader)).count(b"HTTP/1.1 200")
+                assert answers == sent.count(b"\r\n\r\n")
+            assert not server.server_state.connections
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("little_patience")
+def test_a_head_may_not_come_byte_by_byte_for_longer():
+    async def scenario():
+        async with serving() as (port, _), connected(port) as (reader, writer):
+            ended = asyncio.create_task(end_of(reader))
+            for byte in GET * 10:
+                if ended.done():
+                    break
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0.02)
+            else:
+                pytest.fail("All of it was waited for.")
+            assert await ended == b""
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("little_patience")
+def test_an_idle_connection_stays_and_may_ask_again():
+    async def scenario():
+        async with serving() as (port, _), connected(port) as (reader, writer):
+            for _ in range(2):
+                writer.write(GET)
+                assert await status_of(reader) == 200
+                await asyncio.sleep(0.6)
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("little_patience")
+def test_a_connection_with_request_after_request_stays():
+    async def scenario():
+        async with serving() as (port, _), connected(port) as (reader, writer):
+            for _ in range(40):
+                writer.write(POST)
+                await asyncio.sleep(0.02)
+                writer.write(BODY)
+                assert await status_of(reader) == 200
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("little_patience")
+def test_the_rest_of_a_body_that_nobody_reads_is_not_waited_for():
+    async def scenario():
+        async with serving() as (port, server), connected(port, POST.replace(b"predict", b"x")) as (reader, _):
+            assert await status_of(reader) == 404
+            assert await end_of(reader) == b""
+            assert not server.server_state.connections
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("little_patience")
+def test_a_client_that_does_not_take_its_answer_is_left():
+    def predict(images):
+        return np.full((len(images), len(names)), 1 / len(names), np.float32)
+
+    names = tuple(str(number) * 400 for number in range(20_000))  # 32 MB are more than the system's buffers take.
+    large = ExportedModel("pets", names, ImageInput((1, 1, 1), "raw"), predict, ImageInput((1, 1, 1), "raw"))
+
+    async def scenario():
+        async with serving(large) as (port, server):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(POST + BODY)
+                await until(lambda: len(server.server_state.connections) == 1)
+                await until(lambda: not server.server_state.connections)
+
+    run(scenario())
+
+
+async def answer_of(port, *parts):
+    """All that the server answers to parts that are sent one by one, until it closes."""
+    async with connected(port) as (reader, writer):
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0)
+        return await end_of(reader)
+
+
+REFUSED = {
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+    "two lengths": POST[:-2] + b"Content-Length: 5\r\n\r\n",
+    "a length that is no number": POST.replace(b"22", b"+22"),
+    "a length with an underscore": POST.replace(b"22", b"2_2"),
+    "a length and chunks": POST[:-2] + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks and a length": CHUNKED[:-2] + b"Content-Length: 4\r\n\r\n0\r\n\r\n",
+    "chunks in HTTP/1.0": CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n",
+    "a space before the colon": GET.replace(b"Host: x", b"Host: x\r\nContent-Length : 4"),
+    "no host": b"GET /health HTTP/1.1\r\n\r\n",
+    "a control character in a header": GET.replace(b"Host: x", b"Host: x\0"),
+    "a chunk size with a sign": CHUNKED + b"+2\r\n{}\r\n0\r\n\r\n",
+    "a chunk size with a prefix": CHUNKED + b"0x2\r\n{}\r\n0\r\n\r\n",
+    "a chunk that ends in a line feed": CHUNKED + b"2\r\n{}\n\n0\r\n\r\n",
+    "a chunk that is longer than its size": CHUNKED + b"1\r\n{}\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_a_request_whose_end_is_ambiguous_is_refused_and_nothing_behind_it_is_answered(fault):
+    """Also behind a request that is well-formed, in the same packet or in the next one."""
+
+    async def scenario():
+        async with serving() as (port, _):
+            for before in (b"", GET, POST + BODY):
+                for parts in ([before + REFUSED[fault] + GET], [before, REFUSED[fault] + GET]):
+                    answer = await answer_of(port, *parts)
+                    statuses = [int(line.split()[0]) for line in answer.split(b"HTTP/1.1 ")[1:]]
+                    assert statuses == [*([200] if before else []), 400], (parts, answer)
+                    assert b"connection: close" in answer.lower()
+
+    run(scenario())
+
+
+def test_transfer_encodings_other_than_chunked_are_refused():
+    async def scenario():
+        async with serving() as (port, _):
+            for coding in (b"gzip", b"chunked, gzip", b"xchunked", b"\x0bchunked"):
+                answer = await answer_of(port, CHUNKED.replace(b"chunked", coding) + GET)
+                assert answer.startswith(b"HTTP/1.1 400 "), (coding, answer)
+                assert answer.count(b"HTTP/1.1") == 1
+
+    run(scenario())
+
+
+def test_the_application_says_what_is_ambiguous():
+    async def scenario():
+        async with serving() as (port, _):
+            answer = await answer_of(port, REFUSED["a length and chunks"])
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"].startswith("Cannot read the request: its fra")
+
+    run(scenario())
+
+
+def test_a_refused_request_leaves_no_stack_trace_in_the_log(capfd):
+    async def scenario():
+        async with serving() as (port, _):
+            answer = await answer_of(port, CHUNKED.replace(b"predict", b"x") + b"zz\r\n")
+            assert answer.startswith(b"HTTP/1.1 400 ")
+
+    run(scenario())
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_a_body_may_come_in_chunks(size):
+    async def scenario():
+        async with serving() as (port, _), connected(port, in_chunks(BODY, size) * 2) as (reader, _):
+            assert [await status_of(reader) for _ in range(2)] == [200, 200]
+
+    run(scenario())
+
+
+def test_a_head_of_more_than_64_kb_is_refused():
+    async def scenario():
+        async with serving() as (port, _):
+            answer = await answer_of(port, GET[:-2] + b"A: " + b"x" * 100_000)
+            assert answer.startswith(b"HTTP/1.1 400 ") or not answer
+
+    run(scenario())
+
+
+def test_as_many_connections_are_open_as_the_system_allows():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))
+        allow_many_connections()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
