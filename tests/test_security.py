@@ -166,7 +166,7 @@ HELD_BY = {
     "Clients that withhold": EXPLAINS,
     "An HTTP request whose end": """
         tests/components/serving/test_http.py::test_a_request_whose_end_is_ambiguous_is_refused_and_nothing_behind_it_is_answered
-        tests/components/serving/test_http.py::test_transfer_encodings_other_than_chunked_are_refused""",
+        tests/components/serving/test_http.py::test_a_body_in_chunks_gets_411_and_nothing_behind_it_is_answered""",
     "The HTTP library": EXPLAINS,
     "The logs contain": """
         tests/components/serving/test_application.py::test_log_has_a_line_per_request_and_no_content""",

@@ -40,6 +40,7 @@ from tpu_components.serving.params import ServeParams
 _MAX_THREADS = 4  # Of those that parse requests and decode small images.
 _RENDERED_AT_ONCE = 100  # Largest number of probabilities that the event loop renders itself.
 _CLIENT_LEFT = 499  # nginx's status for a client that has disconnected. Only the log shows it.
+_CHUNKED = "Cannot read a body with Transfer-Encoding, as in chunks. Send it with Content-Length."
 _STATUSES = {InputError: 400, TooLargeError: 413, ClientDisconnect: _CLIENT_LEFT}
 
 Parse = Callable[[bytes | bytearray], PredictRequest]
@@ -104,8 +105,10 @@ class Application:
                 await send(message)
 
         try:
-            if is_ambiguous(scope):
-                answer = JSONResponse({"error": _AMBIGUOUS}, 400, {"Connection": "close"})
+            # A chunk costs h11 some 7 µs: 100 kB in chunks of a byte take a second. The end of a chunked body may also
+            # be ambiguous behind a proxy: https://www.rfc-editor.org/rfc/rfc9112#section-11.2
+            if any(name == b"transfer-encoding" for name, _ in scope["headers"]):
+                answer = JSONResponse({"error": _CHUNKED}, 411, {"Connection": "close"})
                 await answer(scope, receive, watch)
             else:
                 await self._starlette(scope, receive, watch)
@@ -251,21 +254,6 @@ class Application:
         if status == 503:
             headers["Retry-After"] = "1"
         return JSONResponse({"error": message}, status, headers)
-
-
-_AMBIGUOUS = (
-    "Cannot read the request: its framing is ambiguous. Expected Content-Length, or Transfer-Encoding in HTTP/1.1, not "
-    "both."
-)
-
-
-def is_ambiguous(scope: Scope) -> bool:
-    """Return whether a proxy may see another end of a request's body than this server, which allows smuggling.
-
-    h11 accepts these requests: https://www.rfc-editor.org/rfc/rfc9112#section-6.1
-    """
-    names = {name for name, _ in scope["headers"]}
-    return b"transfer-encoding" in names and (b"content-length" in names or scope.get("http_version") == "1.0")
 
 
 async def _fail(request: Request, error: Exception) -> Response:

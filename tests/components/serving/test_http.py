@@ -190,9 +190,6 @@ REFUSED = {
     "two lengths": POST[:-2] + b"Content-Length: 5\r\n\r\n",
     "a length that is no number": POST.replace(b"22", b"+22"),
     "a length with an underscore": POST.replace(b"22", b"2_2"),
-    "a length and chunks": POST[:-2] + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunks and a length": CHUNKED[:-2] + b"Content-Length: 4\r\n\r\n0\r\n\r\n",
-    "chunks in HTTP/1.0": CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n",
     "a space before the colon": GET.replace(b"Host: x", b"Host: x\r\nContent-Length : 4"),
     "no host": b"GET /health HTTP/1.1\r\n\r\n",
     "a control character in a header": GET.replace(b"Host: x", b"Host: x\0"),
@@ -219,7 +216,56 @@ def test_a_request_whose_end_is_ambiguous_is_refused_and_nothing_behind_it_is_an
     run(scenario())
 
 
-def test_transfer_encodings_other_than_chunked_are_refused():
+LENIENT = [
+    GET.replace(b"\r\n", b"\n"),
+    b"GET /health HTTP/1.1\r\nHost: x\nA: b\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("request_bytes", LENIENT)
+def test_what_h11_reads_leniently_is_one_request_and_the_next_one_is_answered_as_itself(request_bytes):
+    """https://www.rfc-editor.org/rfc/rfc9112#section-2.2 allows a single line feed, section 5.2 a folded header."""
+    last = GET.replace(b"x\r\n", b"x\r\nConnection: close\r\n", 1)
+
+    async def scenario():
+        async with serving() as (port, _):
+            answer = await answer_of(port, request_bytes + last)
+            assert answer.count(b"HTTP/1.1 200 OK") == answer.count(b"HTTP/1.1") == 2
+            assert answer.endswith(b'{"status":"ready"}')
+
+    run(scenario())
+
+
+CHUNKS = {
+    "chunks": in_chunks(BODY),
+    "tiny chunks": in_chunks(BODY * 10_000),
+    "a length and chunks": POST[:-2] + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks and a length": CHUNKED[:-2] + b"Content-Length: 4\r\n\r\n0\r\n\r\n",
+    "chunks in HTTP/1.0": CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n",
+    "a folded header": CHUNKED.replace(b": chunked", b":\r\n chunked") + b"0\r\n\r\n",
+    "a header behind a line feed": CHUNKED.replace(b"Host: x\r\n", b"Host: x\n") + b"0\r\n\r\n",
+    "a trailer that ends in a line feed": in_chunks(BODY)[:-2] + b"A: b\n\r\n",
+    "a folded trailer": in_chunks(BODY)[:-2] + b"A: b\r\n c\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", CHUNKS)
+def test_a_body_in_chunks_gets_411_and_nothing_behind_it_is_answered(kind):
+    async def scenario():
+        async with serving() as (port, _):
+            for before in (b"", GET, POST + BODY):
+                answer = await answer_of(port, before + CHUNKS[kind] + GET)
+                statuses = [int(line.split()[0]) for line in answer.split(b"HTTP/1.1 ")[1:]]
+                if not answer and kind == "tiny chunks":
+                    continue  # The connection was reset while these were still being sent.
+                assert statuses == [*([200] if before else []), 411], answer
+                assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"].endswith("it with Content-Length.")
+
+    run(scenario())
+
+
+def test_other_transfer_encodings_are_refused():
     async def scenario():
         async with serving() as (port, _):
             for coding in (b"gzip", b"chunked, gzip", b"xchunked", b"\x0bchunked"):
@@ -230,32 +276,14 @@ def test_transfer_encodings_other_than_chunked_are_refused():
     run(scenario())
 
 
-def test_the_application_says_what_is_ambiguous():
-    async def scenario():
-        async with serving() as (port, _):
-            answer = await answer_of(port, REFUSED["a length and chunks"])
-            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"].startswith("Cannot read the request: its fra")
-
-    run(scenario())
-
-
 def test_a_refused_request_leaves_no_stack_trace_in_the_log(capfd):
     async def scenario():
         async with serving() as (port, _):
-            answer = await answer_of(port, CHUNKED.replace(b"predict", b"x") + b"zz\r\n")
+            answer = await answer_of(port, CHUNKED + b"zz\r\n")
             assert answer.startswith(b"HTTP/1.1 400 ")
 
     run(scenario())
     assert "Traceback" not in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("size", [1, 7, 100])
-def test_a_body_may_come_in_chunks(size):
-    async def scenario():
-        async with serving() as (port, _), connected(port, in_chunks(BODY, size) * 2) as (reader, _):
-            assert [await status_of(reader) for _ in range(2)] == [200, 200]
-
-    run(scenario())
 
 
 def test_a_head_of_more_than_64_kb_is_refused():
