@@ -29,9 +29,11 @@ def main() -> int:
         help="the export folder of a run, local or on gs:// (default: AIP_STORAGE_URI)",
     )
     command_line.add_params(parser, ServeParams)
-    parser.removed = REMOVED_FLAGS
 
     def call() -> int:
+        for flag in (word.partition("=")[0] for word in sys.argv[1:]):
+            if flag in REMOVED_FLAGS:
+                parser.error(f"{flag} was removed: {REMOVED_FLAGS[flag]}")
         parser.set_defaults(**vertex_defaults(os.environ))
         arguments = parser.parse_args()
         arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)

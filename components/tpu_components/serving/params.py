@@ -22,16 +22,15 @@ _ROUTE = Pattern(r"/[^{}?#]*", "a path that starts with '/'")
 VERIFY_VARIABLE = "TPU_PIPELINES_VERIFY_KEY"
 _VARIABLES = {"AIP_HTTP_PORT": "port", "AIP_HEALTH_ROUTE": "health_route", "AIP_PREDICT_ROUTE": "predict_route"}
 
-_REPLACED_LOG = "was removed. Use Prometheus: /metrics has predictions by class, confidences and times."
-# Flags that earlier commits had, each with the sentence that says what replaces it.
+_METRICS = "use Prometheus. /metrics has predictions by class, confidences and times."
+# Flags of earlier versions: the end of the sentence "… was removed: ".
 REMOVED_FLAGS: Mapping[str, str] = {
-    "--max-connections": "--max-connections was removed. Use --max-requests, and the system's limit of open files "
-    "(ulimit -n) for connections.",
-    "--max-decode-seconds": "--max-decode-seconds was removed. Use --max-request-pixels.",
-    "--log": f"--log {_REPLACED_LOG}",
-    "--log-share": f"--log-share {_REPLACED_LOG}",
-    "--log-content": f"--log-content {_REPLACED_LOG}",
-    "--no-log-content": f"--no-log-content {_REPLACED_LOG}",
+    "--max-connections": "use --max-requests, and for connections the system's limit of open files (ulimit -n).",
+    "--max-decode-seconds": "use --max-request-pixels.",
+    "--log": _METRICS,
+    "--log-share": _METRICS,
+    "--log-content": _METRICS,
+    "--no-log-content": _METRICS,
 }
 
 

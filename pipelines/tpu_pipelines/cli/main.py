@@ -8,21 +8,25 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tpu_components.core.base.errors import DONE
+from tpu_components.core.base.errors import BAD_INPUT, DONE
 from tpu_components.core.base.import_path import leave_current_folder, with_variables
 from tpu_components.core.base.progress import LOUDNESS_VARIABLE, QUIET, VERBOSE
 from tpu_components.core.component.command_line import ArgumentParser, exit_code
 from tpu_pipelines.cli.arguments import LOUDNESS
 from tpu_pipelines.cli.commands import COMMANDS
 from tpu_pipelines.cli.output import tell_error
-from tpu_pipelines.cli.removed import REMOVED, removed_flags
+from tpu_pipelines.cli.removed import removed_word
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 1 failed, 2 wrong arguments or data, 3 rejected or drifted."""
     leave_current_folder()
     _open_output()
-    arguments = make_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if message := removed_word(words):
+        tell_error(message)
+        return BAD_INPUT
+    arguments = make_parser().parse_args(words)
     loudness = QUIET if arguments.quiet else VERBOSE
     with with_variables({LOUDNESS_VARIABLE: loudness} if arguments.quiet or arguments.verbose else {}):
         return exit_code(lambda: _run(arguments), tell_error)
@@ -46,7 +50,6 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments, configuration or data, 3 rejected by the gate or by "
         "preflight, or drift.",
     )
-    parser.removed = REMOVED
     parser.add_argument("--version", action=_Version, help="print the version and exit")
     parsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:
@@ -60,7 +63,6 @@ def make_parser() -> argparse.ArgumentParser:
         )
         for add in (*command.arguments, LOUDNESS):
             add(own)
-        own.removed = removed_flags(command.name)
         own.set_defaults(work=command.work, parser=parser)
     return parser
 

@@ -1,18 +1,21 @@
-"""Commands and flags that earlier commits had, and what replaces each."""
+"""Commands and flags of earlier versions, and what to use instead."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tpu_components.serving.params import REMOVED_FLAGS
 
-# A command, or a command and its flag, to the sentence that says what replaces it.
+# By "COMMAND" or "COMMAND --flag": the end of the sentence "… was removed: ".
 REMOVED: Mapping[str, str] = {
-    "monitor": "monitor was removed. Use Prometheus: the server's /metrics has predictions by class, confidences and "
-    "times, and components/tpu_components/serving/README.md has the alerts.",
-    **{f"serve {flag}": sentence for flag, sentence in REMOVED_FLAGS.items()},
+    "monitor": "use Prometheus. The server's /metrics has predictions by class, confidences and times, and "
+    "components/tpu_components/serving/README.md has the alerts.",
+    **{f"serve {flag}": instead for flag, instead in REMOVED_FLAGS.items()},
 }
 
 
-def removed_flags(command: str) -> dict[str, str]:
-    """Return the removed flags of a command, each with the sentence that says what replaces it."""
-    start = f"{command} --"
-    return {name.removeprefix(f"{command} "): said for name, said in REMOVED.items() if name.startswith(start)}
+def removed_word(words: Sequence[str]) -> str:
+    """Return an error message if a command line uses a removed command or flag; empty otherwise."""
+    command, *rest = words or [""]
+    for name in (command, *(f"{command} {word.partition('=')[0]}" for word in rest)):
+        if name in REMOVED:
+            return f"`tpu-pipelines {name}` was removed: {REMOVED[name]}"
+    return ""

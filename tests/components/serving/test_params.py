@@ -6,7 +6,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.serving import __main__ as serving_main
 from tpu_components.serving import server
-from tpu_components.serving.params import ServeParams, key_to_verify, vertex_defaults
+from tpu_components.serving.params import REMOVED_FLAGS, ServeParams, key_to_verify, vertex_defaults
 from tpu_pipelines import cli
 
 
@@ -73,6 +73,25 @@ def test_every_command_that_serves_heeds_the_flag_and_the_variable(command, tmp_
     assert "TPU_PIPELINES_VERIFY_KEY must be a public key" in error_of()
     monkeypatch.delenv("TPU_PIPELINES_VERIFY_KEY")
     assert "not the description of an export" in error_of(), "without a key the export is read at once"
+
+
+@pytest.mark.parametrize("flag", REMOVED_FLAGS)
+@pytest.mark.parametrize("value", [[], ["=1"]])
+def test_a_removed_flag_is_refused_with_what_replaces_it(flag, value, monkeypatch, capsys):
+    words = ["digits", "".join([flag, *value])]
+    assert cli.main(["serve", *words]) == 2
+    assert capsys.readouterr().err == f"error: `tpu-pipelines serve {flag}` was removed: {REMOVED_FLAGS[flag]}\n"
+    monkeypatch.setattr(sys, "argv", ["serving", *words])
+    with pytest.raises(SystemExit) as stopped:
+        serving_main.main()
+    assert stopped.value.code == 2
+    assert f"{flag} was removed: {REMOVED_FLAGS[flag]}" in capsys.readouterr().err
+    assert REMOVED_FLAGS[flag].startswith("use ")
+
+
+def test_monitor_is_refused_with_what_replaces_it(capsys):
+    assert cli.main(["monitor", "log.jsonl", "--against", "digits@champion"]) == 2
+    assert "`tpu-pipelines monitor` was removed: use Prometheus." in capsys.readouterr().err
 
 
 def test_an_outage_while_the_model_is_fetched_is_said_without_a_stack_trace(monkeypatch, capsys):

@@ -24,28 +24,18 @@ T = TypeVar("T")
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Parser whose errors show the usage of the command that was called, and suggest similar names.
-
-    Attributes:
-        removed: Commands and flags that earlier versions had, each with the sentence that says what replaces it.
-    """
-
-    removed: Mapping[str, str] = {}
+    """Parser whose errors show the usage of the command that was called, and suggest similar names."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the arguments. Unknown ones are an error of this parser, so that the message shows its own usage."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-            if gone := [self.removed[option] for option in dict.fromkeys(options) if option in self.removed]:
-                self.error(" ".join(gone))
             similar = did_you_mean(options[0], self._option_string_actions) if options else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}.{similar}")
         return parsed, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if value in self.removed:
-            self.error(self.removed[value])
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
