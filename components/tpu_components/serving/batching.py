@@ -35,8 +35,7 @@ class Batcher:
             answer: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
             answers.append(answer)
             self._waiting.put_nowait((inputs[start : start + size], answer))
-        outputs = await asyncio.gather(*answers)
-        return outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
+        return await answers[0] if len(answers) == 1 else np.concatenate(await asyncio.gather(*answers))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
