@@ -139,7 +139,7 @@ def test_requests_are_answered_in_the_order_of_their_arrival():
             order.append(name)
 
         async with batcher.running():
-            await asyncio.gather(asked("large", *range(50)), asked("small", 1), asked("last", 2))
+            await asyncio.gather(asked("large", *range(52)), asked("small", 1), asked("last", 2))
         assert order == ["large", "small", "last"]
 
     run(scenario())
