@@ -155,19 +155,21 @@ HELD_BY = {
     "Clients of the server": EXPLAINS,
     "By default it listens": "tests/test_security.py::test_the_server_listens_on_this_machine_alone",
     "Silent or slow clients": """
-        tests/components/serving/test_connections.py::test_a_head_that_does_not_arrive_is_not_waited_for
-        tests/components/serving/test_connections.py::test_a_head_may_not_come_byte_by_byte_for_longer
-        tests/components/serving/test_connections.py::test_a_newcomer_gets_the_place_of_who_says_nothing_for_longest
-        tests/components/serving/test_application.py::test_bodies_that_do_not_end_shut_nobody_out
+        tests/components/serving/test_http.py::test_a_head_that_does_not_arrive_is_not_waited_for
+        tests/components/serving/test_http.py::test_a_head_may_not_come_byte_by_byte_for_longer
+        tests/components/serving/test_http.py::test_a_client_that_does_not_take_its_answer_is_left
+        tests/components/serving/test_application.py::test_bodies_that_do_not_end_hold_no_request_slot_and_no_more_bytes_than_allowed
+        tests/components/serving/test_application.py::test_one_request_too_many_gets_503_and_when_to_retry
         tests/components/serving/test_instances.py::test_images_with_too_many_pixels_in_all_are_refused_before_they_are_decoded
-        tests/components/serving/test_instances.py::test_images_that_take_too_long_are_given_up
-        tests/components/serving/test_scheduling.py::test_small_work_waits_for_no_more_than_what_is_being_done
+        tests/components/serving/test_instances.py::test_a_jpeg_of_many_scans_is_refused_because_each_is_a_pass_over_all_pixels
         tests/components/serving/test_server.py::test_small_requests_do_not_wait_for_large_ones""",
-    "An ambiguous HTTP request": """
-        tests/components/serving/test_connections.py::test_what_could_be_understood_in_two_ways_is_refused""",
+    "Clients that withhold": EXPLAINS,
+    "An HTTP request whose end": """
+        tests/components/serving/test_http.py::test_a_request_whose_end_is_ambiguous_is_refused_and_nothing_behind_it_is_answered
+        tests/components/serving/test_http.py::test_a_body_whose_end_is_ambiguous_is_refused_and_nothing_behind_it_is_answered""",
+    "The HTTP library": EXPLAINS,
     "The logs contain": """
-        tests/components/serving/test_application.py::test_log_has_a_line_per_request_and_no_content
-        tests/components/serving/test_prediction_log.py::test_a_line_says_what_was_answered_and_not_what_was_asked""",
+        tests/components/serving/test_application.py::test_log_has_a_line_per_request_and_no_content""",
     "`make install`, the images and": """
         tests/test_repository.py::test_the_lock_names_no_index_and_pins_every_package_with_hashes
         tests/test_supply.py::test_the_images_are_built_on_one_of_a_known_digest""",

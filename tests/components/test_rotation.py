@@ -10,7 +10,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import AnyInput, ImageInput, ImageRule
 from tpu_components.create_tfrecords.encoders import ImageEncoder
 from tpu_components.serving.inputs import _decode_image
-from tpu_components.serving.instances import parse_image
+from tpu_components.serving.instances import parse_request
 from tpu_components.serving.params import ServeParams
 
 
@@ -27,7 +27,7 @@ def test_records_predictions_and_the_server_turn_alike(photo, upright):
     given = ImageInput((8, 16, 1) if upright else (16, 8, 1), "raw", upright)
     stored = ImageEncoder(ImageRule(None, 1, upright=upright), given, 92).store("", photo, None)
     assert stored.counts == (upright, False, False)
-    request = parse_image(photo, given, None, ServeParams())
+    request = parse_request(photo, given, ServeParams())
     for pixels in (_decode_image("x", photo, given, [])[0], request.inputs[0]):
         assert pixels.tobytes() == stored.fields["image"]
 

@@ -21,10 +21,9 @@ from tpu_components.core.base import progress, typed_values
 from tpu_components.core.base.errors import InputError, describe
 from tpu_components.core.base.formatting import byte_size
 from tpu_components.core.base.terminal import filter_stderr
-from tpu_components.core.drift.sketches import ANSWERS_FILE, DataSketch, sketch_answers
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import BEST_WEIGHTS_FILE, EXPORT_FILE, TRAIN, Manifest, ModelInfo
-from tpu_components.core.examples.interface import CLASSIFICATION, Interface
+from tpu_components.core.examples.interface import Interface
 from tpu_components.core.examples.text import copy_vocabulary
 from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location
@@ -103,14 +102,9 @@ def export_model(
             manifest.interface.task, judged, examples.labels, write_expected(trained, examples, manifest, work)
         )
         measured = judge.measure()
-        sketches = dict[str, DataSketch]()
-        source = f"its {params.split} split"
         for name in [name for name, facts in measured.items() if "error" not in facts]:
             answers, chosen = read_answers(work, name)
             measured[name] |= scorer.score(answers, chosen)
-            if info.task == CLASSIFICATION and np.isfinite(answers).all():
-                confidences = answers.max(axis=1).astype(np.float64)
-                sketches[name] = sketch_answers(source, info.class_names, answers.argmax(axis=1), confidences)
         left_out |= scorer.find_differing(params, measured)
         for name in measured:
             if (origin := FORMATS[name].quantized_from) in left_out:  # Int8 is compared by the judged metric only.
@@ -123,9 +117,6 @@ def export_model(
         }
         for name in left_out:
             _remove(staged / FORMATS[name].file)
-        if info.task == CLASSIFICATION:
-            kept = {name: dataclasses.asdict(sketch) for name, sketch in sketches.items() if name in formats}
-            storage.write_json(staged / ANSWERS_FILE, kept)
         exported = ExportInfo(
             model=info.name,
             class_names=info.class_names,

@@ -10,7 +10,7 @@ from tpu_components.core.base.errors import DONE
 from tpu_components.core.base.import_path import leave_current_folder
 from tpu_components.core.component import command_line
 from tpu_components.core.component.step_inputs import params_from
-from tpu_components.serving.params import ServeParams, key_to_verify, vertex_defaults
+from tpu_components.serving.params import REMOVED_FLAGS, ServeParams, key_to_verify, vertex_defaults
 
 
 def main() -> int:
@@ -29,6 +29,7 @@ def main() -> int:
         help="the export folder of a run, local or on gs:// (default: AIP_STORAGE_URI)",
     )
     command_line.add_params(parser, ServeParams)
+    parser.removed = REMOVED_FLAGS
 
     def call() -> int:
         parser.set_defaults(**vertex_defaults(os.environ))

@@ -3,9 +3,6 @@
 V1: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol (same bodies as Vertex AI).
 V2, the Open Inference Protocol over REST, without model versions, which are optional:
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
-Triton's extensions for binary tensors, whose bytes follow the JSON, and for the model configuration:
-https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
-https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_model_configuration.md
 """
 
 import base64
@@ -14,8 +11,8 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,53 +28,27 @@ from tpu_components.serving.params import ServeParams
 
 Reader = ImageInput | Tokenizer | PromptReader
 
-# With a binary tensor, the header of this name says how many bytes of the body are JSON.
-JSON_LENGTH = "Inference-Header-Content-Length"
+_PICTURE = re.compile(rb"\xff\xd8\xff|\x89PNG|RIFF|GIF8|BM")  # curl --data-binary names no type of content.
 _TOP, _CLASS, _BYTES = "top", "class", "BYTES"
-_CONFIG_TYPES = {_BYTES: "TYPE_STRING", "UINT8": "TYPE_UINT8", "FP32": "TYPE_FP32"}
-_V2_REQUEST_KEYS = ("id", "parameters", "inputs", "outputs")
+_V2_REQUEST_KEYS = ("id", "model_name", "parameters", "inputs", "outputs")  # KServe's client sends `model_name`.
 _V2_TENSOR_KEYS = ("name", "shape", "datatype", "parameters", "data")
+# With these, clients ask for Triton's binary tensors, or announce them.
+BINARY_HEADER = "Inference-Header-Content-Length"
+_BINARY_KEYS = ("binary_data_size", "binary_data", "binary_data_output")
 _MOST_DIMENSIONS = 8
 _MOST_SIZE = 2**31 - 1
 _MOST_DIGITS = 18
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
 
 
-# Images of a request are decoded in parts of about this number of pixels, each in some 10 ms.
-PART_PIXELS = 1_048_576
+# Images of at most this many pixels in all are decoded while the request is parsed, in some 10 ms.
+SMALL_PIXELS = 1_048_576
+# Each scan of a progressive JPEG is a pass over all pixels; 10 are usual, and a small file may have thousands.
+_START_OF_SCAN, _MOST_SCANS = b"\xff\xda", 32
 
 
 class TooLargeError(Exception):
     """A request exceeds a limit of the server; the response is 413."""
-
-
-class _ProcessorTime:
-    """Budget of processor time for a request's images, summed over threads."""
-
-    def __init__(self, seconds: float) -> None:
-        self._limit = self._left = seconds
-        self._end = 0.0
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Count the time of the block, which reads an image; raise InputError if it is damaged or takes too long."""
-        start = time.thread_time()
-        self._end = start + self._left
-        try:
-            self.check()
-            yield
-        except UnreadableImageError as error:
-            raise InputError(f"expected a JPEG, PNG, GIF, BMP, WebP, TIFF or PPM file. Received: {error}.") from error
-        finally:
-            self._left -= time.thread_time() - start
-
-    def check(self) -> None:
-        """Raise UnreadableImageError if the budget is spent."""
-        if time.thread_time() > self._end:
-            raise UnreadableImageError(
-                f"a file that takes too long: expected a request's images to take {self._limit:g} s "
-                "(--max-decode-seconds)"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,44 +60,36 @@ class PredictRequest:
         waiting: Images that are not decoded yet, by their index in `inputs`.
         top: Number of probabilities in the response; None is all.
         id: Id that the client gave; empty if it gave none.
-        outputs: V2 outputs that the client asked for, and whether each is returned as binary data.
+        outputs: Names of the V2 outputs that the client asked for.
     """
 
     inputs: np.ndarray
-    waiting: dict[int, OpenImage]
-    _time: _ProcessorTime
+    waiting: dict[int, OpenImage] = dataclasses.field(default_factory=dict)
     top: int | None = None
     id: str = ""
-    outputs: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    outputs: Sequence[str] = ()
 
     @property
     def num_bytes(self) -> int:
         """Memory that the request holds until the response, in bytes."""
         return self.inputs.nbytes + sum(image.num_bytes for image in self.waiting.values())
 
-    def parts(self) -> Iterator[tuple[int, Sequence[int]]]:
-        """Yield groups of waiting images, each as (number of pixels, indices)."""
-        numbers: list[int] = []
-        cost = 0
-        for number, image in [*self.waiting.items()]:
-            numbers.append(number)
-            cost += _cost(image, self.inputs.shape)
-            if cost >= PART_PIXELS:
-                yield cost, numbers
-                numbers = []
-                cost = 0
-        if numbers:
-            yield cost, numbers
-
-    def decode(self, numbers: Sequence[int]) -> None:
-        """Decode the waiting images of these indices into `inputs`.
+    def decode(self, number: int) -> None:
+        """Decode the waiting image of an index into `inputs`.
 
         Raises:
-            InputError: If an image cannot be decoded, or takes too long; the message names the instance.
+            InputError: If the image cannot be decoded; the message names the instance.
         """
-        for number in numbers:
-            with _naming(number), self._time.reading():
-                self.inputs[number] = self.waiting.pop(number).decode().pixels
+        with _naming(number), _reading_image():
+            self.inputs[number] = self.waiting.pop(number).decode().pixels
+
+
+@contextlib.contextmanager
+def _reading_image() -> Iterator[None]:
+    try:
+        yield
+    except UnreadableImageError as error:
+        raise InputError(f"expected a JPEG, PNG, GIF, BMP, WebP, TIFF or PPM file. Received: {error}.") from error
 
 
 def _cost(image: OpenImage, shape: tuple[int, ...]) -> int:
@@ -134,18 +97,31 @@ def _cost(image: OpenImage, shape: tuple[int, ...]) -> int:
     return max(image.num_pixels, shape[1] * shape[2])
 
 
-def parse_request(body: bytes | bytearray, wanted: Reader, limits: ServeParams) -> PredictRequest:
-    """Parse `{"instances": [IMAGE, …], "parameters": {"top": K}}`; `parameters` is optional.
+def parse_request(
+    body: bytes | bytearray, wanted: Reader, limits: ServeParams, content_type: str = "", top: str | None = None
+) -> PredictRequest:
+    """Parse a request in the protocol of Vertex AI, which is KServe's V1.
+
+    It is one image file, or `{"instances": [IMAGE, …], "parameters": {"top": K}}`; `parameters` is optional.
 
     An IMAGE is either `{"b64": "…"}`, the bytes of an image file, which is resized if necessary, or its pixels: nested
     lists [height][width][channels] of whole numbers in [0, 255]; [height][width] is allowed for a grey image. Both may
     be wrapped as `{"image": IMAGE}` or `{"encoded": IMAGE}`. For a model of texts an instance is a string or
     `{"text": "…"}`; a language model predicts the next character.
 
+    Args:
+        body: The request.
+        wanted: Converts an instance to an input of the model.
+        limits: Limits of the server.
+        content_type: Media type of the body. Images of most formats are recognised without it.
+        top: Text of the query parameter `top`, for an image file.
+
     Raises:
         InputError: If the body has another form; the message names the instance.
         TooLargeError: If the instances or their pixels exceed `limits`.
     """
+    if content_type.startswith("image/") or _PICTURE.match(body):
+        return _parse_image(body, wanted, limits, top)
     request = _known_keys(load_json(body), "The body", ("instances", "parameters"))
     instances = request.get("instances")
     if not isinstance(instances, list) or not instances:
@@ -155,8 +131,8 @@ def parse_request(body: bytes | bytearray, wanted: Reader, limits: ServeParams) 
         )
     _check_count(len(instances), limits)
     parameters = request.get("parameters")
-    top = None if parameters is None else _known_keys(parameters, '"parameters"', (_TOP,)).get(_TOP)
-    return _open_instances(instances, wanted, limits, top=_read_top(top))
+    number = None if parameters is None else _known_keys(parameters, '"parameters"', (_TOP,)).get(_TOP)
+    return _open_instances(instances, wanted, limits, top=_read_top(number))
 
 
 def _check_count(count: int, limits: ServeParams) -> None:
@@ -173,19 +149,14 @@ def parse_line(line: bytes, wanted: ImageInput) -> np.ndarray:
     Raises:
         InputError: If the line is not an image instance.
     """
-    no_limits = ServeParams(max_image_pixels=sys.maxsize, max_request_pixels=sys.maxsize, max_decode_seconds=math.inf)
+    no_limits = ServeParams(max_image_pixels=sys.maxsize, max_request_pixels=sys.maxsize)
     request = _open_instances([load_json(line)], wanted, no_limits)
-    request.decode(list(request.waiting))
+    for number in list(request.waiting):
+        request.decode(number)
     return request.inputs
 
 
-def parse_image(body: bytes | bytearray, wanted: Reader, top: str | None, limits: ServeParams) -> PredictRequest:
-    """Parse a body that is one image file. `top` is the text of the query parameter.
-
-    Raises:
-        InputError: If the body is no image, or the model does not take images.
-        TooLargeError: If the image is too large, as in `parse_request`.
-    """
+def _parse_image(body: bytes | bytearray, wanted: Reader, limits: ServeParams, top: str | None) -> PredictRequest:
     if not isinstance(wanted, ImageInput):
         raise InputError(f"The model takes a {wanted.noun}. Received: an image. Send JSON.")
     is_number = top is not None and top.isdecimal() and len(top) <= _MOST_DIGITS
@@ -195,11 +166,11 @@ def parse_image(body: bytes | bytearray, wanted: Reader, top: str | None, limits
 def _open_instances(instances: Sequence[Any], wanted: Reader, limits: ServeParams, **asked: Any) -> PredictRequest:
     """Parse instances, see `parse_request`; `asked` are further fields of the `PredictRequest`."""
     inputs = np.empty((len(instances), *wanted.shape), wanted.dtype)
-    request = PredictRequest(inputs, {}, _ProcessorTime(limits.max_decode_seconds), **asked)
+    request = PredictRequest(inputs, **asked)
     num_pixels = 0
     for number, instance in enumerate(instances):
         with _naming(number):
-            parsed = _parse_instance(wanted, instance, limits, request._time)
+            parsed = _parse_instance(wanted, instance, limits)
         if not isinstance(parsed, OpenImage):
             inputs[number] = parsed
             continue
@@ -210,8 +181,9 @@ def _open_instances(instances: Sequence[Any], wanted: Reader, limits: ServeParam
                 f"A request's images may have {limits.max_request_pixels:,} pixels in all (--max-request-pixels), each "
                 "at least those that the model takes. Received: more. Send them in several requests, or smaller."
             )
-    if num_pixels <= PART_PIXELS:
-        request.decode(list(request.waiting))
+    if num_pixels <= SMALL_PIXELS:
+        for number in list(request.waiting):
+            request.decode(number)
     return request
 
 
@@ -277,7 +249,7 @@ def _read_top(top: Any) -> int | None:
     return int(top)
 
 
-def _parse_instance(wanted: Reader, instance: Any, limits: ServeParams, time: _ProcessorTime) -> np.ndarray | OpenImage:
+def _parse_instance(wanted: Reader, instance: Any, limits: ServeParams) -> np.ndarray | OpenImage:
     """Parse an instance to an input of the model, or to an image that is not decoded yet."""
     if not isinstance(wanted, ImageInput):
         is_wrapped = isinstance(instance, dict) and instance.keys() == {"text"}
@@ -302,8 +274,11 @@ def _parse_instance(wanted: Reader, instance: Any, limits: ServeParams, time: _P
             f"Received: {_describe(instance)}."
         )
     rule = dataclasses.replace(wanted.rule, max_pixels=limits.max_image_pixels, formats=SERVED_FORMATS)
-    with time.reading():
-        return open_image(image, rule, time.check)
+    with _reading_image():
+        opened = open_image(image, rule)
+        if image.startswith(b"\xff\xd8") and (num_scans := image.count(_START_OF_SCAN)) > _MOST_SCANS:
+            raise UnreadableImageError(f"a JPEG file of {num_scans:,} scans: expected at most {_MOST_SCANS}")
+        return opened
 
 
 def _check_pixels(nested: list[Any], image_shape: tuple[int, int, int]) -> np.ndarray:
@@ -369,46 +344,35 @@ def describe_model(name: str, model: ExportedModel) -> dict[str, Any]:
     return {"name": name, "platform": "litert", "inputs": [tensor], "outputs": answers}
 
 
-def configure_model(name: str, model: ExportedModel) -> dict[str, Any]:
-    """Return Triton's configuration of a model; `max_batch_size` is 0, so `dims` include the batch dimension."""
-    described = describe_model(name, model)
-    tensors = {
-        side: [
-            {"name": tensor["name"], "data_type": _CONFIG_TYPES[tensor["datatype"]], "dims": tensor["shape"]}
-            for tensor in described[f"{side}s"]
-        ]
-        for side in ("input", "output")
-    }
-    return {"name": name, "platform": described["platform"], "backend": "litert", "max_batch_size": 0, **tensors}
-
-
 def parse_infer(
-    body: bytes | bytearray, model: ExportedModel, limits: ServeParams, num_json_bytes: int | None = None
+    body: bytes | bytearray, model: ExportedModel, limits: ServeParams, binary_length: str | None = None
 ) -> PredictRequest:
-    """Parse a V2 inference request with one tensor: UINT8 pixels, or BYTES of texts or image files.
+    """Parse a V2 inference request with one tensor: UINT8 pixels, or BYTES of texts or of image files in Base64.
 
     Args:
-        body: The request. JSON has image files in Base64; a binary tensor has their bytes.
+        body: The request, in JSON.
         model: The model.
         limits: Limits of the server.
-        num_json_bytes: Length of the JSON before a binary tensor; None if all of the body is JSON.
+        binary_length: Header of Triton's binary tensors, which are not supported; None if the request has none.
 
     Raises:
         InputError: If the body has another form.
         TooLargeError: If the number of instances exceeds `limits`.
     """
-    request = _known_keys(
-        load_json(body if num_json_bytes is None else body[:num_json_bytes]), "The body", _V2_REQUEST_KEYS
-    )
+    if binary_length is not None:
+        raise _no_binary(f"the header {BINARY_HEADER}")
+    request = _known_keys(load_json(body), "The body", _V2_REQUEST_KEYS)
+    _check_parameters(request)
     inputs = request.get("inputs")
-    given_id = request.get("id", "")
+    given_id = request.get("id") or ""
     if not isinstance(given_id, str):
         raise InputError('"id" must be a text.')
     if not isinstance(inputs, list) or len(inputs) != 1:
         count = len(inputs) if isinstance(inputs, list) else "none"
         raise InputError(f'"inputs" must be a list of one tensor, the {model.input.plural}. Received: {count}.')
     tensor = _known_keys(inputs[0], "inputs[0]", _V2_TENSOR_KEYS)
-    shape, kind = tensor.get("shape"), tensor.get("datatype")
+    _check_parameters(tensor)
+    shape, kind, data = tensor.get("shape"), tensor.get("datatype"), tensor.get("data")
     # Check this first: the product of 500,000 sizes takes half a minute.
     if (
         not isinstance(shape, list)
@@ -420,87 +384,61 @@ def parse_infer(
             f"{_MOST_DIMENSIONS} of them, none above {_MOST_SIZE:,}."
         )
     size = math.prod(shape)
-    data: Any = tensor.get("data")
-    if data is None:
-        data = _binary_data(tensor, body, num_json_bytes)
-    if not isinstance(data, list | bytes) or not size:
+    if not isinstance(data, list) or not size:
         raise InputError('inputs[0]: "data" must be a list of the values of at least one instance.')
     _check_count(size if kind == _BYTES else shape[0], limits)
     asked: dict[str, Any] = {"id": given_id, "outputs": _read_outputs(request, model)}
-    of_images = isinstance(model.reader, ImageInput)
     if kind == "UINT8" and isinstance(model.reader, ImageInput):
-        pixels = _check_tensor(np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data, shape, model.reader)
-        return PredictRequest(pixels, {}, _ProcessorTime(limits.max_decode_seconds), **asked)
+        return PredictRequest(_check_tensor(data, shape, model.reader), **asked)
+    of_images = isinstance(model.reader, ImageInput)
     if kind != _BYTES:
         expected = f"UINT8 or {_BYTES}" if of_images else _BYTES
         raise InputError(f'inputs[0]: "datatype" must be {expected}. Received: {str(kind)[:40]!r}.')
-    if is_binary := isinstance(data, bytes):
-        data = _split_elements(data, size, as_text=not of_images)
-    if size != len(data) or not (is_binary or all(isinstance(item, str) for item in data)):
+    if size != len(data) or not all(isinstance(item, str) for item in data):
         raise InputError(f"inputs[0]: expected {size} texts, by its shape. Received: {len(data)} values.")
-    instances = [{"b64": text} for text in data] if of_images and not is_binary else data
+    instances = [{"b64": text} for text in data] if of_images else data
     return _open_instances(instances, model.reader, limits, **asked)
 
 
-def _binary_data(tensor: Mapping[str, Any], body: bytes | bytearray, num_json_bytes: int | None) -> Any:
-    """Return the data of a binary tensor, the bytes after the JSON; None if the data are in the JSON."""
-    parameters = tensor.get("parameters")
-    expected = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
-    if expected is None:
-        return None
-    content = b"" if num_json_bytes is None else bytes(body[num_json_bytes:])
-    if expected != len(content):
-        raise InputError(
-            f'inputs[0]: expected as many bytes after the JSON as "binary_data_size" says, and the number of bytes '
-            f"before them in the header {JSON_LENGTH}. Received: {str(expected)[:40]}, and {len(content)} bytes after "
-            f"{'a body without that header' if num_json_bytes is None else 'the JSON'}."
-        )
-    return content
+def _no_binary(received: str) -> InputError:
+    return InputError(
+        f'Binary tensors are not supported. Received: {received}. Send and ask for V2 JSON: "data" as a list, with '
+        "binary_data=False in KServe's and Triton's clients."
+    )
 
 
-def _split_elements(content: bytes, count: int, as_text: bool) -> list[bytes] | list[str]:
-    """Return the elements of a binary BYTES tensor: each follows its length, 4 bytes in little-endian order."""
-    elements: list[bytes] = []
-    start = 0
-    while start < len(content) and len(elements) < count:
-        end = start + 4 + int.from_bytes(content[start : start + 4], "little")
-        elements.append(content[start + 4 : end])
-        start = end
-    if start != len(content):
-        raise InputError(
-            f"inputs[0]: expected {count} elements, each after its length as 4 bytes in little-endian order. Received: "
-            f"{len(content):,} bytes that end elsewhere."
-        )
-    try:
-        return [element.decode() for element in elements] if as_text else elements
-    except UnicodeDecodeError as error:
-        raise InputError(f"inputs[0]: expected texts in UTF-8. Received other bytes: {error.reason}.") from error
+def _check_parameters(described: Mapping[str, Any]) -> None:
+    """Check the "parameters" of a request, tensor or output: none may ask for binary data."""
+    parameters = described.get("parameters")
+    for key in _BINARY_KEYS:
+        if isinstance(parameters, dict) and parameters.get(key):
+            raise _no_binary(f'"{key}"')
 
 
-def _read_outputs(request: Mapping[str, Any], model: ExportedModel) -> dict[str, bool]:
-    """Return the outputs that a V2 request asks for, all by default, and whether each is returned as binary data."""
-    parameters, outputs = request.get("parameters"), request.get("outputs")
-    by_default = isinstance(parameters, dict) and parameters.get("binary_data_output") is True
+def _read_outputs(request: Mapping[str, Any], model: ExportedModel) -> Sequence[str]:
+    """Return the names of the outputs that a V2 request asks for; all by default."""
+    outputs = request.get("outputs")
     known = [TASKS[model.task].answer, *([_CLASS] if model.task == CLASSIFICATION else [])]
     if not outputs:
-        return dict.fromkeys(known, by_default)
+        return known
     if not isinstance(outputs, list):
         raise InputError(f'"outputs" must be a list. Received: {_describe(outputs)}.')
-    asked = {}
+    names = []
     for output in outputs:
         name = _known_keys(output, "An output", ("name", "parameters")).get("name")
         if name not in known:
             raise InputError(f"The outputs are {' and '.join(known)}. Received: {str(name)[:40]!r}.")
-        chosen = _known_keys(output.get("parameters") or {}, "Parameters of an output", ("binary_data",))
-        asked[name] = chosen.get("binary_data", by_default) is True
-    return asked
+        _check_parameters(output)
+        _known_keys(output.get("parameters") or {}, "Parameters of an output", ("binary_data",))
+        names.append(name)
+    return list(dict.fromkeys(names))
 
 
-def _check_tensor(data: list[Any] | np.ndarray, shape: Sequence[int], wanted: ImageInput) -> np.ndarray:
+def _check_tensor(data: list[Any], shape: Sequence[int], wanted: ImageInput) -> np.ndarray:
     """Return uint8[N, height, width, channels] from flat or nested values."""
     expected = (shape[0], *wanted.image_shape)
     try:
-        values = data if isinstance(data, np.ndarray) else _flatten_numbers(data, len(expected))[0]
+        values, _ = _flatten_numbers(data, len(expected))
     except ValueError:
         values = np.empty(0)
     fits = tuple(shape) in (expected, expected[:3] if expected[3] == 1 else expected)
@@ -514,24 +452,15 @@ def _check_tensor(data: list[Any] | np.ndarray, shape: Sequence[int], wanted: Im
     return values.astype(np.uint8).reshape(expected)
 
 
-def render_infer(name: str, model: ExportedModel, outputs: np.ndarray, asked: PredictRequest) -> tuple[bytes, int]:
-    """Render a V2 inference response: JSON, then binary tensors if any. Returns the body and the JSON's length."""
-    answers, binary = [], []
-    for output, is_binary in asked.outputs.items():
+def render_infer(name: str, model: ExportedModel, outputs: np.ndarray, asked: PredictRequest) -> bytes:
+    """Render a V2 inference response."""
+    answers: list[dict[str, Any]] = []
+    for output in asked.outputs:
         if output == _CLASS:
             names = [model.class_names[i] for i in outputs.argmax(1).tolist()]
-            answer: dict[str, Any] = {"name": _CLASS, "datatype": _BYTES, "shape": [len(names)], "data": names}
+            answers.append({"name": _CLASS, "datatype": _BYTES, "shape": [len(names)], "data": names})
         else:
-            values = [] if is_binary else outputs.ravel().tolist()
-            answer = {"name": output, "datatype": "FP32", "shape": list(outputs.shape), "data": values}
-        if is_binary:
-            content = outputs.astype("<f4").tobytes()
-            if output == _CLASS:
-                content = b"".join(len(raw := text.encode()).to_bytes(4, "little") + raw for text in names)
-            del answer["data"]
-            answer["parameters"] = {"binary_data_size": len(content)}
-            binary.append(content)
-        answers.append(answer)
+            values = outputs.ravel().tolist()
+            answers.append({"name": output, "datatype": "FP32", "shape": list(outputs.shape), "data": values})
     response = {"model_name": name, **({"id": asked.id} if asked.id else {}), "outputs": answers}
-    rendered = json.dumps(response, ensure_ascii=False, allow_nan=False).encode()
-    return b"".join([rendered, *binary]), len(rendered)
+    return json.dumps(response, ensure_ascii=False, allow_nan=False).encode()

@@ -22,6 +22,15 @@ _ROUTE = Pattern(r"/[^{}?#]*", "a path that starts with '/'")
 VERIFY_VARIABLE = "TPU_PIPELINES_VERIFY_KEY"
 _VARIABLES = {"AIP_HTTP_PORT": "port", "AIP_HEALTH_ROUTE": "health_route", "AIP_PREDICT_ROUTE": "predict_route"}
 
+_METRICS = "was removed. Use Prometheus: the server's /metrics has predictions by class, confidences and times."
+# Flags of earlier versions, each with the sentence that says what replaces it.
+REMOVED_FLAGS: Mapping[str, str] = {
+    "--max-connections": "--max-connections was removed. Use --max-requests, and the system's limit of open files "
+    "(ulimit -n) for connections.",
+    "--max-decode-seconds": "--max-decode-seconds was removed. Use --max-request-pixels.",
+    **{flag: f"{flag} {_METRICS}" for flag in ("--log", "--log-share", "--log-content", "--no-log-content")},
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class ServeParams:
@@ -39,9 +48,6 @@ class ServeParams:
         max_batch_size: Largest batch of the model. Waiting requests are batched together.
         max_wait_ms: Milliseconds that an idle model waits for more requests after the first. On a CPU an image costs
             the same in a batch and alone, so waiting gains little.
-        max_connections: Largest number of connections; fewer if the system's limit of open files is lower. Another
-            connection replaces the one whose client has been silent longest, or gets 503 if each has a request in
-            progress.
         max_requests: Largest number of requests in flight with a complete body; another one gets 503 and Retry-After.
         max_instances: Largest number of instances in a request; more get 413.
         max_body_bytes: Largest size of a request's body; more gets 413. The default is the limit of Vertex AI's public
@@ -50,14 +56,8 @@ class ServeParams:
             Decoding takes 3 to 7 bytes per pixel.
         max_request_pixels: Largest number of pixels of all image files of a request; more get 413. An image that is
             smaller than the model's input counts as the model's input.
-        max_decode_seconds: Limit of the processor time to decode the image files of a request; above it, the request
-            gets 400.
-        max_held_bytes: Limit of the memory for bodies and instances of all requests. Above it, the request whose body
-            has been arriving longest gets 503; if no body is arriving, the request that needs more memory.
-        log: File for the prediction log: one JSON line for each logged prediction, with time, model, version, class,
-            confidence and milliseconds, without inputs. `tpu-pipelines monitor` reads it. Empty disables it.
-        log_share: Share of the predictions to log.
-        log_content: Log inputs too, except those of KServe's V2 protocol.
+        max_held_bytes: Limit of the memory for bodies and instances of all requests together. Above it, a request gets
+            503; one that exceeds it by itself gets 413.
         verify: Public key: PEM text, or the path of a PEM file, local or on gs://. The export is loaded only if its
             signature and that of its registered version are valid. Default: TPU_PIPELINES_VERIFY_KEY; without both,
             signatures are not checked.
@@ -72,17 +72,12 @@ class ServeParams:
     num_threads: NotNegative = 0
     max_batch_size: Positive = 32
     max_wait_ms: Amount = 0.0
-    max_connections: Positive = 1000
     max_requests: Positive = 256
     max_instances: Positive = 128
     max_body_bytes: Positive = 1_572_864
     max_image_pixels: Positive = 16_777_216
     max_request_pixels: Positive = 67_108_864
-    max_decode_seconds: Annotated[float, Range(0)] = 2.0
     max_held_bytes: Positive = 134_217_728
-    log: str = ""
-    log_share: Annotated[float, Range(above=0, most=1)] = 0.1
-    log_content: bool = False
     verify: str = ""
 
     def __post_init__(self) -> None:
@@ -93,10 +88,6 @@ class ServeParams:
         """
         check_fields(self)
         check_together(
-            (
-                not self.log and (self.log_content or self.log_share != type(self).log_share),
-                "log_share and log_content say what is logged. Received: no log. Set log=FILE too.",
-            ),
             (
                 self.health_route == self.predict_route,
                 f"The two routes must differ. Received: health_route=predict_route={self.health_route!r}.",

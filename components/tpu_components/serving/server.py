@@ -11,10 +11,11 @@ import shlex
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import h11
 import uvicorn
 
 from tpu_components.core.base.errors import InputError
@@ -24,18 +25,18 @@ from tpu_components.core.registry.reference import EXPORT_DIR, MODEL_NAME, versi
 from tpu_components.core.registry.signing import fetch_verified
 from tpu_components.core.registry.versions import fetch_folder
 from tpu_components.serving.application import Application
-from tpu_components.serving.connections import Connection, ConnectionSlots, connection_limit
 from tpu_components.serving.exported import ExportedModel, load_model
 from tpu_components.serving.params import ServeParams
-from tpu_components.serving.prediction_log import PredictionLog, report_once
 
 # Longer than the keep-alive of Google's load balancers (600 s), which would otherwise use connections that are closed:
 # https://cloud.google.com/load-balancing/docs/https#timeouts_and_retries
-# Idle connections do no harm: they are the first to be closed when all slots are taken.
 _KEEP_ALIVE_SECONDS = 620
-_QUEUED_CONNECTIONS = 2048  # Connections that the system queues before they are accepted.
-# asyncio accepts this many connections before other work; those above the limit must be closed in between.
-_ACCEPTED_AT_ONCE = 16
+# A client has once to twice this time to send the head of a request, or to read its response.
+SILENCE_SECONDS = 15.0
+# asyncio reads all that has arrived, and h11 parses it before anything else is done. Chunks of one byte, which are
+# refused only after that, take a second for each 100 kB of content. The system doubles this number. A client 50 ms away
+# needs 2.5 s for 1.5 MB; a proxy in the same region does not notice.
+_RECEIVED_BYTES = 1 << 14
 SHUTDOWN_SECONDS = 25  # Kubernetes kills the container after 30.
 
 
@@ -58,14 +59,10 @@ def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
     with (
         listen(params.host, params.port) as listener,
         tempfile.TemporaryDirectory(prefix="serving-") as work,
-        contextlib.ExitStack() as stack,
     ):
-        log = None
-        if params.log:
-            log = PredictionLog(params.log, params.log_share, params.log_content, version_at(place))
-            stack.callback(log.close)
+        allow_many_connections()
         load = functools.partial(load_export, export_uri, params, Path(work), version)
-        asyncio.run(_serve(listener, load, params, log))
+        asyncio.run(_serve(listener, load, params))
 
 
 def _name_by_place(place: str) -> str:
@@ -82,74 +79,83 @@ def _name_by_place(place: str) -> str:
     return name if re.fullmatch(MODEL_NAME, name) else ""
 
 
-async def _serve(
-    listener: socket.socket, load: Callable[[], ExportedModel], params: ServeParams, log: PredictionLog | None
-) -> None:
-    application = Application(params, log)
-    connection = functools.partial(Connection, ConnectionSlots(connection_limit(params.max_connections)))
-    server = Server(
-        uvicorn.Config(
-            application,
-            http=cast(type[asyncio.Protocol], connection),
-            backlog=_ACCEPTED_AT_ONCE,
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        )
-    )
-    asyncio.get_running_loop().set_exception_handler(handle_error)
-    is_loaded = False
-
-    def stop() -> None:
-        if not is_loaded:
-            os._exit(0)  # No request is running, and a download would delay the exit.
-        application.stop()
-        server.force_exit = server.should_exit  # True at the second Ctrl-C.
-        server.should_exit = True
-
+async def _serve(listener: socket.socket, load: Callable[[], ExportedModel], params: ServeParams) -> None:
+    # uvicorn handles these signals while it serves, and raises them again when it has stopped. They must not end the
+    # process then, since the exit code would not be 0.
     for signal_number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signal_number, stop)
+        signal.signal(signal_number, signal.SIG_IGN)
+    application = Application(params)
+    server = make_server(application)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    loading = asyncio.create_task(asyncio.to_thread(load))
+    watching = asyncio.create_task(close_silent_connections(server))
     try:
-        model = await asyncio.to_thread(load)
-        is_loaded = True
+        await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            serving.result()  # Raises the error if it is not a signal that ended it.
+            os._exit(0)  # The signal came while the model is loaded; a download would delay the exit.
+        model = loading.result()
         gc.collect()
         gc.freeze()  # A full collection stops all threads, and would look through all that was imported: some 30 ms.
         async with application.ready(model):
             print(printable(_announce(model, listener, params)), flush=True)
             await serving
     finally:
+        watching.cancel()
         server.should_exit = True
         await serving
 
 
-class Server(uvicorn.Server):
-    """uvicorn with our signal handlers. Its own handlers raise the signal again at the end: the exit code is not 0."""
+def make_server(application: Application) -> uvicorn.Server:
+    """Return uvicorn for an application, without its log."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            application,
+            http="h11",
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        )
+    )
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen with a long queue."""
-        await super().startup(sockets)
-        for listener in sockets or []:
-            listener.listen(_QUEUED_CONNECTIONS)  # Overrides `backlog`, which must be small for accepting.
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install no handlers of uvicorn; ours stay in place."""
-        yield
+async def close_silent_connections(server: uvicorn.Server) -> None:
+    """Close connections whose client neither sends the head of a request nor reads its response, until cancelled.
+
+    uvicorn itself closes only connections that are idle after a response. The application limits the time of a body.
+    """
+    before: set[Any] = set()
+    while True:
+        await asyncio.sleep(SILENCE_SECONDS)
+        # With its request, since a connection that sends one after the other is not silent.
+        connections: set[Any] = server.server_state.connections
+        silent = {(each, each.cycle) for each in connections if _is_silent(each)}
+        for connection, _ in silent & before:
+            connection.transport.abort()
+        before = silent
 
 
-def handle_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report only the first failure to accept connections: asyncio retries, and would report every failure."""
-    error = context.get("exception")
-    if isinstance(error, OSError) and "accept" in context["message"]:
-        report_once("Cannot accept connections", f"{error.strerror}. Raise the limit (ulimit -n)")
-    else:
-        loop.default_exception_handler(context)
+def _is_silent(connection: Any) -> bool:
+    """Return whether a connection of uvicorn waits for its client, other than idle after a response."""
+    if connection.cycle is None or connection.transport.get_write_buffer_size():
+        return True
+    has_begun = connection.conn.their_state is not h11.IDLE or bool(connection.conn.trailing_data[0])
+    return connection.cycle.response_complete and has_begun
+
+
+def allow_many_connections() -> None:
+    """Raise the process's limit of open files to the most that the system allows: many clients may say nothing."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # On Windows, and where "unlimited" is not a number.
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -169,9 +175,10 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(
             f"Cannot listen on {host}:{port}: {reason}. Choose another --port (0 takes a free one) or --host."
         ) from error
-    # Connections inherit TCP_NODELAY. asyncio sets it only for sockets with an explicit protocol. Without it, the body
-    # of every response waits 40 ms for the acknowledgement of its head.
+    # Connections inherit both options. asyncio sets TCP_NODELAY only for sockets with an explicit protocol. Without it,
+    # the body of every response waits 40 ms for the acknowledgement of its head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED_BYTES)
     return listener
 
 

@@ -17,7 +17,6 @@ from tpu_pipelines.cli.arguments import (
     NO_DOCTOR,
     SET,
     SETTINGS,
-    TIME,
     VERSION_FORMS,
     WAIT,
     WORKSPACE,
@@ -119,23 +118,6 @@ COMMANDS = (
             WORKSPACE,
             confidence("between two samples of the same distribution"),
             argument("--output", type=output_file, metavar="FILE", help="page to write, for example drift.html"),
-            json_flag(),
-        ),
-    ),
-    Command(
-        "monitor",
-        "test whether a server's predictions have drifted: 0 no drift, 3 drifted",
-        "Compare the predictions that a server has logged (`tpu-pipelines serve --log FILE`) with the version's "
-        "predictions for its test split, made with the same export format: confidence and mix of classes, with the "
-        "tests of `drift`. With --latency-ms, also test whether 95 of 100 requests are answered within this time.",
-        "log.jsonl --against digits@champion --latency-ms 50",
-        "models.monitor",
-        (
-            argument("log", type=user_path, metavar="LOG", help="file that the server wrote"),
-            argument("--against", required=True, metavar="VERSION", help=f"version that answered: {VERSION_FORMS}"),
-            WORKSPACE,
-            typed("--latency-ms", TIME, "MS", "time limit for 95 of 100 requests, in milliseconds"),
-            confidence("if the logged predictions have the distribution of the evaluation's"),
             json_flag(),
         ),
     ),

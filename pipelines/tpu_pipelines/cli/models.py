@@ -1,4 +1,4 @@
-"""Commands about exported models and drift of their data: predict, serve, verify, drift, monitor."""
+"""Commands about exported models and drift of their data: predict, serve, verify, drift."""
 
 import argparse
 import json
@@ -21,7 +21,6 @@ from tpu_components.predict_batch.predicting import form_of, predict_to_file
 from tpu_components.serving import inputs
 from tpu_components.serving.params import ServeParams, key_to_verify
 from tpu_pipelines.cli.output import show, show_text
-from tpu_pipelines.retraining.monitoring import watch
 from tpu_pipelines.runs import exports
 from tpu_pipelines.runs.data_drift import sketch_place
 
@@ -113,24 +112,6 @@ def drift(arguments: argparse.Namespace) -> int:
         write_page(new, old, shifts, arguments.output, (arguments.records, against))
     show(as_dict(shifts), _as_table(shifts, say_power(new, old, shifts, "examples")), arguments.json)
     return REJECTED if any(shift.drifted for shift in shifts) else DONE
-
-
-def monitor(arguments: argparse.Namespace) -> int:
-    """Compare a server's predictions with those of the evaluation; returns exit code 3 if they have drifted."""
-    against = exports.find_compared(arguments.against, arguments.workspace)
-    watched = watch(arguments.log, against, arguments.latency_ms, arguments.confidence)
-    left_out = ", ".join(f"{count:,} {reason}" for reason, count in watched.left_out.items())
-    times = "no request's first one, so that no time is known"
-    if watched.ms:
-        times = f"half in {watched.ms[0]:g} ms, 95% in {watched.ms[1]:g} ms"
-    unnamed = f" ({watched.num_without_version:,} without a version)" if watched.num_without_version else ""
-    counted = f"predictions of {watched.version}: {watched.num_predictions:,}{unnamed}, {times}"
-    lines = [f"{counted}; left out: {left_out or 'no line'}"]
-    if 0 < watched.share < 1:
-        hint = f"{watched.share:.2g} of all predictions are logged, as --log-share of `tpu-pipelines serve` says"
-        lines.append(f"{hint}; --log-share 1 logs each")
-    show(watched.as_dict(), "\n".join([*lines, _as_table(watched.shifts, watched.power)]), arguments.json)
-    return REJECTED if watched.drifted else DONE
 
 
 def _as_table(shifts: Sequence[Shift], power: str) -> str:

@@ -2,8 +2,13 @@
 
 from collections.abc import Mapping
 
+from tpu_components.serving.params import REMOVED_FLAGS
+
 # A command, or a command and its flag, to the sentence that says what replaces it.
 REMOVED: Mapping[str, str] = {
+    "monitor": "monitor was removed. Use Prometheus: the server's /metrics has predictions by class, confidences and "
+    "times, and components/tpu_components/serving/README.md has the alerts.",
+    **{f"serve {flag}": sentence for flag, sentence in REMOVED_FLAGS.items()},
     "smoke": "smoke was removed. Use `tpu-pipelines submit smoke --target vertex --wait`.",
 }
 

@@ -1,1 +1,1 @@
-"""Retraining: deciding whether a run is needed, monitoring predictions, and reports for CI."""
+"""Retraining: deciding whether a run is needed, and reports for CI."""

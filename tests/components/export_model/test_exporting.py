@@ -81,7 +81,6 @@ def test_export_holds_every_format(export_dir):
         "model.tflite",
         "model_int8.tflite",
         "export.json",
-        "answers.json",
     }
     assert (export_dir / "saved_model" / "saved_model.pb").is_file()
 
@@ -315,7 +314,7 @@ def test_an_operation_without_litert_form_leaves_the_saved_model(digits_records,
     assert result.formats.keys() == {"saved_model"}
     assert result.left_out.keys() == {"float", "int8"}
     assert "tf.ResizeBicubic" in result.left_out["float"]
-    assert {path.name for path in (tmp_path / "export").iterdir()} == {"saved_model", "export.json", "answers.json"}
+    assert {path.name for path in (tmp_path / "export").iterdir()} == {"saved_model", "export.json"}
     facts = json.loads((tmp_path / "export" / "export.json").read_text())
     assert facts["left_out"] == result.left_out
     assert facts["quantization"] is None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tpu_components.core.examples.interface import ImageInput
-from tpu_components.serving import application
+from tpu_components.serving import bodies
 from tpu_components.serving.application import Application
 from tpu_components.serving.exported import ExportedModel
 from tpu_components.serving.params import ServeParams
@@ -104,23 +104,6 @@ def test_health_follows_the_model(app, model):
         async with app.ready(model.exported):
             assert await get_health(app) == (200, "ready")
             assert (await predict(app))[:2] == (200, ["cat"])
-            app.stop()
-            assert await get_health(app) == (503, "stopping")
-            assert (await predict(app))[:2] == (503, "The server is stopping. Try again later.")
-
-    run(scenario())
-
-
-def test_request_in_flight_is_answered_after_stop(app, model):
-    async def scenario():
-        model.open.clear()
-        async with app.ready(model.exported):
-            task = asyncio.create_task(predict(app))
-            while not model.num_calls:
-                await asyncio.sleep(0.001)
-            app.stop()
-            model.open.set()
-            assert (await task)[:2] == (200, ["cat"])
 
     run(scenario())
 
@@ -154,7 +137,7 @@ def test_body_without_a_stated_length_is_cut_off_at_the_limit(app, model):
 
 
 def test_body_that_does_not_arrive_gets_408(app, model, monkeypatch):
-    monkeypatch.setattr(application, "BODY_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(bodies, "BODY_TIMEOUT_SECONDS", 0.01)
 
     async def scenario():
         async with app.ready(model.exported):
@@ -164,18 +147,17 @@ def test_body_that_does_not_arrive_gets_408(app, model, monkeypatch):
     run(scenario())
 
 
-def test_bodies_that_do_not_end_shut_nobody_out(model):
-    """Neither do they hold more bytes than they may, nor places; the one that has been arriving longest gives way."""
+def test_bodies_that_do_not_end_hold_no_request_slot_and_no_more_bytes_than_allowed(model):
     app = Application(ServeParams(max_requests=3, max_body_bytes=1000, max_held_bytes=2500))
 
     async def scenario():
         async with app.ready(model.exported):
-            withheld = [asyncio.create_task(predict(app, b"x" * 900, STAYS_SILENT)) for _ in range(8)]
+            withheld = [asyncio.create_task(predict(app, b"x" * 600, STAYS_SILENT)) for _ in range(8)]
             await asyncio.sleep(0.05)
-            assert [task.done() for task in withheld] == [True] * 6 + [False] * 2
-            status, message, headers = await withheld[0]
+            assert [task.done() for task in withheld] == [False] * 4 + [True] * 4
+            status, message, headers = await withheld[-1]
             assert (status, headers["retry-after"]) == (503, "1")
-            assert "busy: it holds 1,800 bytes" in message
+            assert "busy: it holds 2,400 bytes" in message
             for _ in range(5):
                 assert (await predict(app))[0] == 200
             for task in withheld:
@@ -186,19 +168,24 @@ def test_bodies_that_do_not_end_shut_nobody_out(model):
     run(scenario())
 
 
-def test_instances_that_can_never_be_held_are_refused_for_good(model):
-    pixels = b'{"instances": [%s]}' % b", ".join([b"[[7]]"] * 9)
+def test_instances_that_can_never_be_held_get_413_and_those_that_cannot_be_held_now_503(model):
+    large = ExportedModel("pets", ("cat", "dog"), _ONE_PIXEL, model, ImageInput((10, 11, 1), "raw"))
+    body = json.dumps({"instances": [[[0] * 11] * 10]}).encode()  # 350 bytes, and 110 of pixels.
 
     async def scenario():
-        app = Application(ServeParams(max_held_bytes=8, max_body_bytes=8))
-        async with app.ready(model.exported):
-            assert (await predict(app, pixels))[0] == 413
-        app = Application(ServeParams(max_held_bytes=100))
-        large = ExportedModel("pets", ("cat", "dog"), _ONE_PIXEL, model, ImageInput((10, 11, 1), "raw"))
+        app = Application(ServeParams(max_held_bytes=len(body) + 109))
         async with app.ready(large):
-            status, message, _ = await predict(app, b'{"instances": [%s]}' % json.dumps([[0] * 11] * 10).encode())
-            assert (status, "busy" in message) == (503, True)
+            status, message, _ = await predict(app, body)
+            assert (status, "--max-held-bytes" in message) == (413, True)
             assert await holds_nothing(app)
+        app = Application(ServeParams(max_held_bytes=len(body) + 110))
+        async with app.ready(large):
+            assert (await predict(app, body))[0] == 200
+            other = asyncio.create_task(predict(app, b"x", STAYS_SILENT))
+            await asyncio.sleep(0.01)
+            status, message, _ = await predict(app, body)
+            assert (status, "The server is busy: it holds" in message) == (503, True)
+            other.cancel()
 
     run(scenario())
 

@@ -6,31 +6,24 @@ import contextlib
 import dataclasses
 import io
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.components.serving.test_application import call
-from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.interface import ImageInput, TextInput
-from tpu_components.serving.application import Application, Metrics
+from tpu_components import serving
+from tpu_components.core.examples.interface import ImageInput
+from tpu_components.serving.application import Application
 from tpu_components.serving.exported import ExportedModel
-from tpu_components.serving.instances import parse_infer
+from tpu_components.serving.metrics import Metrics
 from tpu_components.serving.params import ServeParams
 
 _SHAPE = ImageInput((2, 2, 1), "raw")
-_TEXTS = TextInput(1, 90, "0" * 64, "words", "start")
-
-
-class _Reader:
-    """Reads a text to the number of its characters."""
-
-    shape, dtype, noun, plural = (1,), np.int32, "text", "texts"
-
-    def read(self, text):
-        return len(text)
 
 
 def _answer(images):
@@ -131,49 +124,36 @@ def test_v2_refuses_with_an_error_in_words(asked, status, words):
     assert words in body["error"]
 
 
-_BINARY_SIZE = {"parameters": {"binary_data_size": 8}}
-
-
 @pytest.mark.parametrize(
-    ("follow", "length", "words"),
+    ("asked", "headers", "received"),
     [
-        (b"", None, "a body without that header"),
-        (b"\0" * 7, 0, "and 7 bytes after the JSON"),
-        (b"\0" * 8, 4, "must be JSON"),
-        (b"\0" * 8, "-1", "must be a number of bytes"),
-        (b"\0" * 8, "9" * 30, "must be a number of bytes"),
+        (tensor([0] * 8), {"Inference-Header-Content-Length": "99"}, "the header Inference-Header-Content-Length"),
+        (tensor([0] * 8, parameters={"binary_data_output": True}), {}, '"binary_data_output"'),
+        (tensor([0] * 8, outputs=[{"name": "class", "parameters": {"binary_data": True}}]), {}, '"binary_data"'),
+        (
+            {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 8}}]},
+            {},
+            '"binary_data_size"',
+        ),
     ],
 )
-def test_bytes_that_do_not_fit_their_json_are_refused(follow, length, words):
-    described = {"name": "image", "shape": [2, 2, 2, 1], "datatype": "UINT8", **_BINARY_SIZE}
-    text = json.dumps({"inputs": [described]}).encode()
-    length = str(len(text) + length) if isinstance(length, int) else length
-    headers = {"Inference-Header-Content-Length": length} if length else {}
-    status, body = ask("POST", "/v2/models/pets/infer", text + follow, headers=headers)
+def test_v2_refuses_binary_tensors_and_names_what_to_send_instead(asked, headers, received):
+    status, body = ask("POST", "/v2/models/pets/infer", asked, headers=headers)
     assert status == 400
-    assert words in body["error"]
+    assert body["error"].startswith(f"Binary tensors are not supported. Received: {received}. Send and ask for V2 JSON")
 
 
-@pytest.mark.parametrize(
-    ("follow", "words"),
-    [
-        (b"\x02\0\0\0hi\x03\0\0\0you", None),
-        (b"\x02\0\0\0hi\x09\0\0\0you", "expected 2 elements"),
-        (b"\x02\0\0\0hi", "expected 2 texts"),
-        (b"\x02\0\0\0hi\x01\0\0\0\xff", "UTF-8"),
-        (b"\xff\xff\xff\xff", "expected 2 elements"),
-    ],
-)
-def test_texts_follow_their_lengths(follow, words):
-    model = dataclasses.replace(MODEL, input=_TEXTS, reader=_Reader())
-    described = {"name": "text", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": len(follow)}}
-    text = json.dumps({"inputs": [described]}).encode()
-    if words:
-        with pytest.raises(InputError, match=words):
-            parse_infer(text + follow, model, ServeParams(), len(text))
-    else:
-        parsed = parse_infer(text + follow, model, ServeParams(), len(text))
-        assert parsed.inputs.ravel().tolist() == [len("hi"), len("you")]
+def test_v2_returns_the_outputs_that_are_asked_for():
+    outputs = [{"name": "class", "parameters": {"binary_data": False}}, {"name": "class"}]
+    status, body = ask("POST", "/v2/models/pets/infer", tensor([0] * 8, outputs=outputs))
+    assert (status, [output["name"] for output in body["outputs"]]) == (200, ["class"])
+    status, body = ask("POST", "/v2/models/pets/infer", tensor([0] * 8, outputs=[{"name": "logits"}]))
+    assert (status, body["error"]) == (400, "The outputs are probabilities and class. Received: 'logits'.")
+
+
+def test_kserves_client_asks_the_root_whether_the_server_lives_and_sends_the_models_name():
+    assert ask("GET", "/", ready=False) == (200, {"status": "alive"})
+    assert ask("POST", "/v2/models/pets/infer", tensor([0] * 8, model_name="pets", id=None))[0] == 200
 
 
 def test_a_model_has_the_name_that_it_is_given():
@@ -198,16 +178,53 @@ def test_metrics_are_as_prometheus_reads_them():
     assert 'tpu_pipelines_predict_seconds_bucket{le="+Inf"} 2.0' in lines
     assert "tpu_pipelines_predict_seconds_count 2.0" in lines
     assert "tpu_pipelines_held_bytes 12.0" in lines
+    assert not [line for line in lines if "class" in line], "no model is loaded"
     named = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(named) == len(set(named))
     assert text.endswith("\n")
+
+
+def test_predictions_are_counted_by_class_and_confidence():
+    def page(task="classification"):
+        model = dataclasses.replace(MODEL, task=task)
+
+        async def scenario():
+            app = Application(ServeParams())
+            async with app.ready(model):
+                body = json.dumps({"instances": [np.full((2, 2), grey).tolist() for grey in (0, 64, 255)]})
+                assert (await call(app, "POST", "/predict", body.encode()))[0] == 200
+                assert (await call(app, "POST", "/predict", b'{"instances": [7]}'))[0] == 400
+                return (await call(app, "GET", "/metrics"))[2].splitlines()
+
+        return asyncio.run(scenario())
+
+    lines = page()
+    assert 'tpu_pipelines_predictions_total{class="cat"} 1.0' in lines
+    assert 'tpu_pipelines_predictions_total{class="dog"} 2.0' in lines
+    assert 'tpu_pipelines_confidence_bucket{le="0.7"} 0.0' in lines
+    assert 'tpu_pipelines_confidence_bucket{le="0.8"} 1.0' in lines
+    assert "tpu_pipelines_confidence_count 3.0" in lines
+    for task in ("multi_label", "regression"):
+        assert not [line for line in page(task) if "predictions" in line or "confidence" in line]
+
+
+def test_the_alerts_of_the_readme_are_a_rule_file_about_metrics_that_exist():
+    readme = (Path(serving.__path__[0]) / "README.md").read_text()
+    (group,) = yaml.safe_load(re.search(r"^```yaml\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)[1])["groups"]
+    page = ask("GET", "/metrics")[1]
+    for rule in group["rules"]:
+        assert rule.keys() == {"alert", "expr", "for"}
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+        names = set(re.findall(r"tpu_pipelines_\w+", rule["expr"]))
+        assert names
+        assert not [name for name in names if not re.search(rf"^{name}[{{ ]", page, re.MULTILINE)]
 
 
 def test_no_family_of_metrics_has_the_name_of_another():
     """In OpenMetrics a family is named without the suffixes of its samples, as `_total`; prometheus_client judges."""
     text = ask("GET", "/metrics")[1]
     named = [line.split()[2].removesuffix("_total") for line in text.splitlines() if line.startswith("# TYPE")]
-    assert len(named) == len(set(named)) == 6
+    assert len(named) == len(set(named)) == 8
     assert "tpu_pipelines_requests_in_flight 0.0" in text
     status, opened = ask("GET", "/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"})
     assert (status, opened.endswith("\n# EOF\n")) == (200, True)

@@ -6,7 +6,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.serving import __main__ as serving_main
 from tpu_components.serving import server
-from tpu_components.serving.params import ServeParams, key_to_verify, vertex_defaults
+from tpu_components.serving.params import REMOVED_FLAGS, ServeParams, key_to_verify, vertex_defaults
 from tpu_pipelines import cli
 
 
@@ -14,17 +14,15 @@ from tpu_pipelines import cli
     ("changes", "message"),
     [
         ({"port": -1}, "port must be from 0 to 65535. Received: port=-1"),
-        ({"log_share": 1.0}, "Received: no log. Set log=FILE"),
-        ({"log_content": True}, "Received: no log. Set log=FILE"),
         ({"port": 65536}, "port must be from 0 to 65535. Received: port=65536"),
         ({"num_threads": -1}, "num_threads=-1"),
         ({"max_batch_size": 0}, "max_batch_size=0"),
         ({"max_wait_ms": float("nan")}, "max_wait_ms=nan"),
-        ({"max_connections": 0}, "max_connections=0"),
         ({"max_requests": 0}, "max_requests=0"),
         ({"max_instances": 0}, "max_instances=0"),
         ({"max_body_bytes": 0}, "max_body_bytes=0"),
         ({"max_image_pixels": 0}, "max_image_pixels=0"),
+        ({"max_held_bytes": 0}, "max_held_bytes=0"),
         ({"health_route": "health"}, "health_route='health'"),
         ({"health_route": ""}, "health_route must be a path that starts with '/'. Received: health_route=''"),
         ({"predict_route": "/{model}"}, r"predict_route='/\{model\}'"),
@@ -75,6 +73,16 @@ def test_every_command_that_serves_heeds_the_flag_and_the_variable(command, tmp_
     assert "TPU_PIPELINES_VERIFY_KEY must be a public key" in error_of()
     monkeypatch.delenv("TPU_PIPELINES_VERIFY_KEY")
     assert "not the description of an export" in error_of(), "without a key the export is read at once"
+
+
+@pytest.mark.parametrize("flag", REMOVED_FLAGS)
+@pytest.mark.parametrize("value", [[], ["=1"]])
+def test_a_removed_flag_is_refused_with_what_replaces_it(flag, value, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["serving", "digits", "".join([flag, *value])])
+    with pytest.raises(SystemExit) as stopped:
+        serving_main.main()
+    assert stopped.value.code == 2
+    assert REMOVED_FLAGS[flag] in capsys.readouterr().err
 
 
 def test_an_outage_while_the_model_is_fetched_is_said_without_a_stack_trace(monkeypatch, capsys):

@@ -47,6 +47,16 @@ def _in_chunks(body: bytes, end: bytes = b"\r\n") -> bytes:
     return head + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n" + end
 
 
+def _jpeg_of_scans(side: int, num_bytes: int) -> bytes:
+    """A grey progressive JPEG file whose last scan, a pass over all pixels, is repeated until it has this size."""
+    buffer = io.BytesIO()
+    Image.new("L", (side, side)).save(buffer, "JPEG", progressive=True)
+    content = buffer.getvalue()
+    end = content.rindex(b"\xff\xd9")
+    scan = content[content.rindex(b"\xff\xda") : end]
+    return content[:end] + scan * ((num_bytes - len(content)) // len(scan)) + content[end:]
+
+
 def costly() -> dict[str, bytes]:
     """Return requests by what is costly about them."""
     infer = f"/v2/models/{MODEL}/infer"
@@ -67,6 +77,7 @@ def costly() -> dict[str, bytes]:
         "words for pixels, V2": post(tensor("[1, 8, 8, 1]", words, "UINT8"), path=infer),
         "TIFF tile of 32,768²": post(json.dumps({"instances": [bomb]}).encode()),
         "4 TIFF tiles of 32,768²": post(json.dumps({"instances": [bomb] * 4}).encode()),
+        "JPEG of many scans": post(_jpeg_of_scans(4096, 1_500_000)),
         "1.5 MB in chunks of 1 byte": _in_chunks(b" " * 1_500_000),
     }
 

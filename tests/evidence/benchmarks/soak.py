@@ -27,7 +27,7 @@ from tests.evidence.benchmarks.attacks import MODEL, hostile_requests, post
 
 HONEST_CLIENTS = 8
 HONEST_PAUSE_SECONDS = 0.02  # Between an answer and the next question: the server is not idle, and not full.
-MOST_FACTOR = 3.0  # Of the 99th percentile of an honest answer's time under attack, over its value without.
+MOST_MS = 1000.0  # The 99th percentile of an honest answer's time under attack: requests are answered in their order.
 MOST_GROWTH = 1.1  # Of memory: the middle value of the later half of the hostile phases, over that of the earlier half.
 _TIMEOUT_SECONDS = 30.0
 _HOSTILE_CLIENTS = {"says nothing": 50, "half a head": 50, "withholds the end of a body": 50}  # Of the others 2 each.
@@ -211,10 +211,10 @@ def judge(phases: list[Phase]) -> list[Verdict]:
             "honest requests that were refused", "0", f"{sum(refused.values())} {dict(refused) or ''}", not refused
         ),
         Verdict(
-            "p99 under attack, over quiet",
-            f"≤ {MOST_FACTOR:g}×",
-            f"{after / before:.2f}× ({before:.1f} and {after:.1f} ms)",
-            after <= MOST_FACTOR * before,
+            "p99 under attack",
+            f"≤ {MOST_MS:g} ms",
+            f"{after:.1f} ms ({before:.1f} ms without)",
+            after <= MOST_MS,
         ),
         Verdict(
             "memory, later over earlier",
@@ -228,7 +228,7 @@ def judge(phases: list[Phase]) -> list[Verdict]:
 def table(verdicts: list[Verdict]) -> str:
     """A line for each verdict."""
     rows = [(one.what, one.asked, one.seen, "kept" if one.is_kept else "NOT KEPT") for one in verdicts]
-    return "\n".join(f"{what:<36}{asked:<9}{seen:<34}{verdict}" for what, asked, seen, verdict in rows)
+    return "\n".join(f"{what:<36}{asked:<11}{seen:<34}{verdict}" for what, asked, seen, verdict in rows)
 
 
 def main() -> int:

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvicorn
 
 from tests.evidence.benchmarks.attacks import post
 from tpu_components.core.examples.interface import ImageInput
 from tpu_components.serving.application import Application
-from tpu_components.serving.connections import Connection, ConnectionSlots
 from tpu_components.serving.exported import ExportedModel
 from tpu_components.serving.params import ServeParams
-from tpu_components.serving.server import Server
+from tpu_components.serving.server import make_server
 
 _PATIENCE_SECONDS = 0.03  # For the answer to a request that has no end.
 _INPUT = ImageInput((2, 2, 1), "raw")
@@ -39,11 +37,9 @@ def _port() -> int:
     application = Application(ServeParams())
 
     async def serve() -> None:
-        connection: Any = functools.partial(Connection, ConnectionSlots(100))
-        config = uvicorn.Config(application, http=connection, lifespan="off", ws="none", log_config=None)
         async with application.ready(_model()):
             is_ready.set()
-            await Server(config).serve([listener])
+            await make_server(application).serve([listener])
 
     threading.Thread(target=asyncio.run, args=(serve(),), daemon=True).start()
     is_ready.wait()

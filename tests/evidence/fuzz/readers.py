@@ -19,22 +19,19 @@ from PIL import Image
 
 from tests.evidence.fuzz import http_requests, repairs
 from tests.support.registered import write_model
-from tests.test_files_between_steps import CONTENT, EXPORT, FILES, MANIFEST, SHARD, use
-from tpu_components.core.base import typed_values
+from tests.test_files_between_steps import CONTENT, FILES, MANIFEST, SHARD, use
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.shifts import find_shifts
-from tpu_components.core.drift.sketches import DataSketch, sketch_answers
+from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.examples.artifacts import Manifest, load_history
 from tpu_components.core.examples.example_ids import ID_TYPE, identify_bands, identify_text, load_retired
 from tpu_components.core.examples.images import UnreadableImageError, check_encoded, original_pixels, read_image
 from tpu_components.core.examples.interface import IMAGE, ImageRule, TextInput, UnreadableError
 from tpu_components.core.examples.records import encode_example, frame_record
 from tpu_components.core.examples.text import TOKENIZATIONS, Tokenizer
-from tpu_components.core.files import typed_json
 from tpu_components.core.files.location import Location
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.held_out import HeldOutSet
-from tpu_components.core.registry.opening import Origin
 from tpu_components.core.registry.versions import Version
 from tpu_components.core.sources.kinds import list_examples, list_unlabelled
 from tpu_components.core.sources.tasks import load_tasks, pack_tasks
@@ -45,7 +42,6 @@ from tpu_components.create_tfrecords.parts import check_part, part_bytes, read_p
 from tpu_components.serving import inputs
 from tpu_components.train_model.checkpoints.checkpoint import TrainingProgress, load_arrays, save_arrays
 from tpu_pipelines.config.configuration import load_config
-from tpu_pipelines.retraining import monitoring
 from tpu_pipelines.runs.step_cache import StepCache
 
 _TURNED = b"Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0"
@@ -436,32 +432,6 @@ def _read_part(path: Path) -> None:
     check_part(read_part(str(path), path.read_bytes()), _listing(path.parent), np.arange(8))
 
 
-def _log(_: Path) -> Sequence[bytes]:
-    line = {"time": "2026-01-01", "model": "cnn", "version": "0001", "class": "cat", "confidence": 0.9, "ms": 1.5}
-    lines = [line, {**line, "class": "dög", "instance": 3, "share": 0.5, "format": "float"}]
-    return ["\n".join(map(json.dumps, lines * 3)).encode()]
-
-
-def _read_log(path: Path) -> None:
-    monitoring.read_predictions(path, Origin("digits", "0001", {}, ""), EXPORT)
-
-
-def _sketch() -> DataSketch:
-    return sketch_answers("here", _CLASSES, np.array([0, 1, 1, 0]), np.array([0.9, 0.8, 0.99, 0.6]))
-
-
-def _answers(_: Path) -> Sequence[bytes]:
-    return [json.dumps({"float": dataclasses.asdict(_sketch()), "int8": dataclasses.asdict(_sketch())}).encode()]
-
-
-def _read_answers(path: Path) -> None:
-    def parse(raw: Any) -> Any:
-        return typed_values.read(raw, typed_values.Mapping[str, DataSketch], any_version=True)
-
-    for sketch in typed_json.load(path, "a sketch of answers", "export_model", parse).values():
-        find_shifts(_sketch(), sketch)
-
-
 def _history(_: Path) -> Sequence[bytes]:
     return [b'{"epoch": 1, "loss": NaN}\n{"epoch": 2, "loss": 0.5, "val_accuracy": 0.75}\n']
 
@@ -480,7 +450,6 @@ def _config(_: Path) -> Sequence[bytes]:
 READERS = {
     **{name: _json_file(name) for name in FILES},
     "history.jsonl": Reader("history.jsonl", _history, lambda path: load_history(path.parent)),
-    "answers.json": Reader("answers.json", _answers, _read_answers, is_json=True),
     "version.json": Reader("registry/digits/versions/0001/version.json", _version, _read_version, is_json=True),
     "aliases.json": Reader("registry/digits/aliases.json", _aliases, _read_aliases, is_json=True),
     "cache entry": Reader("cache/steps/entry.json", _entry, _read_entry, is_json=True),
@@ -490,7 +459,6 @@ READERS = {
     "part": Reader("part.npz", _part, _read_part, repairs.archive),
     "checkpoint": Reader("checkpoint.npz", _checkpoint, load_arrays, repairs.archive),
     "array to predict": Reader("array.npy", _arrays, lambda path: inputs.read_input_arrays(str(path)), repairs.archive),
-    "prediction log": Reader("log.jsonl", _log, _read_log),
     "configuration": Reader("config.yaml", _config, load_config),
     "npz": _source("npz:{}", "data.npz", _npz, repairs.archive, validation_fraction=0.0),
     "idx": _source("idx:{folder}", "train-images-idx3-ubyte", _idx, validation_fraction=0.0),

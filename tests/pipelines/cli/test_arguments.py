@@ -13,7 +13,6 @@ from tpu_pipelines.cli.main import make_parser
         ("predict export a --temperature nan", "--temperature: T is nan, expected a finite number"),
         ("predict export a --seed 4294967296", "--seed: N must be at least 0 and below 4294967296. Received: N="),
         ("predict export a --columns 5", "argument --columns: JSON is 5, expected a mapping"),
-        ("monitor log --against a --latency-ms 0", "MS must be above 0 and finite. Received: MS=0.0."),
         ("drift a --against b --confidence 1", "SHARE must be at least 0.5 and below 1. Received: SHARE=1.0."),
         ("drift a --against b --confidence x", "argument --confidence: SHARE is 'x', expected a number"),
     ],

@@ -72,14 +72,13 @@ class Shift:
     drifted: bool = False
 
 
-def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99, num_others: int = 0) -> tuple[Shift, ...]:
+def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99) -> tuple[Shift, ...]:
     """Compare two data sets, all splits together, and return a `Shift` per statistic, the largest effect first.
 
     Args:
         new: Sketch of the new data.
         old: Sketch of the data to compare with.
         confidence: Probability that no drift is reported between two samples of the same distribution.
-        num_others: Number of the caller's own tests that share the significance level.
 
     Raises:
         InputError: If the sketches differ in kind or task.
@@ -92,7 +91,7 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99, num_
                 f"{theirs}. Choose data of the same kind."
             )
     compared = [shift for compare in (_figures, _classes, _targets, _words, _set_aside) for shift in compare(new, old)]
-    allowed = (1 - confidence) / max(len(compared) + num_others, 1)
+    allowed = (1 - confidence) / max(len(compared), 1)
     judged = [judge(shift, *MEASURES[shift.measure], allowed) for shift in compared]
     return tuple(sorted(judged, key=lambda shift: -shift.effect / shift.threshold))
 

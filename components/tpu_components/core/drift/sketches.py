@@ -1,7 +1,4 @@
-"""Sketches: statistics of a data set, or of a classifier's predictions, for drift detection.
-
-A registered version keeps the sketch of its data. Its export keeps the sketch of each format's predictions on the test
-split.
+"""Sketches: statistics of a data set, for drift detection. A registered version keeps the sketch of its data.
 
 Histograms with different bins are merged and compared without interpolation: only exact cumulative counts are used. The
 number of values below a point is exact if the point is an edge, in an empty bin, or outside the range of the values.
@@ -15,18 +12,12 @@ from typing import Annotated, Self
 import numpy as np
 
 from tpu_components.core.examples.artifacts import TRAIN, Distribution, Manifest, Split
-from tpu_components.core.examples.interface import CLASSIFICATION, REGRESSION, TASKS, TextInput
+from tpu_components.core.examples.interface import REGRESSION, TASKS, TextInput
 from tpu_components.core.examples.text import WORDS
 
 SKETCH = "sketch"  # In the lineage of a version: the sketch of its data.
-ANSWERS_FILE = "answers.json"  # In an export: the sketch of each format's predictions.
 ANSWERS = "answers"  # In the lineage of old versions: the sketch of the trained model's predictions.
-CONFIDENCE = "confidence"
-FLOAT, INT8 = "float", "int8"  # Formats of an export.
 _UNKNOWN = -1  # No exact number.
-_KIND = "predictions"
-# Bins of the confidence, finer towards 1 (down to a millionth): most confidences of a good model are there.
-_EDGES = np.array([0.0, *(round(1 - i / 10**k, 9) for k in range(2, 8) for i in range(99, 9, -1)), 1.0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,41 +154,6 @@ def find_independence(values: np.ndarray, groups: np.ndarray) -> float:
     single, grouped = float(np.square(apart).sum()), float(np.square(sums).sum())
     num_groups = sums.shape[1]
     return min(1.0, single / grouped * (1 - 1 / num_groups)) if grouped > 0 else num_groups / len(values)
-
-
-def sketch_answers(
-    source: str, class_names: Sequence[str], predicted: np.ndarray, confidences: np.ndarray
-) -> DataSketch:
-    """Return the sketch of a classifier's predictions.
-
-    Args:
-        source: Description of the predictions' origin.
-        class_names: Names of the classes.
-        predicted: int[predictions]: index of the most probable class.
-        confidences: float64[predictions]: probability of the predicted class; must be finite.
-    """
-    counts = np.bincount(predicted, minlength=len(class_names)).tolist()
-    bins = np.searchsorted(_EDGES[1:-1], confidences, side="right")
-    edges, in_bins = count_bins(_EDGES[bins], _EDGES[bins + 1])
-    confidence = Distribution(
-        num_examples=len(confidences),
-        mean=float(confidences.mean()),
-        std=float(confidences.std()),
-        minimum=float(confidences.min()),
-        maximum=float(confidences.max()),
-        edges=tuple(edges.tolist()),
-        counts=tuple(in_bins.tolist()),
-    )
-    return DataSketch(
-        source=source,
-        fingerprint="",
-        kind=_KIND,
-        task=CLASSIFICATION,
-        num_examples=len(predicted),
-        num_set_aside=0,
-        class_counts=dict(zip(class_names, counts, strict=True)),
-        distributions={CONFIDENCE: confidence},
-    )
 
 
 def count_bins(lows: np.ndarray, highs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
