@@ -36,14 +36,14 @@ def test_a_version_keeps_what_its_data_are_compared_by(finished_run, tmp_path, c
     described = tmp_path / "registry" / "digits" / "versions" / "0001" / "version.json"
     described.chmod(0o644)
     for kept, message in (
-        (None, "or from before versions kept"),
+        (None, "older than sketches"),
         ({"kind": 3}, "one in another format"),
     ):
         raw = json.loads(described.read_text())
         described.write_text(json.dumps(raw | {"lineage": {"sketch": kept}}))
         assert main(["drift", str(records), "--against", f"{tmp_path}/registry/digits@0001"]) == 2
         assert message in capsys.readouterr().err
-    with pytest.raises(InputError, match="There is no 'latest' of 'digits'"):
+    with pytest.raises(InputError, match=r"No version of 'digits' .* has the alias 'latest'"):
         sketch_at(f"{tmp_path}/registry/digits@latest")
 
 

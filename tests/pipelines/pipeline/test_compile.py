@@ -690,13 +690,13 @@ def test_what_the_cloud_could_not_run_is_refused(target, override, message):
         (
             "vertex",
             ["machine=v5e-16", "training.backend=tensorflow"],
-            r"The tensorflow backend trains on one host, and v5e-16 has 4 hosts\. Use v5e-1",
+            r"The tensorflow backend trains on one host, but v5e-16 has 4 hosts\. Use v5e-1",
         ),
         ("vertex", ["machine=v5e-16", "training.accelerator=cpu"], "The tensorflow backend trains on one host"),
         (
             "vertex",
             ["machine={name: v5e-4, fallbacks: [v3-32]}", "training.backend=tensorflow"],
-            r"The tensorflow backend trains on one host, and v3-32 has 4 hosts\. Use v3-8",
+            r"The tensorflow backend trains on one host, but v3-32 has 4 hosts\. Use v3-8",
         ),
     ],
 )
@@ -1056,7 +1056,7 @@ def test_the_evaluation_can_have_a_tpu_of_its_own(target):
             ["resources.train_model.machine=v5e-1"],
             r"resources\.train_model\.machine is not supported.*Use section machine\.",
         ),
-        (["resources.evaluate_model.machine=v5e-16"], r"works on one host, and v5e-16 has 4 hosts"),
+        (["resources.evaluate_model.machine=v5e-16"], r"works on one host, but v5e-16 has 4 hosts"),
         (["resources.evaluate_model.machine=v5e-3"], r"v5e-3.*v5e-4"),
         (
             ["resources.evaluate_model.machine=v5e-1", "gate.backend=tensorflow"],

@@ -123,4 +123,4 @@ def test_every_command_that_compares_takes_the_name_of_a_version(workspace, fini
         assert main([*command, "--against", "flowers@champion", *there]) == 2
         assert "Cannot compare with 'flowers@champion'" in capsys.readouterr().err
         assert main([*command, "--against", "digits@best", *there]) == 2
-        assert "There is no 'best' of 'digits'" in capsys.readouterr().err
+        assert "has the alias 'best'" in capsys.readouterr().err

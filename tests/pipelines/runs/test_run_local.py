@@ -529,7 +529,7 @@ def test_a_workspace_that_cannot_be_written_is_refused(tmp_path, workspace):
 
 def test_a_machine_of_several_hosts_is_refused_before_any_work(tmp_path):
     with pytest.raises(
-        InputError, match=r"trains on one host .*, and v5e-16 has 4 hosts\. Use v5e-1, v5e-4, v5e-8, or"
+        InputError, match=r"trains on one host .*, but v5e-16 has 4 hosts\. Use v5e-1, v5e-4, v5e-8, or"
     ):
         run_local.run_local(load_config("digits", ["machine=v5e-16"]), tmp_path)
     assert list(tmp_path.iterdir()) == []

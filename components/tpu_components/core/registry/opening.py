@@ -82,8 +82,8 @@ def origin_of(text: str) -> Origin | None:
     version = referred.find()
     if version is None:
         raise InputError(
-            f"No version of {registry.model_name!r} in {registry.root} is the {referred.version}: expected a version "
-            "to compare with. Use a version number, or promote a version."
+            f"No version of {registry.model_name!r} in {registry.root} has the alias {referred.version!r}: expected a "
+            "version to compare with. Use a version number, or promote a version."
         )
     return origin_of_version(registry.model_name, version)
 

@@ -322,7 +322,9 @@ def test_a_refusal_is_not_tried_again(plan, fake, vertex, clock, status, hint):
 def test_a_service_that_stays_away_is_an_error_that_loses_nothing(plan, fake, vertex, clock):
     submission = submit(plan, vertex)
     fake.fail_next(1000, "UNAVAILABLE")
-    with pytest.raises(PlatformError, match=r"Gave up after .* s: Vertex AI cannot get pipeline job now: 503 .*go on"):
+    with pytest.raises(
+        PlatformError, match=r"Gave up after .* s: Vertex AI cannot get pipeline job now: 503 .*continue"
+    ):
         wait(plan, submission, vertex, sleep=clock.sleep)
     fake.recover()
     assert run(plan, vertex, clock).job_id == submission.job_id
