@@ -11,13 +11,13 @@ import argparse
 import asyncio
 import importlib.metadata
 
-import httpx
 import numpy as np
-from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
 
 
 async def check(url: str, name: str) -> None:
     """Ask the server named `name` at `url` for everything that the client can ask for; raises if an answer is wrong."""
+    from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
+
     pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), np.uint8)
     v1 = InferenceRESTClient(RESTConfig(protocol="v1"))
     assert await v1.is_server_live(url)

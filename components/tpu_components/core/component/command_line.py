@@ -44,7 +44,7 @@ class ArgumentParser(argparse.ArgumentParser):
         return parsed, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if value in self.removed:
+        if isinstance(value, str) and value in self.removed:
             self.error(self.removed[value])
         try:
             super()._check_value(action, value)
