@@ -90,8 +90,8 @@ def watch(log: Path, against: str, latency_ms: float | None = None, confidence: 
     origin = origin_of(against)
     if origin is None:
         raise InputError(
-            f"Cannot compare with {against!r}: expected a registered version, REGISTRY/MODEL@VERSION_OR_ALIAS, as "
-            "runs/registry/digits@champion."
+            f"Cannot compare with {against!r}: expected a registered version, REGISTRY/MODEL@VERSION_OR_ALIAS, "
+            "such as runs/registry/digits@champion."
         )
     info = ExportInfo.load(f"{origin.uri}/{EXPORT_DIR}")
     predictions, left_out = read_predictions(log, origin, info)

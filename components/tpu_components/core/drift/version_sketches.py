@@ -60,9 +60,9 @@ def answers_of(origin: Origin, form: str) -> DataSketch:
     if not storage.exists(uri):
         if form == INT8:
             raise InputError(
-                f"Cannot compare answers of int8 with those of {origin.name}: expected a version with a sketch of its "
-                "int8 answers, received a version that is older than sketches or has another task. The next promoted "
-                "run stores one."
+                f"Cannot compare predictions in the format int8 with {origin.name}: expected a version with a sketch "
+                "of its int8 predictions, received a version that is older than sketches or has another task. The next "
+                "promoted run stores such a sketch."
             )
         return sketch_of(origin, ANSWERS)
     sketches: Mapping[str, DataSketch] = typed_json.load(
@@ -73,7 +73,7 @@ def answers_of(origin: Origin, form: str) -> DataSketch:
     )
     if form not in sketches:
         raise InputError(
-            f"Cannot compare answers of {form} with those of {origin.name}: expected one of its formats, "
-            f"{', '.join(sketches)}. Use the version that made the predictions."
+            f"Cannot compare predictions in the format {form} with {origin.name}, which has no such format: expected "
+            f"one of {', '.join(sketches)}. Use the version that made the predictions."
         )
     return sketches[form]
