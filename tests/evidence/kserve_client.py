@@ -16,6 +16,7 @@ import numpy as np
 
 async def check(url: str, name: str) -> None:
     """Ask the server named `name` at `url` for everything that the client can ask for; raises if an answer is wrong."""
+    import httpx
     from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
 
     pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), np.uint8)

@@ -170,7 +170,7 @@ class CorpusEncoder:
     input: CorpusInput
 
     def store(self, key: str, content: bytes, known: bytes | None) -> EncodedExample:
-        """Return a passage as it is stored; `content` are the bytes of the result of `Corpus.passage`."""
+        """Return a passage in its stored form; `content` is the result of `Corpus.passage`, as bytes."""
         hashed = identify(content)
         return EncodedExample({CorpusInput.feature: content}, hashed + hashed)  # The IDs of passages are not saved.
 

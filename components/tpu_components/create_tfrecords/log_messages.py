@@ -139,4 +139,7 @@ def check_budget(plan: DatasetPlan, manifest: Manifest) -> None:
     require_few(bad, total, plan.params, "are unreadable")
     for name in plan.order:
         if name not in manifest.splits or not manifest.splits[name].num_examples:
-            raise InputError(f"The {name!r} split has no readable examples left after {len(bad)} were quarantined.")
+            raise InputError(
+                f"The {name!r} split has no readable examples left after {len(bad)} were quarantined. Repair them, or "
+                "add readable ones."
+            )

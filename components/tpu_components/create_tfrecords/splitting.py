@@ -174,10 +174,11 @@ def _lend_examples(
 
 
 def _mend_shares(chosen: np.ndarray, sizes: np.ndarray, shares: Sequence[float]) -> np.ndarray:
-    """Return splits of groups, each with about its share of the examples and with at least one group.
+    """Correct the splits of groups, so that each split has about its share of the examples and at least one group.
 
     Args:
-        chosen: Split of each group, in ascending order of their hashes: int[groups]; `len(shares)` is training.
+        chosen: Split of each group, in ascending order of the hashes of groups: int[groups], indices into `shares`, or
+            `len(shares)` for training.
         sizes: Number of examples in each group: int[groups].
         shares: Share of the examples for each split that is held out.
 

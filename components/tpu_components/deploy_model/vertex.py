@@ -360,7 +360,10 @@ class VertexTarget:
             if (wanted := dict(change(split))) == split:
                 return
             if gone := set(wanted) - {deployed.id for deployed in current.deployed_models}:
-                raise MissingError(f"{endpoint} no longer has {', '.join(gone)}: another run has taken it down.")
+                raise MissingError(
+                    f"{endpoint} no longer has {', '.join(gone)}: another run has undeployed it. Run "
+                    "deploy_model again."
+                )
             changed = {"name": endpoint, "traffic_split": wanted, "etag": current.etag}
             request = {"endpoint": changed, "update_mask": {"paths": ["traffic_split"]}}
             try:
@@ -386,10 +389,12 @@ class VertexTarget:
         def ask_all() -> dict[int, np.ndarray]:
             current = self._get(endpoint)
             if deployed not in {model.id for model in current.deployed_models}:
-                raise MissingError(f"{endpoint} no longer has {deployed}: another run has taken it down.")
+                raise MissingError(
+                    f"{endpoint} no longer has {deployed}: another run has undeployed it. Run deploy_model again."
+                )
             address = current.dedicated_endpoint_dns
             if current.dedicated_endpoint_enabled and not address:
-                raise OutageError(f"{endpoint} has no address of its own yet.")
+                raise OutageError(f"The dedicated address of {endpoint} does not exist yet.")
             outputs: dict[int, np.ndarray] = {}
             for turn in range(max(len(examples), _SURE_REQUESTS // share)):
                 if outputs and turn >= len(examples):

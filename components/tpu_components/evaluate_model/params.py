@@ -130,7 +130,7 @@ class EvaluateParams:
                 if not fits(metric, name):
                     better, other = ("higher", "minimum") if name == "maximum" else ("lower", "maximum")
                     raise InputError(
-                        f"{metric} cannot have a {name}: {better} is better, so that it would reject good models. "
+                        f"{metric} cannot have a {name}: {better} is better, so a {name} would reject good models. "
                         f"Received: {name}.{metric}={value!r}. Move it to {other}."
                     )
         if self.test_decisions > 1 and task == LANGUAGE_MODEL:

@@ -27,7 +27,7 @@ class Rival:
         digest: Digest of the model.
         place: Folder for the decisions on test sets, next to the versions in the registry.
         registry: The registry; None for a model that is only a folder.
-        whose: Words that name the model in a reason of the gate, for example `the champion's`.
+        whose: Words before the model's metric in the gate's reasons, for example `the champion's`.
     """
 
     directory: Path

@@ -135,7 +135,8 @@ class Judge:
             raise RuntimeError(f"The process that judges the export was killed by signal {-code}.")
         if code:
             raise InputError(
-                f"The exported model does not load in a fresh process (exit code {code}): {errors.strip()[-2000:]}"
+                f"The check of the exported model in a fresh process failed with exit code {code}: "
+                f"{errors.strip()[-2000:]}"
             )
         facts: dict[str, dict[str, Any]] = json.loads(answer.splitlines()[-1])
         for name, measured in facts.items():

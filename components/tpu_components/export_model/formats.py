@@ -236,7 +236,8 @@ def with_plain_pixels(content: bytes) -> bytes:
     """Return an int8 LiteRT file whose uint8 input takes raw pixel values, 0 to 255.
 
     The converter derives the scale of the input from the calibration: if its brightest pixel is 220, an input of 255
-    means 220. The first operation converts the input from any scale, so with a scale of 1, an input of 255 means 255.
+    means 220. The model's first operation converts inputs of any scale, so it is enough to set the scale to 1: then an
+    input of 255 means 255.
     """
     from tensorflow.lite.python import schema_py_generated as schema
     from tensorflow.lite.tools import flatbuffer_utils

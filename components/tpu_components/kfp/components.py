@@ -6,6 +6,7 @@ from typing import Any
 
 from tpu_components.core.base import container_images
 from tpu_components.core.base.container_images import is_pinned
+from tpu_components.core.base.errors import InputError
 from tpu_components.create_tfrecords.component import create_tfrecords as _create_tfrecords
 from tpu_components.create_tfrecords.component import list_source
 from tpu_components.deploy_model.component import deploy_model
@@ -55,8 +56,11 @@ def with_image(component: Any, image: str) -> Any:
         component: Any component of one container; it is not changed.
         image: Name of the image with its digest, as in `docker.io/me/python@sha256:…`. With a tag, this function warns:
             when the tag moves to new code, the platform's cache still returns the results of the old code.
+
+    Raises:
+        InputError: If the name is empty.
     """
-    _warn_of_a_tag(image)
+    _check_image_name(image)
     return container_images.with_image(component, image)
 
 
@@ -75,12 +79,14 @@ def with_images(image: str) -> Components:
         ...     written = on_current_data(steps.create_tfrecords)(source=source, image_size=[224, 224])
         ...     steps.train_model(records=written.outputs["records"], model="mobilenet_v2")
     """
-    _warn_of_a_tag(image)
+    _check_image_name(image)
     fields = dataclasses.fields(Components)
     return Components(**{field.name: container_images.with_image(field.default, image) for field in fields})
 
 
-def _warn_of_a_tag(image: str) -> None:
+def _check_image_name(image: str) -> None:
+    if not image:
+        raise InputError("The name of the image is empty. Name an image in your registry, as NAME@sha256:….")
     if not is_pinned(image):
         warnings.warn(
             f"The image {image!r} is not named by digest. If its tag moves to other code, the platform's cache still "

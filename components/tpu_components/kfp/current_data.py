@@ -9,6 +9,7 @@ from typing import Any
 from kfp.dsl.python_component import PythonComponent
 
 from tpu_components.core.base.container_images import with_image
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.sources.kinds import find_location
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.source_ref import SourceRef
@@ -68,7 +69,15 @@ def on_current_data(component: Any) -> Callable[..., Any]:
 
     Returns:
         A function that takes the component's inputs by name, inside a pipeline, and returns the task.
+
+    Raises:
+        InputError: If the component does not read a source.
     """
+    if not {"source", "data_version"} <= (component.component_spec.inputs or {}).keys():
+        raise InputError(
+            f"on_current_data takes create_tfrecords or predict_batch. Received: {component.name!r}. Call it without "
+            "on_current_data."
+        )
     listing = with_image(list_source, component.component_spec.implementation.container.image)
 
     def make(**inputs: Any) -> Any:

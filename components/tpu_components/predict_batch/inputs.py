@@ -62,8 +62,8 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
     """
     if isinstance(model.input, CorpusInput):
         raise InputError(
-            "Cannot answer with a language model: predict_batch gives classes, labels or numbers. Received: "
-            f"{model.name!r}. `tpu-pipelines predict` lets it write on."
+            f"Cannot predict with the language model {model.name!r}: predict_batch supports only models that return "
+            "classes, labels or numbers. To continue a text, use `tpu-pipelines predict`."
         )
     if params.source_ref.kind == RECORDS:
         _check_kept(params, {})

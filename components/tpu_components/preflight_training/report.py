@@ -81,7 +81,7 @@ def write_report(report: PreflightReport, directory: Path) -> None:
 
 
 def as_text(report: PreflightReport) -> str:
-    """Return the report as text of at most 110 columns: all of one machine, or a comparison of several with advice."""
+    """Return the report in at most 110 columns: all results of one machine, or a comparison of several with advice."""
     machines = report.machines
     if len(machines) == 1:
         text = _MachineText(report, machines[0])

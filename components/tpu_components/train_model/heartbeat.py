@@ -1,7 +1,8 @@
 """Heartbeats: a file that a process rewrites every few seconds while it is alive.
 
-The step that waits for the hosts of a JobSet writes one to the shared volume, and the hosts end if it stops. A killed
-step cannot delete its JobSet, and Kubernetes deletes the JobSet only with its owner, which may be hours later.
+The step that waits for the hosts of a JobSet writes a heartbeat to the shared volume, and the hosts end if the
+heartbeat stops. A killed step cannot delete its JobSet, and Kubernetes deletes a JobSet only together with its owner,
+which may be hours later.
 """
 
 import contextlib

@@ -60,7 +60,7 @@ class ValidationSplit:
     def parts(self) -> Iterator[tuple[range, Examples]]:
         """Yield ranges of positions in the host's share, each with the examples at these positions.
 
-        All hosts get the same ranges; a host may have one example fewer. Each range starts at a batch.
+        All hosts get the same ranges; a host may have one example fewer. Each range begins where a batch begins.
         """
         read = self._read()
         inputs, labels, weights = (np.empty(*shape) for shape in self._manifest.interface.batch_shapes(0))
@@ -121,7 +121,7 @@ class ShardedPredictor:
         """Return predictions for this host's inputs: float32[examples, …].
 
         Args:
-            positions: Positions from `ValidationSplit.parts`; must start at a batch.
+            positions: Positions from `ValidationSplit.parts`; the first one must begin a batch.
             inputs: Inputs at these positions.
         """
         values = [variable.value for variable in self._model.variables]

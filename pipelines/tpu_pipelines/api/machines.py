@@ -1,5 +1,6 @@
 """KFP components on machines with a TPU or GPUs, for pipelines other than the training pipeline."""
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,9 @@ from tpu_pipelines.platforms.resources import STEP_CPU, STEP_GIB
 
 # Components whose program runs on each host of a slice and finds the others.
 _ON_SEVERAL_HOSTS = ("tpu_components.train_model.component",)
+# Inputs of this package's components that select devices. `auto` would be the CPU of a machine with a TPU.
+_ACCELERATOR = "accelerator"
+_BACKEND = "backend"
 
 
 def on_machine(
@@ -27,6 +31,7 @@ def on_machine(
     project: str = "",
     region: str = "",
     bucket: str = "",
+    service_account: str = "",
     environment: Mapping[str, str] | None = None,
     retries: int | None = None,
     cpu: int = 0,
@@ -52,11 +57,14 @@ def on_machine(
         platform: `vertex` (default), `kubeflow`, or `local`, which returns the component as it is, for tests with
             kfp.local.
         settings: Project, region, bucket, service account, network, labels and others: a `Settings`, or a mapping of
-            its fields. Default: the environment variables `TPU_PIPELINES_…`.
+            its fields, which replace those of the environment variables `TPU_PIPELINES_…`. Without it, the variables
+            alone count.
         project: Google Cloud project. Default: that of the settings.
         region: Region of the machine on Vertex AI. Default: that of the settings; without any, the pipeline's region.
         bucket: Bucket for the checkpoints of `train_model` on Vertex AI. Default: that of the settings; without any,
             the pipeline's root.
+        service_account: Service account of the step on Vertex AI. Default: that of the settings; without any, that of
+            the pipeline's job. On Kubeflow, the cluster decides.
         environment: Environment variables of the step, in addition to those of the component and the settings.
         retries: How often the step is started again when it fails. Default: on Kubeflow 5 for a spot machine or several
             hosts, else 0; on Vertex AI 0, since the service itself replaces lost machines.
@@ -64,7 +72,8 @@ def on_machine(
         memory: Memory that the pod requests on Kubeflow, for example `64Gi`; empty means 12Gi.
 
     Returns:
-        A function that takes the component's inputs by name, inside a pipeline, and returns the task.
+        A function that takes the component's inputs by name, inside a pipeline, and returns the task. Of a component of
+        this package with the input `accelerator`, `auto` becomes the accelerator of the machine.
 
     Raises:
         InputError: If the platform does not offer the machine, the machine has several hosts and the component is not
@@ -91,7 +100,7 @@ def on_machine(
     if platform == HERE:
         return component
     chosen = _platform(platform)
-    fields = {"project": project, "region": region, "bucket": bucket}
+    fields = {"project": project, "region": region, "bucket": bucket, "service_account": service_account}
     merged = _settings(settings, {name: value for name, value in fields.items() if value}, environment or {})
     check_settings(chosen, merged)
     _check_image(component, chosen)
@@ -108,7 +117,35 @@ def on_machine(
         ),
         uses_s3=bool(merged.s3_secret),
     )
-    return chosen.on_machine(component, chosen.in_region(spec, merged.region), merged, placement)
+    placed = chosen.on_machine(component, chosen.in_region(spec, merged.region), merged, placement)
+    return _with_accelerator(placed, spec) if _selects_devices(component) else placed
+
+
+def _selects_devices(component: Any) -> bool:
+    """Return whether a component is of this package and has an input that selects its devices."""
+    module = getattr(getattr(component, "python_func", None), "__module__", "")
+    return module.startswith("tpu_components.") and _ACCELERATOR in (component.component_spec.inputs or {})
+
+
+def _with_accelerator(step: PlacedStep, machine: MachineSpec) -> PlacedStep:
+    """Return a step that uses the accelerator of its machine, unless an input says `cpu`."""
+    own = machine.slice.generation.accelerator
+
+    def make(**inputs: Any) -> Any:
+        accelerator = inputs.get(_ACCELERATOR, "auto")
+        backend = inputs.get(_BACKEND, "auto")
+        if not isinstance(accelerator, str):  # An input of the pipeline, whose value is known only when it runs.
+            return step(**inputs)
+        if accelerator not in ("auto", "cpu", own):
+            raise InputError(
+                f"{machine.name} has no {accelerator.upper()}: expected accelerator to be {own} or auto. Received: "
+                f"{accelerator!r}."
+            )
+        if accelerator != "cpu" and isinstance(backend, str):
+            machine.slice.require_backend(backend)
+        return step(**{**inputs, _ACCELERATOR: own if accelerator == "auto" else accelerator})
+
+    return make
 
 
 def _platform(name: str) -> Platform:
@@ -124,9 +161,10 @@ def _settings(
     settings: Settings | Mapping[str, Any] | None, fields: Mapping[str, str], environment: Mapping[str, str]
 ) -> Settings:
     """Return the settings with these fields and environment variables, checked again."""
-    if settings is None:
-        settings = load_settings(os.environ)
-    values = {**(settings if isinstance(settings, Mapping) else vars(settings)), **fields}
+    base = settings if isinstance(settings, Settings) else load_settings(os.environ)
+    values = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
+    values |= settings if isinstance(settings, Mapping) else {}
+    values |= fields
     values["environment"] = {**values.get("environment", {}), **environment}
     images = values.pop("images", Images())
     merged: Settings = read_by_hand(values, Settings, "settings", fixed={"images": images})
@@ -158,6 +196,8 @@ def _check_image(component: Any, platform: Platform) -> None:
             f"Only a component with a container of its own runs on a machine. Received: {component.name!r}. Put the "
             "steps of a pipeline on the machine one by one."
         )
+    if not container.image:
+        raise InputError(f"The component {component.name!r} has no image. Name one, for example with with_image.")
     if container.image in (LOCAL_IMAGE, LOCAL_BEAM_IMAGE):
         name = component.name.replace("-", "_")
         raise InputError(

@@ -337,7 +337,7 @@ def first_checks(config: Config, platform: Platform, settings: Settings) -> list
 
     def needing(*needed: str) -> None:
         if missing := [name for name in needed if name in names and not getattr(settings, name)]:
-            raise CannotAskError(f"not checked without the {', '.join(missing)}")
+            raise CannotAskError(f"not checked, because these settings are missing: {', '.join(missing)}")
 
     def model() -> str:
         if bundle_of(config.training.model):

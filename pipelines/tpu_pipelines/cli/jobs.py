@@ -64,12 +64,12 @@ def tell_submission(submission: Submission, as_json: bool, facts: Mapping[str, A
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Print the state of the latest run of a name; returns the exit code."""
+    """Print the state of the latest run with a given name; returns the exit code."""
     return tell_submission(_latest(arguments)[1], arguments.json)
 
 
 def cancel(arguments: argparse.Namespace) -> int:
-    """Stop the latest run of a name; returns the exit code."""
+    """Stop the latest run with a given name; returns the exit code."""
     submitter, submission = _latest(arguments)
     if submission.state.is_final:
         show_text(f"{submission.job_id}: already {submission.state}")
@@ -80,7 +80,7 @@ def cancel(arguments: argparse.Namespace) -> int:
 
 
 def _latest(arguments: argparse.Namespace) -> tuple[Retrying, Submission]:
-    """Return the platform's client, and the newest run of a name."""
+    """Return the platform's client, and the latest run with the given name."""
     settings = load_settings(os.environ, arguments.settings)
     platform = PLATFORMS[arguments.target]
     submitter = connect(platform, settings)

@@ -59,7 +59,7 @@ def write_pipeline(arguments: argparse.Namespace) -> int:
 
 
 def tell_sent(platform: Platform, settings: Settings, model: str, carried: Mapping[str, bytes]) -> None:
-    """Print hints: the container image is not pinned by a digest; these files are uploaded with the model's code.
+    """Print hints, such as an image that is not pinned by a digest, or files that are uploaded with the model's code.
 
     Args:
         platform: The platform.

@@ -122,8 +122,8 @@ def runs(arguments: argparse.Namespace) -> int:
         known = history.names(workspace)
         if name and name not in known:
             raise InputError(
-                f"There is no run named {name!r} in {workspace}: expected one of {', '.join(known) or 'none'}. "
-                "Check --workspace."
+                f"There is no run named {name!r} in {workspace}: {history.expect_one_of(known)}. Check the name and "
+                "--workspace."
             )
         names = [name] if name else known
         surplus = sum(len(history.find_surplus(workspace / name, arguments.keep)) for name in names)
@@ -164,8 +164,8 @@ def board(arguments: argparse.Namespace) -> int:
     }
     if not logs or set(arguments.names) - set(logs):
         raise InputError(
-            f"There are no curves of {', '.join(arguments.names) or 'any run'} in {arguments.workspace}: expected "
-            f"some of {', '.join(logs or known) or 'none'}. Check --workspace."
+            f"There are no curves of {', '.join(arguments.names) or 'any run'} in {arguments.workspace}: "
+            f"{history.expect_one_of(logs or known)}. Check the names and --workspace."
         )
     importlib.import_module("tensorboard")  # If it is missing, the error names the extra to install.
     where = ",".join(f"{name}:{folder.resolve()}" for name, folder in logs.items())

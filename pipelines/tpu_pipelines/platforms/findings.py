@@ -188,7 +188,7 @@ def ask_all(checks: Sequence[Check]) -> list[Finding]:
 
     def ask(check: Check) -> list[Finding]:
         if check.needs in failed:
-            return [Finding(check.about, Status.UNKNOWN, f"not checked without the {check.needs}")]
+            return [Finding(check.about, Status.UNKNOWN, f"not checked, because the check of the {check.needs} failed")]
         return first.get(check.about) or list(answer(check))
 
     here = [finding for check in checks if check.cost < CheckCost.REQUEST for finding in ask(check)]

@@ -43,7 +43,7 @@ _UNITS = {"d": "days", "h": "hours"}
 
 @dataclasses.dataclass(frozen=True)
 class Occasion:
-    """Conditions for a new run; one that holds is enough.
+    """Conditions for a new run, which starts if any of them holds.
 
     Attributes:
         changed: Run if data, configuration or code have changed.

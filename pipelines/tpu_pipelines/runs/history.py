@@ -14,7 +14,7 @@ import datetime
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -112,6 +112,11 @@ def delete_one(run_dir: Path, number: str) -> Path:
     return place
 
 
+def expect_one_of(runs: Collection[str]) -> str:
+    """Return the part of an error message that lists the existing runs."""
+    return f"expected one of {', '.join(runs)}" if runs else "there are no runs at all"
+
+
 def find_run(workspace: Path, reference: str) -> tuple[str, str]:
     """Return the name and the number of a run.
 
@@ -135,8 +140,8 @@ def find_run(workspace: Path, reference: str) -> tuple[str, str]:
     if number not in known.get(name, ()):
         there = [name if number == LATEST else f"{name}@{int(number)}" for number in known.get(name, ())]
         raise InputError(
-            f"There is no run {reference!r} in {workspace}: expected one of {', '.join(there or known) or 'none'}. "
-            "Check --workspace."
+            f"There is no run {reference!r} in {workspace}: {expect_one_of(there or known)}. Check the name "
+            "and --workspace."
         )
     return name, number
 

@@ -10,6 +10,7 @@ from kfp import compiler, dsl
 import tpu_components.kfp as steps
 from tests.support.cli import COMPONENTS
 from tpu_components.core.base.container_images import LOCAL_IMAGE
+from tpu_components.core.base.errors import InputError
 from tpu_components.kfp import StaleCacheWarning, with_image, with_images
 
 PINNED = "docker.io/me/python@sha256:0f"
@@ -66,6 +67,13 @@ def test_an_image_with_a_tag_may_be_another_one_tomorrow(change):
         StaleCacheWarning, match=r"'docker.io/me/python:1' is not named by digest.*results of the old code"
     ):
         change("docker.io/me/python:1")
+
+
+@pytest.mark.parametrize("change", [with_images, lambda image: with_image(steps.train_model, image)])
+def test_an_empty_name_of_an_image_is_refused(change):
+    """As that of an environment variable that is not set."""
+    with pytest.raises(InputError, match=r"The name of the image is empty"):
+        change("")
 
 
 def test_a_component_compiles_alone(tmp_path):

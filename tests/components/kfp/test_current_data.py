@@ -5,7 +5,14 @@ from google.protobuf import json_format
 from kfp import dsl
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.kfp import StaleCacheWarning, create_tfrecords, on_current_data, predict_batch, with_image
+from tpu_components.kfp import (
+    StaleCacheWarning,
+    create_tfrecords,
+    on_current_data,
+    predict_batch,
+    train_model,
+    with_image,
+)
 
 PINNED = "docker.io/me/python@sha256:0f"
 
@@ -61,3 +68,8 @@ def test_the_source_is_listed_in_every_run_and_its_digest_is_an_input_of_the_ste
     assert "side" in json.dumps(data["image_size"])
     executors = json_format.MessageToDict(pipeline.pipeline_spec)["deploymentSpec"]["executors"]
     assert {executor["container"]["image"] for executor in executors.values()} == {PINNED}
+
+
+def test_a_component_that_reads_no_source_is_refused():
+    with pytest.raises(InputError, match=r"takes create_tfrecords or predict_batch. Received: 'train-model'"):
+        on_current_data(train_model)

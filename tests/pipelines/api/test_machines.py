@@ -11,7 +11,7 @@ from tests.support.custom_jobs import submitted_job
 from tests.support.fakes.execution import launcher_arguments
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.machines.machine_spec import parse_machine
-from tpu_components.kfp import create_tfrecords, train_model, with_image
+from tpu_components.kfp import create_tfrecords, evaluate_model, train_model, with_image
 from tpu_pipelines.config.settings import Settings
 
 PINNED = "docker.io/me/python@sha256:0f"
@@ -112,7 +112,7 @@ def test_inputs_of_a_component_may_have_the_names_of_a_jobs_fields():
     } <= step.component_spec.inputs.keys()
     assert step.component_spec.inputs["job_timeout"].description == "Time limit of the job: seconds followed by `s`."
     assert step.component_spec.outputs.keys() == {"Output", "gcp_resources"}
-    with pytest.raises(InputError, match=r"these names itself: job_timeout\. Received .* from 'conflicting'"):
+    with pytest.raises(InputError, match=r"'conflicting' has inputs or outputs .* uses itself: job_timeout"):
         tp.on_machine(conflicting, "v5e-4")
 
 
@@ -212,6 +212,69 @@ def test_several_hosts_are_for_a_component_that_is_made_for_them(platform):
 def test_the_image_that_only_this_machine_has_is_refused(platform):
     with pytest.raises(InputError, match=r"cannot pull 'tpu-pipelines/python:latest'.*with_image\(train_model"):
         tp.on_machine(train_model, "v5e-4", platform=platform)
+
+
+def records_of(_):
+    return records()
+
+
+def model_of(_):
+    return dsl.importer(artifact_uri="gs://b/m", artifact_class=dsl.Model).output
+
+
+@pytest.mark.parametrize("platform", ["vertex", "kubeflow"])
+@pytest.mark.parametrize(("machine", "accelerator"), [("v5e-4", "tpu"), ("l4-1", "gpu")])
+def test_a_component_of_ours_uses_the_accelerator_of_its_machine(platform, machine, accelerator):
+    """`auto` would be the CPU of a TPU's host, as nobody has a TPU by accident."""
+    for component, model in ((train_model, "digits_cnn"), (evaluate_model, model_of)):
+        inputs = {"records": records_of, "model": model}
+        step = tp.on_machine(with_image(component, PINNED), machine, platform=platform)
+        for given, used in (({}, accelerator), ({"accelerator": "auto"}, accelerator), ({"accelerator": "cpu"}, "cpu")):
+            assert tasks_inputs(step, inputs | given)["accelerator"] == used
+        assert tasks_inputs(step, inputs | {"accelerator": lambda wanted: wanted})["accelerator"] is None
+
+
+def tasks_inputs(step, inputs):
+    @dsl.pipeline(name="one-step")
+    def pipeline(wanted: str = "cpu"):
+        step(**{name: value(wanted) if callable(value) else value for name, value in inputs.items()})
+
+    tasks = json_format.MessageToDict(pipeline.pipeline_spec)["root"]["dag"]["tasks"]
+    (task,) = (task for name, task in tasks.items() if "importer" not in name)
+    parameters = task.get("inputs", {}).get("parameters", {})
+    return {name: one.get("runtimeValue", {}).get("constant") for name, one in parameters.items()}
+
+
+@pytest.mark.parametrize(
+    ("machine", "inputs", "message"),
+    [
+        ("l4-1", {"accelerator": "tpu"}, r"l4-1 has no TPU: expected accelerator to be gpu or auto"),
+        ("v6e-4", {"backend": "tensorflow"}, r"v6e does not run TensorFlow"),
+    ],
+)
+def test_an_input_that_contradicts_the_machine_is_refused_when_the_pipeline_is_written(machine, inputs, message):
+    step = tp.on_machine(with_image(train_model, PINNED), machine)
+    with pytest.raises(InputError, match=message):
+        tasks_inputs(step, {"records": records_of, "model": "digits_cnn"} | inputs)
+
+
+def test_a_component_of_somebody_else_keeps_its_input_accelerator():
+    assert "accelerator" not in tasks_inputs(tp.on_machine(select, "v5e-4"), {})
+
+
+@dsl.component(base_image="python:3.12")
+def select(accelerator: str = "mine") -> None:
+    """A component of somebody else with an input named as ours."""
+
+
+def test_a_mapping_of_settings_replaces_those_of_the_environment_one_by_one(monkeypatch):
+    account = "trainer@my-project.iam.gserviceaccount.com"
+    set_environment(monkeypatch, {"TPU_PIPELINES_SERVICE_ACCOUNT": account})
+    _, job = submitted_job(tp.on_machine(train_elsewhere, "v5e-4", settings={"region": "us-west4"}))
+    assert job.job_spec.service_account == account
+    other = account.replace("trainer", "other")
+    _, job = submitted_job(tp.on_machine(train_elsewhere, "v5e-4", service_account=other))
+    assert job.job_spec.service_account == other
 
 
 def test_for_a_local_run_a_component_stays_as_it_is():

@@ -1005,7 +1005,7 @@ def test_what_is_set_of_a_steps_resources_is_asked_for(target):
         ("resources.export_model.timeout=700000", r"resources\.export_model\.timeout of at most 604800\. Rec.* 700000"),
         (
             "data={source: sklearn:digits, engine: fan_out, engine_tasks: 91}",
-            r"a step reads and writes at most 100 artifacts.* from 1 to 90 with data\.engine=fan_out\. Received: 91\.",
+            r"from 1 to 90 with data\.engine=fan_out\. Received: 91\. .* a step reads and writes at most 100 artifacts",
         ),
         (
             "resources.evaluate_model={machine: v5e-1, memory: 64Gi}",

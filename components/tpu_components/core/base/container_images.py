@@ -24,7 +24,8 @@ class Images:
         training: Image of preflight, of the training, and of an evaluation on a TPU or GPU; of all steps if
             TPU_PIPELINES_STEPS_IMAGE is not set.
         other_steps: Smaller image of the steps that need neither a TPU nor its compiler.
-        beam: Image of Beam's workers and of the step that starts them; Beam excludes libraries that other steps need.
+        beam: Image of Beam's workers and of the step that starts them; Beam conflicts with libraries that other steps
+            need.
         serving: Image of the server.
     """
 

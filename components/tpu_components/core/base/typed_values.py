@@ -187,7 +187,7 @@ def check_together(*rules: tuple[object, str]) -> None:
     """Check rules about several values.
 
     Args:
-        rules: Pairs of whether a rule is broken and its error message.
+        rules: For each rule, whether it is broken, and its error message.
 
     Raises:
         InputError: If some rules are broken; the message names all of them.
@@ -346,7 +346,7 @@ def _read(raw: Any, kind: Any, where: str, form: _Form) -> Any:
         is_simple = form.is_by_hand and not dataclasses.is_dataclass(items[0])
         values = _of(raw, list, where, ", or values with commas between them" if is_simple else "")
         if origin is tuple and items[-1] is not ... and len(values) != len(items):
-            raise InputError(f"{where} has {len(values)} values, expected {len(items)}")
+            raise InputError(f"{where} must have {len(items)} values. Received: {len(values)} values.")
         return origin(_read(value, items[0], f"{where}[{i}]", form) for i, value in enumerate(values))
     if origin is Mapping:
         return _mapping(_of(raw, dict, where), items, where, form)

@@ -125,7 +125,7 @@ def post(address: str, text: str, backoff: Backoff | None = None) -> None:
             raise OutageError(f"The webhook at {host} does not answer: {error}") from error
         except (http.client.HTTPException, ValueError) as error:  # ValueError: a host name that DNS cannot hold.
             kind = type(error).__name__  # The message may contain the URL.
-            raise InputError(f"The webhook at {host} does not answer with HTTP ({kind}). {_ADVICE}") from None
+            raise InputError(f"The webhook at {host} sent no valid HTTP response ({kind}). {_ADVICE}") from None
 
     (backoff or Backoff(patience_seconds=_PATIENCE_SECONDS))(send)
 

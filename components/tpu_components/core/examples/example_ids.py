@@ -85,7 +85,7 @@ def identify_bands(bands: Iterable[np.ndarray]) -> bytes | None:
 
 
 def _with_shape(digest: bytes, dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Combine a hash of pixels with their shape. Hashing both again would take longer."""
+    """Combine a hash of pixels with their shape. Hashing the pixels again, with the shape, would take longer."""
     return (int.from_bytes(digest) ^ _hash_shape(dtype, shape)).to_bytes(_HASH_BYTES)
 
 

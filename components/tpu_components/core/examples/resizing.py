@@ -12,9 +12,9 @@ _of_thread = threading.local()
 
 
 def resize_into(pixels: np.ndarray, out: np.ndarray) -> None:
-    """Resize a picture like `images.resize_pixels`, with differences of at most two levels (of 255); releases the GIL.
+    """Resize a picture, without the GIL. Values differ from those of `images.resize_pixels` by at most two (of 255).
 
-    For most sizes the difference is at most one level. From 64×64 to 224×224, 6 values in 100,000 differ by two.
+    For most sizes the difference is at most one. From 64×64 to 224×224, 6 values in 100,000 differ by two.
 
     Args:
         pixels: uint8[height, width, 1 or 3].

@@ -279,7 +279,13 @@ def build_vocabulary(counts: Counter[bytes], size: int) -> tuple[bytes, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class EncodedText:
-    """Token IDs of a text, int32[num_tokens], its number of tokens, and of unknown tokens after truncation."""
+    """A text as token IDs.
+
+    Attributes:
+        ids: Token IDs after truncation and padding, int32[…].
+        num_tokens: Number of tokens before truncation.
+        num_unknown: Number of unknown tokens after truncation.
+    """
 
     ids: np.ndarray
     num_tokens: int

@@ -117,7 +117,9 @@ class GoogleStorage:
             fault = next(text for kind, text in faults.items() if isinstance(error, kind))
             raise InputError(f"Cannot use {uri!r}: {fault.format(getattr(error, 'message', error))}") from error
         except (ServerError, RetryError, TransportError, requests.RequestException) as error:
-            raise PlatformError(f"Cloud Storage does not answer for {uri!r}: {error}. Try again later.") from error
+            raise PlatformError(
+                f"Cloud Storage does not respond to requests for {uri!r}: {error}. Try again later."
+            ) from error
 
     def bucket(self, name: str) -> Any:
         """Return a bucket of this process's client."""
@@ -188,7 +190,7 @@ class S3:
             yield place.bucket, place.key
         except (ConnectionError, HTTPClientError, Boto3Error) as error:
             raise PlatformError(
-                f"The object store does not answer for {uri!r}: {_reason(error)}. Try again later."
+                f"The object store does not respond to requests for {uri!r}: {_reason(error)}. Try again later."
             ) from error
         except NoCredentialsError as error:
             raise InputError(
@@ -206,7 +208,7 @@ class S3:
                 ) from error
             if status >= 500 or status == 429:
                 raise PlatformError(
-                    f"The object store does not answer for {uri!r}: {_reason(error)}. Try again later."
+                    f"The object store does not respond to requests for {uri!r}: {_reason(error)}. Try again later."
                 ) from error
             raise InputError(
                 f"Cannot use {uri!r}: the object store rejected the request ({_reason(error)}). Check the path, "
@@ -316,7 +318,7 @@ class HuggingFaceHub:
         except (_http_error(), OfflineModeIsEnabled) as error:
             if _hub_is_out(error):
                 raise PlatformError(
-                    f"The Hugging Face hub does not answer for {uri!r}: {_reason(error)}. Try again later."
+                    f"The Hugging Face hub does not respond to requests for {uri!r}: {_reason(error)}. Try again later."
                 ) from error
             raise InputError(
                 f"Cannot use {uri!r}: the Hugging Face hub rejected the request ({_reason(error)}). Check the name and "

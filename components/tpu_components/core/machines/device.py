@@ -268,7 +268,7 @@ def _prepare_jax(accelerator: str, num_replicas: int, hosts: Hosts) -> tuple[str
         raise InputError(f"Cannot use a {accelerator} with JAX: {error}. Set accelerator to auto or cpu.") from error
     if (jax.process_index(), jax.process_count()) != (hosts.index, hosts.count):  # On a TPU, libtpu sets both.
         raise InputError(
-            f"Cannot train as host {hosts.index} of {hosts.count}: by its devices, this is host {jax.process_index()} "
+            f"Cannot train as host {hosts.index} of {hosts.count}: JAX reports that this is host {jax.process_index()} "
             f"of {jax.process_count()}. Start each host with --hosts INDEX/COUNT@ADDRESS."
         )
     platform = devices[0].platform
@@ -281,7 +281,9 @@ def _prepare_jax(accelerator: str, num_replicas: int, hosts: Hosts) -> tuple[str
         _check_all_cores(num_replicas, len(devices))
     num_replicas = num_replicas or (hosts.count if platform == "cpu" else len(devices))
     if num_replicas > len(devices):
-        raise InputError(f"Cannot use {num_replicas} replicas: expected at most {len(devices)}, the devices of JAX.")
+        raise InputError(
+            f"Cannot use {num_replicas} replicas: JAX finds only {len(devices)} devices. Lower num_replicas."
+        )
     distribution = None
     if num_replicas > 1:
         distribution = keras.distribution.DataParallel(

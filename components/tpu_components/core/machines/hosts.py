@@ -121,9 +121,9 @@ def find_hosts(environment: Mapping[str, str]) -> Hosts:
             return _hosts(index, len(addresses), addresses[0], environment.get("JAX_COORDINATOR_PORT", _PORT))
     if expected > 1:
         raise InputError(
-            f"Cannot find the index of this host among the {expected} hosts of its machine, and separate trainings "
-            "would overwrite each other: expected TPU_WORKER_HOSTNAMES and TPU_WORKER_ID, CLUSTER_SPEC with "
-            f"{expected} members, or {_ENDPOINTS} and {_NUMBER} from the metadata server. Received: "
+            f"Cannot find the index of this host among the {expected} hosts of its machine, and hosts that train "
+            "separately would overwrite each other's outputs: expected TPU_WORKER_HOSTNAMES and TPU_WORKER_ID, "
+            f"CLUSTER_SPEC with {expected} members, or {_ENDPOINTS} and {_NUMBER} from the metadata server. Received: "
             f"{'; '.join(f'{name}: {answer}' for name, answer in tell_hosts(environment).items())}. {_say_it(expected)}"
         )
     return ALONE
@@ -352,7 +352,7 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Couple the hosts while the block runs: if one fails, all end, and all wait until host 0 has written.
+        """Run the block on all hosts together: if one host fails, all end; at the end, all wait for host 0's outputs.
 
         Raises:
             Terminated: If another host is lost.

@@ -206,7 +206,7 @@ class Slice:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Short name; for a TPU also the TPU compiler's name, and generation and topology (`v5e:4x4`)."""
+        """Names of the slice: a short one; for a TPU also the compiler's, and generation with topology (`v5e:4x4`)."""
         topology = self.libtpu_topology
         return (self.name, *((topology, f"{self.generation.name}:{topology.partition(':')[2]}") if topology else ()))
 

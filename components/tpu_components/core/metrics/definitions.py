@@ -82,7 +82,7 @@ class ScoredClasses(ScoredExamples):
 
     @functools.cached_property
     def counts(self) -> ClassCounts:
-        """Correct predictions, true classes and predicted classes."""
+        """Counts of correct predictions, true classes and predicted classes."""
         return count_classes(self.targets, self.outputs)
 
     @property
@@ -97,7 +97,7 @@ class ScoredLabels(ScoredExamples):
 
     @functools.cached_property
     def counts(self) -> ClassCounts:
-        """Correct predictions, true labels and predicted labels."""
+        """Counts of correct predictions, true labels and predicted labels."""
         return count_labels(self.targets, self.outputs)
 
 

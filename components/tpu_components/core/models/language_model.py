@@ -38,9 +38,9 @@ class StepModel:
                 self._sizes += _state_sizes(layer)
             elif kind not in _POSITION_WISE or getattr(layer, "mask_zero", False):
                 raise InputError(
-                    f"The language model {model.name!r} cannot predict one character at a time: expected a Sequential "
-                    f"of {', '.join((*_RECURRENT, *_POSITION_WISE))}, with return_sequences and without go_backwards "
-                    f"in recurrent layers and without mask_zero in embeddings, received the {kind} {layer.name!r}. "
+                    f"The language model {model.name!r} cannot predict one character at a time, because of the {kind} "
+                    f"{layer.name!r}. Expected a Sequential of {', '.join((*_RECURRENT, *_POSITION_WISE))}; "
+                    "recurrent layers need return_sequences=True and go_backwards=False, embeddings mask_zero=False. "
                     "Replace this layer."
                 )
         if not self._sizes:

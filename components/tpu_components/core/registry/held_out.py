@@ -162,7 +162,7 @@ class HeldOutSet:
     def record(
         self, model: str, promoted: bool, metrics: Mapping[str, float], rivals: Mapping[str, Mapping[str, float]]
     ) -> bool:
-        """Record a decision, unless another one on this test set was recorded since the earlier ones were read.
+        """Record a decision, unless another process has recorded one on this test set after `self` was read.
 
         A repeated decision on the same model and test set keeps its time and therefore its number. It is rewritten only
         if it promotes the model and the recorded decision did not.

@@ -124,7 +124,7 @@ class Version:
             for name, file in version.files.items():
                 Location(directory).child(name)  # Checks the name.
                 if not isinstance(file["num_bytes"], int) or not (file.get(_CHECKSUM) or file[_OLD_CHECKSUM]):
-                    raise ValueError("a file without size or checksum")
+                    raise ValueError("a file has no size or no checksum")
             return version
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise InputError(

@@ -230,7 +230,7 @@ class VertexRegistry:
             )
 
     def _keep_rollbacks(self, versions: Sequence[VertexVersion], alias: str, current: VertexVersion | None) -> None:
-        """Before an alias moves, label the versions that were rolled back, and unlabel one that no longer is."""
+        """Before an alias moves, label the versions rolled back from it, and unlabel one that has the alias again."""
         for version in versions:
             turn = str(version.turn(alias))
             if version.is_rolled_back(alias, current):

@@ -254,7 +254,7 @@ class TestSetUse:
 
     @property
     def rule(self) -> Rule | None:
-        """Number of decisions on the test set, as a rule that is always passed; None for the only decision."""
+        """Rule that always passes and says the number of this decision on the test set; None for the only decision."""
         if self.planned == 1 and self.number == 1:
             return None
         whole = level(self.whole, 3)

@@ -52,7 +52,7 @@ def list_idx(location: Location, params: WriteParams, labelled: bool) -> Listing
             if name not in files:
                 raise InputError(
                     f"Missing {name}[.gz] in {location}. Expected MNIST's four files; received "
-                    f"{sorted(files.values())}."
+                    f"{sorted(files.values())}. Add the missing file, or correct the path."
                 )
             content = storage.read_bytes(location.child(files[name]))
             digest.update(content)

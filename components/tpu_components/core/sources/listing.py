@@ -225,8 +225,7 @@ class Listing:
         if changed:
             raise InputError(
                 f"The data changed while they were read: {len(changed):,} files differ from the listing, for example "
-                f"{changed[0]!r}. Expected data that do not change. Wait until the export or copy is complete, and run "
-                "again."
+                f"{changed[0]!r}. Wait until the export or copy is complete, and run again."
             )
 
     def content_digest(self) -> str:

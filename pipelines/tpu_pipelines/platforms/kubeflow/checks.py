@@ -342,7 +342,7 @@ class KubeflowChecks:
         try:
             content = self._ask("read_namespaced_config_map", name, namespace).data or {}
         except MissingError as error:
-            raise CannotAskError(f"there is no {name} in {namespace}, which configures retries") from error
+            raise CannotAskError(f"there is no ConfigMap {name} in {namespace}; it configures retries") from error
         defaults: Any = yaml.safe_load(content.get("workflowDefaults") or "{}")
         for key in ("spec", "templateDefaults", "retryStrategy"):
             defaults = defaults.get(key) or {}

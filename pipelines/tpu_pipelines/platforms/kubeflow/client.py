@@ -157,7 +157,7 @@ class KubeflowClient:
         """Return the fields of a request that starts a run or a recurring run, except the experiment.
 
         Raises:
-            InputError: If the server could not store a text.
+            InputError: If a name or the description is too long for the server.
         """
         root, (spec, *platforms) = self._settings.bucket, job.specifications
         description = _description(job.labels)

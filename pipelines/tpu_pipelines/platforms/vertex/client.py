@@ -95,8 +95,8 @@ class VertexClient:
     def create(self, job: Job) -> Submission:
         """Start a job in the settings' experiment, or return the existing job with its id.
 
-        An experiment needs the job's context, which the service creates only when the job starts. Before the start,
-        this raises OutageError, and a repeated call finds the job.
+        A job is added to an experiment through the job's context, which the service creates only when the job starts.
+        Until then this raises OutageError if an experiment is set, and a repeated call finds the existing job.
         """
         with contextlib.suppress(ExistsError):
             created = self._call("create_pipeline_job", self._request(job))

@@ -113,10 +113,10 @@ def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, plac
 
 
 def _check_component(component: Any, container: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Check that a custom job supports a component's arguments, and that its names are not those of the job's inputs.
+    """Check that a component can run as a custom job.
 
     Raises:
-        InputError: If it does not, or some are.
+        InputError: If an argument is not supported, or an input or output has the name of one of the job's own.
     """
     name = component.name
     structured = [word for key in ("command", "args") for word in container.get(key, []) if _STRUCTURED.match(word)]
@@ -129,8 +129,8 @@ def _check_component(component: Any, container: Mapping[str, Any], inputs: Mappi
     taken = sorted({*inputs, _RESOURCES} & {*(own.inputs or {}), *(own.outputs or {})})
     if taken:
         raise InputError(
-            f"A custom job has inputs and outputs of these names itself: {', '.join(taken)}. Received the same names "
-            f"from {name!r}. Rename them in the component."
+            f"The component {name!r} has inputs or outputs with names that a custom job uses itself: "
+            f"{', '.join(taken)}. Rename them in the component."
         )
 
 

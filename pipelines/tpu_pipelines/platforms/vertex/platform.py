@@ -40,7 +40,7 @@ class Vertex:
         settings_rules.check(settings)
 
     def check_config(self, config: "Config") -> None:
-        """Check time limits, disks, artifacts, and resources of steps that have a whole host."""
+        """Check time limits, disks, the number of artifacts, and the resources of steps that use a whole host."""
         from tpu_pipelines.platforms.vertex.resources import check_config
 
         check_config(config)

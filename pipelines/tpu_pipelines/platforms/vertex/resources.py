@@ -72,9 +72,9 @@ def check_config(config: Config) -> None:
             )
     if config.data.engine == FAN_OUT and config.data.engine_tasks > _MOST_FAN_OUT_TASKS:
         raise InputError(
-            f"On Vertex AI a step reads and writes at most 100 artifacts, and one step merges the parts of all "
-            f"others: expected data.engine_tasks from 1 to {_MOST_FAN_OUT_TASKS} with data.engine=fan_out. "
-            f"Received: {config.data.engine_tasks}."
+            f"Too many tasks: expected data.engine_tasks from 1 to {_MOST_FAN_OUT_TASKS} with data.engine=fan_out. "
+            f"Received: {config.data.engine_tasks}. On Vertex AI a step reads and writes at most 100 artifacts, and "
+            "one step merges the parts of all tasks. Lower data.engine_tasks."
         )
     on_machines = [step for step, requested in config.resources.items() if step == "train_model" or requested.machine]
     for step, name in itertools.product(on_machines, ("cpu", "memory", "disk")):

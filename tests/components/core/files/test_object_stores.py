@@ -152,7 +152,7 @@ def test_a_store_that_does_not_answer_is_an_outage(s3_server, monkeypatch, reque
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     object_stores.s3_client.cache_clear()
-    with pytest.raises(PlatformError, match=r"The object store does not answer for 's3://bucket/x'"):
+    with pytest.raises(PlatformError, match=r"The object store does not respond to requests for 's3://bucket/x'"):
         storage.read_bytes("s3://bucket/x")
 
 
@@ -297,7 +297,7 @@ def test_the_password_in_the_address_of_a_store_is_not_in_the_error(monkeypatch)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     object_stores.s3_client.cache_clear()
     try:
-        with pytest.raises(PlatformError, match="does not answer for 's3://bucket/x'") as caught:
+        with pytest.raises(PlatformError, match="does not respond to requests for 's3://bucket/x'") as caught:
             storage.read_bytes("s3://bucket/x")
     finally:
         object_stores.s3_client.cache_clear()

@@ -302,8 +302,8 @@ def test_missing_credentials_are_named_with_the_way_out(monkeypatch, tmp_path, r
         (exceptions.Forbidden("no role"), InputError, r"Cloud Storage denied access \(no role\)"),
         (exceptions.BadRequest("Invalid name"), InputError, r"Cloud Storage rejected the request \(Invalid name"),
         (RefreshError("invalid_grant"), InputError, r"sign-in .* no longer valid \(invalid_grant\).*gcloud auth"),
-        (exceptions.ServiceUnavailable("try later"), PlatformError, r"does not answer .*try later"),
-        (TransportError("no route"), PlatformError, r"does not answer .*no route"),
+        (exceptions.ServiceUnavailable("try later"), PlatformError, r"does not respond .*try later"),
+        (TransportError("no route"), PlatformError, r"does not respond .*no route"),
     ],
 )
 def test_what_the_service_says_is_no_stack_trace(bucket, monkeypatch, error, kind, words):

@@ -47,8 +47,8 @@ def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, st
         import apache_beam  # noqa: F401
     except ImportError as error:
         raise InputError(
-            "Apache Beam is not installed. Run make beam-env, which creates the separate environment .beam, because "
-            "Beam excludes libraries that other steps need; or use the image of `make image-beam`, or another engine."
+            "Apache Beam is not installed. Run make beam-env, which creates the environment .beam (Beam conflicts with "
+            "libraries that other steps need), use the image of `make image-beam`, or choose another engine."
         ) from error
     options = {"runner": _IN_THIS_PROCESS, **asked}
     known = as_beams_own({}).get_all_options()
