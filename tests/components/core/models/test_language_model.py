@@ -69,7 +69,7 @@ def test_a_model_that_skips_padding_is_refused_since_a_step_cannot():
 
     embedding = layers.Embedding(9, 4, mask_zero=True, name="masked")
     recurrent = layers.LSTM(4, return_sequences=True)
-    with pytest.raises(InputError, match=r"because of the Embedding 'masked'.*without mask_zero"):
+    with pytest.raises(InputError, match=r"because of the Embedding 'masked'.*mask_zero=False"):
         StepModel(keras.Sequential([keras.Input((12,), dtype="int32"), embedding, recurrent]))
 
 
