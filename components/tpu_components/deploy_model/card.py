@@ -196,7 +196,8 @@ def _front_matter(
 
 def _summary(manifest: Manifest, evaluation: Evaluation, scores: Sequence[Score]) -> str:
     """Describe input and output of the model, and its first metric."""
-    names, task = manifest.class_names, manifest.task
+    names = manifest.class_names
+    task = manifest.task
     named = [*(plain(name, _NAME) for name in names[:_NAMED]), *(["others"] if len(names) > _NAMED else [])]
     gives = ", ".join(named) if task == REGRESSION else f"the probability of each of {len(names):,} {_ANSWERS[task]}"
     summary = f"It takes {_describe_input(manifest.input)} and gives {gives}."

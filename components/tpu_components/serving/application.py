@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -98,6 +98,7 @@ class Application:
         start = time.perf_counter()
         status = _CLIENT_LEFT
         state = scope.setdefault("state", {})
+        is_chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
 
         async def watch(message: Message) -> None:
             nonlocal status
@@ -107,11 +108,14 @@ class Application:
                 await send(message)
 
         try:
-            if refusal := self._refusal_of_chunks(scope):
+            if refusal := self._refuse_chunks(scope) if is_chunked else None:
                 await refusal(scope, receive, watch)
             else:
-                with self._counting_chunked(scope):
+                self._num_chunked += is_chunked
+                try:
                     await self._starlette(scope, receive, watch)
+                finally:
+                    self._num_chunked -= is_chunked
         finally:
             seconds = time.perf_counter() - start
             instances = state.get("instances", 0)
@@ -126,15 +130,13 @@ class Application:
             }
             print(json.dumps(line), file=sys.stderr, flush=True)
 
-    def _refusal_of_chunks(self, scope: Scope) -> Response | None:
-        """Return the refusal of a body in chunks that is ambiguous or one too many; None for every other request.
+    def _refuse_chunks(self, scope: Scope) -> Response | None:
+        """Return the refusal of a body in chunks that has an ambiguous end or is one too many; None if it is fine.
 
         Two servers may see different ends of such a body: https://www.rfc-editor.org/rfc/rfc9112#section-11.2
         """
-        names = [name for name, _ in scope["headers"]]
-        if b"transfer-encoding" not in names:
-            return None
-        if b"content-length" in names or scope["http_version"] != "1.1":
+        has_length = any(name == b"content-length" for name, _ in scope["headers"])
+        if has_length or scope["http_version"] != "1.1":
             error = "Cannot read a body with both Transfer-Encoding and Content-Length, or with chunks in HTTP/1.0."
             return JSONResponse({"error": f"{error} Send one of them, with HTTP/1.1."}, 400, {"Connection": "close"})
         if self._num_chunked >= _MAX_CHUNKED:
@@ -142,15 +144,6 @@ class Application:
             headers = {"Connection": "close", "Retry-After": "1"}
             return JSONResponse({"error": f"{error} Bodies with Content-Length have no such limit."}, 503, headers)
         return None
-
-    @contextlib.contextmanager
-    def _counting_chunked(self, scope: Scope) -> Iterator[None]:
-        is_chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
-        self._num_chunked += is_chunked
-        try:
-            yield
-        finally:
-            self._num_chunked -= is_chunked
 
     @contextlib.asynccontextmanager
     async def ready(self, model: ExportedModel) -> AsyncIterator[None]:
@@ -211,7 +204,8 @@ class Application:
     async def _predict(self, request: Request) -> Response:
         """Answer a prediction request in the protocol of Vertex AI, which is KServe's V1."""
         _, model = self._named_model(request)
-        content_type, top = request.headers.get("content-type", ""), request.query_params.get("top")
+        content_type = request.headers.get("content-type", "")
+        top = request.query_params.get("top")
         return await self._answer(
             request,
             model,

@@ -44,7 +44,8 @@ _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a truth val
 # Images of at most this many pixels in all are decoded while the request is parsed, in some 10 ms.
 SMALL_PIXELS = 1_048_576
 # Each scan of a progressive JPEG is a pass over all pixels; 10 are usual, and a small file may have thousands.
-_START_OF_SCAN, _MOST_SCANS = b"\xff\xda", 32
+_START_OF_SCAN = b"\xff\xda"
+_MOST_SCANS = 32
 
 
 class TooLargeError(Exception):
@@ -75,7 +76,7 @@ class PredictRequest:
         return self.inputs.nbytes + sum(image.num_bytes for image in self.waiting.values())
 
     def decode(self, number: int) -> None:
-        """Decode the waiting image of an index into `inputs`.
+        """Decode the waiting image with this index, and store its pixels in `inputs`.
 
         Raises:
             InputError: If the image cannot be decoded; the message names the instance.

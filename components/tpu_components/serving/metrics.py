@@ -64,6 +64,6 @@ class Metrics:
             self._seconds.observe(seconds)
 
     def render(self, accepted: str = "") -> tuple[bytes, str]:
-        """Return all metrics and the content type, in a format that the header Accept names (default: Prometheus's)."""
+        """Return all metrics and their media type; `accepted` is the header Accept, empty for Prometheus's format."""
         encode, content_type = choose_encoder(accepted)
         return encode(self._all), content_type

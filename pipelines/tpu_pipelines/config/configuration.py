@@ -198,7 +198,7 @@ def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
 
 def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ()) -> ExportParams:
-    """Read only section `export`, and apply overrides `export.key=value` to it.
+    """Return only the section `export`, with the overrides `export.key=value` applied.
 
     Raises:
         InputError: If a key or value is wrong, or an override changes another section.

@@ -1,4 +1,4 @@
-"""A read-only REST client of Google Cloud's APIs, and the roles that IAM policies grant to an account itself."""
+"""A read-only REST client of Google Cloud's APIs, and a check of the roles that IAM policies grant directly."""
 
 import contextlib
 import dataclasses
@@ -15,11 +15,8 @@ from tpu_pipelines.platforms.findings import CannotAskError, CommandOutput, Lack
 
 STORAGE, IAM, RESOURCES = "storage.googleapis.com", "iam.googleapis.com", "cloudresourcemanager.googleapis.com"
 _EVERYONE = ("allUsers", "allAuthenticatedUsers")
-_ACCOUNTS = (
-    "user:",
-    "serviceAccount:",
-    "deleted:",
-)  # Members that are one account; others, such as groups, are several.
+# Prefixes of members that are one account; others, such as groups, are several.
+_ACCOUNTS = ("user:", "serviceAccount:", "deleted:")
 Policy = Mapping[str, Any]
 TIMEOUT_SECONDS = 20
 

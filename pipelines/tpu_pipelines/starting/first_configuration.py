@@ -230,10 +230,8 @@ def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Re
     if len(shape) == 3 and shape[-1] in (1, 3) and {shape[-1]} != set(overview.channels) and not params.channels:
         data["channels"], reasons["data.channels"] = shape[-1], _AS_THE_MODEL
     elif len(overview.channels) > 1 and not params.channels:
-        data["channels"], reasons["data.channels"] = (
-            3,
-            "The data mix grey and colour: 3 makes all images colour, 1 all grey.",
-        )
+        data["channels"] = 3
+        reasons["data.channels"] = "The data mix grey and colour: 3 makes all images colour, 1 all grey."
     if overview.bad_share and not params.max_bad_fraction:
         data["max_bad_fraction"] = min(0.5, math.ceil(200 * overview.bad_share) / 100)
         reasons["data.max_bad_fraction"] = "Largest share of bad examples, which are quarantined; see above."

@@ -81,11 +81,6 @@ def _start(log: Path, module: str, *arguments: str, environment: dict[str, str] 
 
 
 @pytest.fixture(scope="module")
-def export_dir(exported_digits):
-    return Path(exported_digits.path)
-
-
-@pytest.fixture(scope="module")
 def start_server(export_dir, tmp_path_factory) -> Start:
     """`tpu-pipelines serve` on a free port, with more flags."""
 

@@ -81,7 +81,7 @@ class CsvFile:
             return any(itertools.islice(self._records(), 1, None))
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield each row as the number of its first line and its cells, one for each column.
+        """Yield each row as a pair: the number of its first line, and its cells, one for each column.
 
         Raises:
             InputError: If the rest of the file cannot be read, a row has too few or too many cells, or an unclosed

@@ -144,14 +144,12 @@ def compare_slices(evaluation: Evaluation) -> list[Block]:
     """Return a section that compares slices with the champion, the worst first; empty without a champion."""
     compared = [(part.difference.advantage, i) for i, part in enumerate(evaluation.slices) if part.difference]
     slices = [Score.of_slice(evaluation.slices[i]) for _, i in sorted(compared)[:_MAX_SLICES]]
+    if not slices:
+        return []
     chance = (
         "Brackets show the confidence interval of the difference, with the gate's confidence in all slices together."
     )
-    return (
-        [Section("Slices, the worst compared with the champion first", [chance, table_of("slice", slices)])]
-        if slices
-        else []
-    )
+    return [Section("Slices, the worst compared with the champion first", [chance, table_of("slice", slices)])]
 
 
 def tabulate_names(evaluation: Evaluation, manifest: Manifest, info: ModelInfo, most: int | None = None) -> list[Block]:

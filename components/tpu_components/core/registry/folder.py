@@ -80,7 +80,7 @@ class ModelRegistry:
     def versions(self) -> tuple[Version, ...]:
         """Return all readable versions, the oldest first; each unreadable version gives a warning.
 
-        If a registry was copied without some of its files, the other versions stay usable.
+        If files of a version are missing, for example after an incomplete copy, the other versions stay usable.
         """
         versions = []
         for path in self._version_dirs():

@@ -1,4 +1,4 @@
-"""Images and labels in NumPy arrays, for several kinds of source."""
+"""Images and labels that several kinds of source have as NumPy arrays."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -51,7 +51,8 @@ from tpu_pipelines.platforms.vertex.resources import in_region
 
 _VERTEX_AI, _CLOUD_QUOTAS = "aiplatform.googleapis.com", "cloudquotas.googleapis.com"
 _REGISTRY, _COMPUTE = "artifactregistry.googleapis.com", "compute.googleapis.com"
-_KEYS, _DATAFLOW = "cloudkms.googleapis.com", "dataflow.googleapis.com"
+_KEYS = "cloudkms.googleapis.com"
+_DATAFLOW = "dataflow.googleapis.com"
 # Of each role, the permissions that a run needs: https://cloud.google.com/iam/docs/roles-permissions.
 _SUBMITTER = Role(
     "roles/aiplatform.user",

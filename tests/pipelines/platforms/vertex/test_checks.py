@@ -324,7 +324,8 @@ def test_what_a_group_a_condition_or_a_folder_may_grant_is_unknown_and_the_comma
         ({"bindings": [conditional]}, "", "a condition"),
         ({}, "folders/7", "folders/7"),
     ):
-        fake.cloud.policy, fake.cloud.project["parent"] = policy, parent
+        fake.cloud.policy = policy
+        fake.cloud.project["parent"] = parent
         found = examine(fake)
         ((about, said, remedy),) = told(found, Status.UNKNOWN)
         assert about == "its roles"
@@ -341,7 +342,8 @@ def test_what_a_group_a_condition_or_a_folder_may_grant_is_unknown_and_the_comma
 @pytest.mark.parametrize("change", [{"condition": {"expression": "false"}}, {"members": ["projectEditor:my-project"]}])
 def test_what_a_resource_s_own_policy_may_grant_indirectly_is_unknown(fake, change):
     """In a policy of version 1, a conditional binding would look like another role, which nobody has."""
-    bucket, account = "//storage.googleapis.com/projects/_/buckets/my-bucket", f"serviceAccounts/{TRAINER}"
+    bucket = "//storage.googleapis.com/projects/_/buckets/my-bucket"
+    account = f"serviceAccounts/{TRAINER}"
     for target, name, what, resource in (
         (fake.cloud.accounts[TRAINER], "policy", "its acting", f"//iam.googleapis.com/projects/my-project/{account}"),
         (fake.cloud.buckets["my-bucket"], "policy", "its buckets: my-bucket", bucket),
