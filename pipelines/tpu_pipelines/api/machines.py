@@ -129,21 +129,16 @@ def _selects_devices(component: Any) -> bool:
 
 def _with_accelerator(step: PlacedStep, machine: MachineSpec) -> PlacedStep:
     """Return a step that uses the accelerator of its machine, unless an input says `cpu`."""
-    own = machine.slice.generation.accelerator
 
     def make(**inputs: Any) -> Any:
-        accelerator = inputs.get(_ACCELERATOR, "auto")
+        requested = inputs.get(_ACCELERATOR, "auto")
         backend = inputs.get(_BACKEND, "auto")
-        if not isinstance(accelerator, str):  # An input of the pipeline, whose value is known only when it runs.
+        if not isinstance(requested, str):  # An input of the pipeline, whose value is known only when it runs.
             return step(**inputs)
-        if accelerator not in ("auto", "cpu", own):
-            raise InputError(
-                f"{machine.name} has no {accelerator.upper()}: expected accelerator to be {own} or auto. Received: "
-                f"{accelerator!r}."
-            )
+        accelerator = machine.choose_accelerator(requested, _ACCELERATOR)
         if accelerator != "cpu" and isinstance(backend, str):
             machine.slice.require_backend(backend)
-        return step(**{**inputs, _ACCELERATOR: own if accelerator == "auto" else accelerator})
+        return step(**{**inputs, _ACCELERATOR: accelerator})
 
     return make
 

@@ -225,13 +225,8 @@ def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
     """Return the training's parameters with the machine's accelerator."""
     own = machine.slice.generation.accelerator
     devices = machine.slice.devices
-    if training.accelerator == "auto":
-        training = dataclasses.replace(training, accelerator=own)
-    if training.accelerator not in (own, "cpu"):
-        raise InputError(
-            f"{machine.name} has no {training.accelerator.upper()}: expected training.accelerator to be {own} or auto. "
-            f"Received: {training.accelerator!r}."
-        )
+    accelerator = machine.choose_accelerator(training.accelerator, "training.accelerator")
+    training = dataclasses.replace(training, accelerator=accelerator)
     if training.accelerator == own and training.num_replicas not in (0, devices):
         raise InputError(
             f"A training uses all devices of its machine: expected training.num_replicas={devices} or 0 with "

@@ -546,6 +546,24 @@ class MachineSpec:
         target = self.slice.targets[0]
         return PaidMachine(self.name, self.region, self.spot, target, timeout_seconds=self.timeout_seconds)
 
+    def choose_accelerator(self, requested: str, field: str) -> str:
+        """Return the accelerator of a step on this machine: the machine's own for `auto`, else the requested one.
+
+        Args:
+            requested: `auto`, `cpu`, `gpu` or `tpu`.
+            field: Name of the setting or input in the error message.
+
+        Raises:
+            InputError: If the machine does not have the requested accelerator.
+        """
+        own = self.slice.generation.accelerator
+        if requested not in ("auto", "cpu", own):
+            raise InputError(
+                f"{self.name} has no {requested.upper()}: expected {field} to be {own} or auto. Received: "
+                f"{requested!r}."
+            )
+        return own if requested == "auto" else requested
+
     def require_one_host(self, reason: str) -> None:
         """Check that this machine and all its fallbacks have one host.
 
