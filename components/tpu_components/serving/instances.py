@@ -20,7 +20,14 @@ import numpy as np
 from pydantic_core import from_json
 
 from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.examples.images import SERVED_FORMATS, OpenImage, UnreadableImageError, open_image
+from tpu_components.core.examples.images import (
+    MOST_SCANS,
+    SERVED_FORMATS,
+    OpenImage,
+    UnreadableImageError,
+    count_scans,
+    open_image,
+)
 from tpu_components.core.examples.interface import CLASSIFICATION, REGRESSION, TASKS, ImageInput
 from tpu_components.core.examples.text import Tokenizer
 from tpu_components.serving.exported import ExportedModel, PromptReader
@@ -40,12 +47,8 @@ _MOST_SIZE = 2**31 - 1
 _MOST_DIGITS = 18
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
 
-
 # Images of at most this many pixels in all are decoded while the request is parsed, in some 10 ms.
 SMALL_PIXELS = 1_048_576
-# Each scan of a progressive JPEG is a pass over all pixels; 10 are usual, and a small file may have thousands.
-_START_OF_SCAN = b"\xff\xda"
-_MOST_SCANS = 32
 
 
 class TooLargeError(Exception):
@@ -277,8 +280,8 @@ def _parse_instance(wanted: Reader, instance: Any, limits: ServeParams) -> np.nd
     rule = dataclasses.replace(wanted.rule, max_pixels=limits.max_image_pixels, formats=SERVED_FORMATS)
     with _reading_image():
         opened = open_image(image, rule)
-        if image.startswith(b"\xff\xd8") and (num_scans := image.count(_START_OF_SCAN)) > _MOST_SCANS:
-            raise UnreadableImageError(f"a JPEG file of {num_scans:,} scans: expected at most {_MOST_SCANS}")
+        if image.startswith(b"\xff\xd8") and (num_scans := count_scans(image)) > MOST_SCANS:
+            raise UnreadableImageError(f"a JPEG file of {num_scans:,} scans: expected at most {MOST_SCANS}")
         return opened
 
 

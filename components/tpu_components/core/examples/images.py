@@ -52,9 +52,7 @@ _PNG_METADATA = (
 )
 # Texts from which Pillow reads the EXIF orientation of a PNG file.
 _TEXTS_WITH_ORIENTATION = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0")
-# Bytes that Pillow reads at a time between calls of `watch`; a kilobyte may hold a megapixel.
-_WATCHED_BLOCK_BYTES = 1 << 14
-_START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 32  # Each scan of a progressive JPEG is a pass over all pixels; 10 are usual.
+MOST_SCANS = 32  # Each scan of a progressive JPEG is a pass over all pixels; 10 are usual.
 
 
 class UnreadableImageError(UnreadableError):
@@ -202,16 +200,12 @@ def read_image(content: bytes | np.ndarray, rule: ImageRule, keep_size: bool = F
     return Picture(resize_pixels(content, rule.image_size or (height, width)), (height, width))
 
 
-def open_image(
-    content: bytes, rule: ImageRule, watch: Callable[[], None] | None = None, keep_size: bool = False
-) -> OpenImage:
+def open_image(content: bytes, rule: ImageRule, keep_size: bool = False) -> OpenImage:
     """Read the header of an image file, which contains the number of pixels, without decoding the pixels.
 
     Args:
         content: The file.
         rule: Size and channels to convert to.
-        watch: Function that is called every few milliseconds while the file is read. It may raise UnreadableImageError
-            to stop reading. It is not called while a format that cannot be read in parts is decoded.
         keep_size: See `read_image`.
 
     Raises:
@@ -221,7 +215,7 @@ def open_image(
     if rule.image_size and any(rule.margin):
         size = rule.image_size
         larger = size[0] + rule.margin[0], size[1] + rule.margin[1]
-        whole = open_image(content, dataclasses.replace(rule, image_size=larger, margin=(0, 0)), watch)
+        whole = open_image(content, dataclasses.replace(rule, image_size=larger, margin=(0, 0)))
 
         def decode_middle() -> Picture:
             picture = whole.decode()
@@ -229,8 +223,8 @@ def open_image(
 
         return whole._replace(decode=decode_middle)
     height, width, kind = jpeg_header(content, rule.max_pixels)
-    if not kind or content.count(_START_OF_SCAN) > _MAX_SCANS:
-        image = _open_with_pillow(content, rule, watch)
+    if not kind or count_scans(content) > MOST_SCANS:
+        image = _open_with_pillow(content, rule)
         size = (image.height, image.width)
         num_pixels = math.prod(_decoded_size(image, content))
 
@@ -238,9 +232,9 @@ def open_image(
             try:
                 loaded = _load(image, rule)
             except UnreadableImageError:  # Loading the pixels also reads the metadata after them.
-                if (essential := _without_metadata(content, watch)) is content:
+                if (essential := _without_metadata(content)) is content:
                     raise
-                loaded = _load(_identify(essential, rule, watch), rule)
+                loaded = _load(_identify(essential, rule), rule)
             fitted = loaded.image if keep_size else _fit(loaded.image, rule.image_size)
             return Picture(
                 _pixels(fitted),
@@ -413,6 +407,11 @@ def _is_lossless_webp(content: bytes) -> bool:
     return False
 
 
+def count_scans(content: bytes) -> int:
+    """Return the number of scans of a JPEG file, or more: the bytes that begin one may also be in metadata."""
+    return content.count(b"\xff\xda")
+
+
 def jpeg_header(content: bytes, max_pixels: int) -> tuple[int, int, str]:
     """Read height, width and colour space of a JPEG file; the colour space is empty if Pillow must decode the file.
 
@@ -437,41 +436,26 @@ def _check_size(height: int, width: int, max_pixels: int) -> None:
         raise UnreadableImageError(f"{height}×{width} pixels: expected at most {max_pixels:,} in all")
 
 
-class _WatchedFile(io.BytesIO):
-    """A file in memory that calls `watch` before every read."""
-
-    def __init__(self, content: bytes, watch: Callable[[], None]) -> None:
-        super().__init__(content)
-        self._watch = watch
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        self._watch()
-        return super().read(size)
-
-
-def _open_with_pillow(content: bytes, rule: ImageRule, watch: Callable[[], None] | None) -> Any:
+def _open_with_pillow(content: bytes, rule: ImageRule) -> Any:
     """Open an image file; a PNG file whose metadata Pillow rejects is opened without them, with the same pixels."""
     try:
-        return _identify(content, rule, watch)
+        return _identify(content, rule)
     except UnreadableImageError:
-        if (essential := _without_metadata(content, watch)) is content:
+        if (essential := _without_metadata(content)) is content:
             raise
-        return _identify(essential, rule, watch)
+        return _identify(essential, rule)
 
 
-def _identify(content: bytes, rule: ImageRule, watch: Callable[[], None] | None) -> Any:
+def _identify(content: bytes, rule: ImageRule) -> Any:
     if not content:
         raise UnreadableImageError("no bytes")
     with _naming_damage(_BRANDS.get(content[8:12], "") if content[4:8] == b"ftyp" else ""):
-        file = _WatchedFile(content, watch) if watch else io.BytesIO(content)
-        image: Any = Image.open(file, formats=rule.formats or _formats())
+        image: Any = Image.open(io.BytesIO(content), formats=rule.formats or _formats())
         _check_size(*_decoded_size(image, content), rule.max_pixels)
-        if watch:
-            image.decodermaxblock = _WATCHED_BLOCK_BYTES
     return image
 
 
-def _without_metadata(content: bytes, watch: Callable[[], None] | None) -> bytes:
+def _without_metadata(content: bytes) -> bytes:
     """Return a PNG file without texts, colour profiles and other metadata; every other content unchanged.
 
     Pillow rejects a file whose metadata are damaged or exceed its limits, even if the pixels are intact. Chunks with
@@ -483,8 +467,6 @@ def _without_metadata(content: bytes, watch: Callable[[], None] | None) -> bytes
     start = 0
     kept: list[bytes] = []
     while at + 8 <= len(content):
-        if watch:
-            watch()
         length = int.from_bytes(content[at : at + 4], "big")
         kind = content[at + 4 : at + 8]
         if not kind.isalpha():  # A length was damaged, so chunks that change the pixels may have been skipped.
@@ -581,8 +563,6 @@ def _orientation_of(image: Any) -> int:
     """Return the EXIF orientation of an image that Pillow has opened, from 1 (upright) to 8."""
     try:
         orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
-    except UnreadableImageError:  # Raised by `watch`.
-        raise
     except Exception:  # Damaged metadata are ignored, like those of a JPEG file.
         return 1
     return orientation if orientation in range(1, 9) else 1

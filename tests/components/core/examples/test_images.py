@@ -251,33 +251,9 @@ def _file(size: tuple[int, int], kind: str, **options) -> bytes:
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM"])
 def test_an_open_image_knows_its_size_and_is_decoded_as_any(kind):
     content, rule = _file((90, 70), kind), ImageRule((8, 8), 3)
-    image = open_image(content, rule, lambda: None)
+    image = open_image(content, rule)
     assert (image.num_pixels, image.num_bytes) == (90 * 70, len(content))
     assert np.array_equal(image.decode().pixels, read_image(content, rule).pixels)
-
-
-def _of_many_scans(size: int, num_scans: int) -> bytes:
-    """A progressive JPEG whose last scan stands in it again and again."""
-    content = _file((size, size), "JPEG", progressive=True)
-    end = content.rindex(b"\xff\xd9")
-    scan = content[content.rindex(b"\xff\xda") : end]
-    return content[:end] + scan * num_scans + content[end:]
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: _file((3000, 3000), "PNG"), lambda: _of_many_scans(1000, 400)], ids=["PNG", "JPEG"]
-)
-def test_an_image_is_given_up_when_watch_says_so(make):
-    content, calls = make(), 0
-
-    def watch():
-        nonlocal calls
-        calls += 1
-        if calls == 8:
-            raise UnreadableImageError("it takes too long")
-
-    with pytest.raises(UnreadableImageError, match="it takes too long"):
-        open_image(content, AS_FOUND, watch).decode()
 
 
 def _photo(orientation, kind="JPEG"):
@@ -426,22 +402,6 @@ def test_a_bitmap_of_5_bits_per_colour_has_no_16_bits_per_value():
     header = struct.pack("<IiiHHIIiiII", 40, 4, 4, 1, 16, 3, len(rows), 0, 0, 0, 0) + masks
     content = b"BM" + struct.pack("<IHHI", 14 + len(header) + len(rows), 0, 0, 14 + len(header)) + header + rows
     assert not read_image(content, AS_FOUND).has_few_levels
-
-
-def test_reading_a_png_without_its_metadata_can_be_stopped():
-    content = _with_chunk(
-        encoded(Image.new("L", (4, 4))), _chunk(b"tEXt", b"Comment\0a") * 10_000 + METADATA["a long colour profile"]
-    )
-    calls = 0
-
-    def watch():
-        nonlocal calls
-        calls += 1
-        if calls > 1_000:
-            raise UnreadableImageError("it takes too long")
-
-    with pytest.raises(UnreadableImageError, match="it takes too long"):
-        open_image(content, AS_FOUND, watch)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
