@@ -1,6 +1,5 @@
 """Every command in a README exists, with its flags; the cheap ones are run as they stand there."""
 
-import ast
 import contextlib
 import importlib
 import importlib.util
@@ -144,23 +143,9 @@ def test_the_steps_commands_run_as_they_stand(tmp_path):
         assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
 
 
-# Blocks of Python. Those of one README run in order, like the cells of a notebook. Only a block that imports a client
-# of another project, which is not installed here, is parsed and not run.
-OTHER_CLIENTS = {"tritonclient"}
-
-
 def python_blocks(text):
-    """The blocks of Python of a README."""
+    """The blocks of Python of a README, which run in order, like the cells of a notebook."""
     return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-
-
-def packages_of(block):
-    """The packages that a block imports."""
-    for node in ast.walk(ast.parse(block)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.module.partition(".")[0]
 
 
 def bring_nothing(folder):
@@ -219,11 +204,9 @@ def test_the_python_blocks_of_a_readme_run_in_order(path, tmp_path, monkeypatch)
     with steps_here():
         names = BROUGHT.get(path.parent.name, bring_nothing)(tmp_path)
         for block in python_blocks(path.read_text()):
-            if not OTHER_CLIENTS & set(packages_of(block)):
-                (tmp_path / "block.py").write_text(block)
-                names = runpy.run_path(str(tmp_path / "block.py"), init_globals=names)
+            (tmp_path / "block.py").write_text(block)
+            names = runpy.run_path(str(tmp_path / "block.py"), init_globals=names)
 
 
-def test_blocks_of_python_and_their_packages_are_found():
-    assert list(packages_of("import a, b.c as d\nfrom e.f import g")) == ["a", "b", "e"]
+def test_blocks_of_python_are_found():
     assert python_blocks("```python\na = 1\n```\n\n```yaml\na: 1\n```\n") == ["a = 1\n"]

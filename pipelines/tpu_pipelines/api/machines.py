@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IMAGE, Images
+from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IMAGE
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.typed_values import read_by_hand
 from tpu_components.core.machines.machine_spec import MachineSpec, parse_machine
@@ -160,8 +160,8 @@ def _settings(
     values = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
     values |= settings if isinstance(settings, Mapping) else {}
     values |= fields
-    values["environment"] = {**values.get("environment", {}), **environment}
-    images = values.pop("images", Images())
+    values["environment"] = {**values["environment"], **environment}
+    images = values.pop("images")
     merged: Settings = read_by_hand(values, Settings, "settings", fixed={"images": images})
     return merged
 

@@ -158,25 +158,16 @@ def build(run: ResolvedRun) -> str:
     limited = dataclasses.replace(run.machine, timeout_seconds=run.timeout.seconds)
     training = with_image(train_model, settings.images.training)
     on_s3 = steps_on_s3(config, settings.bucket_location)
-    retries = platform.training_retries(limited)
-    placement = Placement(
-        config.name,
-        "train_model",
-        run.checkpoints,
-        resources_of(config, "train_model", retries),
-        uses_s3="train_model" in on_s3,
-    )
-    steps = {"train_model": platform.on_machine(training, limited, settings, placement)}
+
+    def placement(step: str, folder: str, retries: int = 0) -> Placement:
+        return Placement(config.name, step, folder, resources_of(config, step, retries), uses_s3=step in on_s3)
+
+    of_training = placement("train_model", run.checkpoints, platform.training_retries(limited))
+    steps = {"train_model": platform.on_machine(training, limited, settings, of_training)}
     if run.judge:  # Needs JAX, which the image of the other steps may not contain.
         component = with_image(evaluate_model, settings.images.training)
-        placement = Placement(
-            config.name,
-            "evaluate_model",
-            f"{config.name}/evaluate_model",
-            resources_of(config, "evaluate_model"),
-            uses_s3="evaluate_model" in on_s3,
-        )
-        steps["evaluate_model"] = platform.on_machine(component, run.judge, settings, placement)
+        of_evaluation = placement("evaluate_model", f"{config.name}/evaluate_model")
+        steps["evaluate_model"] = platform.on_machine(component, run.judge, settings, of_evaluation)
     # The limits of a step on a machine are for its task there, not for the small one (mark_promoted) next to it.
     others = {step: requested for step, requested in config.resources.items() if step not in steps}
     unlimited = dataclasses.replace(config, resources=others)

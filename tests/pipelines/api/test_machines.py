@@ -43,13 +43,19 @@ def run_command(text: str, answer: dsl.OutputPath(str)):
     return dsl.ContainerSpec(image="docker.io/me/tool:1", command=["tool"], args=["--text", text, "--answer", answer])
 
 
-def executor_of(step, **inputs):
-    """The executor and the platform's configuration of a step, in a pipeline of nothing else."""
+def pipeline_of(step, inputs):
+    """A pipeline of this step alone; an input that is a function is called with the pipeline's own input."""
 
     @dsl.pipeline(name="one-step")
-    def pipeline():
-        step(**{name: value() if callable(value) else value for name, value in inputs.items()})
+    def pipeline(wanted: str = "cpu"):
+        step(**{name: value(wanted) if callable(value) else value for name, value in inputs.items()})
 
+    return pipeline
+
+
+def executor_of(step, **inputs):
+    """The executor and the platform's configuration of a step, in a pipeline of nothing else."""
+    pipeline = pipeline_of(step, inputs)
     spec = json_format.MessageToDict(pipeline.pipeline_spec)
     platform = json_format.MessageToDict(pipeline.platform_spec).get("platforms", {})
     (label,) = (name for name in spec["deploymentSpec"]["executors"] if "importer" not in name)
@@ -58,7 +64,7 @@ def executor_of(step, **inputs):
     return spec["deploymentSpec"]["executors"][label]["container"], of_platform
 
 
-def records():
+def records(_=None):
     return dsl.importer(artifact_uri="gs://b/r", artifact_class=dsl.Dataset).output
 
 
@@ -214,10 +220,6 @@ def test_the_image_that_only_this_machine_has_is_refused(platform):
         tp.on_machine(train_model, "v5e-4", platform=platform)
 
 
-def records_of(_):
-    return records()
-
-
 def model_of(_):
     return dsl.importer(artifact_uri="gs://b/m", artifact_class=dsl.Model).output
 
@@ -227,7 +229,7 @@ def model_of(_):
 def test_a_component_of_ours_uses_the_accelerator_of_its_machine(platform, machine, accelerator):
     """`auto` would be the CPU of a TPU's host, as nobody has a TPU by accident."""
     for component, model in ((train_model, "digits_cnn"), (evaluate_model, model_of)):
-        inputs = {"records": records_of, "model": model}
+        inputs = {"records": records, "model": model}
         step = tp.on_machine(with_image(component, PINNED), machine, platform=platform)
         for given, used in (({}, accelerator), ({"accelerator": "auto"}, accelerator), ({"accelerator": "cpu"}, "cpu")):
             assert tasks_inputs(step, inputs | given)["accelerator"] == used
@@ -235,11 +237,8 @@ def test_a_component_of_ours_uses_the_accelerator_of_its_machine(platform, machi
 
 
 def tasks_inputs(step, inputs):
-    @dsl.pipeline(name="one-step")
-    def pipeline(wanted: str = "cpu"):
-        step(**{name: value(wanted) if callable(value) else value for name, value in inputs.items()})
-
-    tasks = json_format.MessageToDict(pipeline.pipeline_spec)["root"]["dag"]["tasks"]
+    """The constant inputs of a step's task, by name; None for those that the pipeline determines."""
+    tasks = json_format.MessageToDict(pipeline_of(step, inputs).pipeline_spec)["root"]["dag"]["tasks"]
     (task,) = (task for name, task in tasks.items() if "importer" not in name)
     parameters = task.get("inputs", {}).get("parameters", {})
     return {name: one.get("runtimeValue", {}).get("constant") for name, one in parameters.items()}
@@ -255,7 +254,7 @@ def tasks_inputs(step, inputs):
 def test_an_input_that_contradicts_the_machine_is_refused_when_the_pipeline_is_written(machine, inputs, message):
     step = tp.on_machine(with_image(train_model, PINNED), machine)
     with pytest.raises(InputError, match=message):
-        tasks_inputs(step, {"records": records_of, "model": "digits_cnn"} | inputs)
+        tasks_inputs(step, {"records": records, "model": "digits_cnn"} | inputs)
 
 
 def test_a_component_of_somebody_else_keeps_its_input_accelerator():
