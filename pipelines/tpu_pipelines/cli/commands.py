@@ -197,7 +197,8 @@ COMMANDS = (
         "list the runs of a workspace, or delete some",
         "[list] [NAME]: list every kept run, of one name or of all, with its end, outcome, metrics and size; without "
         "NAME also write a page, index.html. clean [NAME]: delete earlier runs, and cached steps that no run uses any "
-        "more. delete NAME: delete the latest run of a name; NAME@3 deletes the third one. Both ask for confirmation.",
+        "more. delete NAME: delete the latest run with this name; NAME@3 deletes the third one. Both ask for "
+        "confirmation.",
         "clean digits --keep 5",
         "runs.runs",
         (
@@ -435,7 +436,7 @@ COMMANDS = (
     Command(
         "status",
         "show the state of a run on a cloud platform",
-        "Show the state of the latest run of a name; the exit codes are those of `submit --wait`.",
+        "Show the state of the latest run with this name; the exit codes are those of `submit --wait`.",
         "digits",
         "jobs.status",
         (JOB, *target(), json_flag("print the run as JSON, and nothing else, on stdout")),
@@ -443,7 +444,7 @@ COMMANDS = (
     Command(
         "cancel",
         "stop a run on a cloud platform",
-        "Stop the latest run of a name.",
+        "Stop the latest run with this name.",
         "digits",
         "jobs.cancel",
         (JOB, *target()),

@@ -260,7 +260,7 @@ class Permissions:
         name = member.partition(":")[2]
         denied = self._lacking(role.needed, roles)
         if not denied:
-            return f"{name} has {role.name}'s part of it"
+            return f"{name} has the required permissions of {role.name}"
         said = f"{name} itself lacks {role.name} ({', '.join(denied)})"
         if unread:
             raise CannotAskError(f"{said}, as far as can be seen: {'; '.join(unread)}")

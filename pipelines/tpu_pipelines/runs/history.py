@@ -31,7 +31,7 @@ from tpu_pipelines.config.steps import STEPS
 from tpu_pipelines.runs.summary import Summary, as_trained
 from tpu_pipelines.runs.workspace import HISTORY_SUFFIX, LOG_FILE, SUMMARY_FILE, history_dir
 
-KEPT = 10  # Number of earlier runs of a name that are kept.
+KEPT = 10  # Number of earlier runs with the same name that are kept.
 LATEST = "latest"
 _NUMBER = r"\d{4,}"
 _INDEX_FILE, _COMPARISON_FILE = "index.html", "comparison.html"
@@ -100,7 +100,7 @@ def _delete(place: Path, directory: Path) -> None:
 
 
 def delete_one(run_dir: Path, number: str) -> Path:
-    """Delete one run of a name, by its number or `LATEST`; returns its former folder."""
+    """Delete one run with a given name, by its number or `LATEST`; returns its former folder."""
     directory = history_dir(run_dir)
     place = run_dir if number == LATEST else directory / number
     directory.mkdir(exist_ok=True)

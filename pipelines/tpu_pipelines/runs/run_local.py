@@ -395,7 +395,7 @@ class Deleted:
 
 
 def delete_runs(workspace: Path, name: str, number: str = "", keep: int = 0) -> Deleted:
-    """Delete one run of a name, or all runs before the latest, and the cached steps that no other run uses.
+    """Delete one run with a given name, or all runs before the latest, and the cached steps that no other run uses.
 
     Args:
         workspace: Folder for runs.

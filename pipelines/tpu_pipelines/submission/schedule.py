@@ -96,7 +96,7 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def change_state(client: PlatformClient, name: str, action: str, dry_run: bool = False) -> list[Schedule]:
-    """Pause, resume or delete every schedule of a name.
+    """Pause, resume or delete every schedule with a given name.
 
     Args:
         client: Client of the platform.
