@@ -7,19 +7,33 @@ from typing import Any
 from tpu_components.core.base import container_images
 from tpu_components.core.base.container_images import is_pinned
 from tpu_components.core.base.errors import InputError
-from tpu_components.create_tfrecords.component import create_tfrecords as _create_tfrecords
-from tpu_components.create_tfrecords.component import list_source
-from tpu_components.deploy_model.component import deploy_model
-from tpu_components.evaluate_model.component import evaluate_model
-from tpu_components.export_model.component import export_model
-from tpu_components.find_drift.component import find_drift
-from tpu_components.kfp.current_data import SourceComponent, StaleCacheWarning
-from tpu_components.predict_batch.component import predict_batch as _predict_batch
-from tpu_components.preflight_training.component import preflight_training
-from tpu_components.train_model.component import train_model
+from tpu_components.core.models.training_step.hyperparameters import TrainParams
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.create_tfrecords import component as _create_tfrecords
+from tpu_components.deploy_model import component as _deploy_model
+from tpu_components.deploy_model.params import DeployParams
+from tpu_components.evaluate_model import component as _evaluate_model
+from tpu_components.evaluate_model.params import EvaluateParams
+from tpu_components.export_model import component as _export_model
+from tpu_components.export_model.params import ExportParams
+from tpu_components.find_drift import component as _find_drift
+from tpu_components.find_drift.params import DriftParams
+from tpu_components.kfp.step_component import StaleCacheWarning, StepComponent
+from tpu_components.predict_batch import component as _predict_batch
+from tpu_components.predict_batch.params import PredictParams
+from tpu_components.preflight_training import component as _preflight_training
+from tpu_components.preflight_training.params import PreflightParams
+from tpu_components.train_model import component as _train_model
 
-create_tfrecords = SourceComponent.from_component(_create_tfrecords)
-predict_batch = SourceComponent.from_component(_predict_batch)
+create_tfrecords = StepComponent.of(_create_tfrecords.create_tfrecords, WriteParams)
+deploy_model = StepComponent.of(_deploy_model.deploy_model, DeployParams)
+evaluate_model = StepComponent.of(_evaluate_model.evaluate_model, EvaluateParams)
+export_model = StepComponent.of(_export_model.export_model, ExportParams)
+find_drift = StepComponent.of(_find_drift.find_drift, DriftParams)
+list_source = StepComponent.of(_create_tfrecords.list_source)
+predict_batch = StepComponent.of(_predict_batch.predict_batch, PredictParams)
+preflight_training = StepComponent.of(_preflight_training.preflight_training, PreflightParams)
+train_model = StepComponent.of(_train_model.train_model, TrainParams)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +104,8 @@ def _check_image_name(image: str) -> None:
     if not is_pinned(image):
         warnings.warn(
             f"The image {image!r} is not named by digest. If its tag moves to other code, the platform's cache still "
-            "returns results of the old code. Use the name that ends in @sha256:….",
+            "returns results of the old code. Use the name that ends in @sha256:…, or call "
+            "set_caching_options(False) on each task.",
             StaleCacheWarning,
             stacklevel=3,
         )

@@ -2,60 +2,15 @@
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kfp.dsl.python_component import PythonComponent
-
 from tpu_components.core.base.container_images import with_image
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.sources.kinds import find_location
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.source_ref import SourceRef
 from tpu_components.create_tfrecords.component import list_source
 
 _INPUTS_OF_THE_SOURCE = {field.name for field in dataclasses.fields(WriteParams)} - {"source"}
-
-
-class StaleCacheWarning(UserWarning):
-    """The platform's cache may return results of data or code that have changed since."""
-
-
-class SourceComponent(PythonComponent):
-    """A component with the inputs `source` and `data_version`; a call warns if the cache could return old results."""
-
-    @classmethod
-    def from_component(cls, component: PythonComponent) -> "SourceComponent":
-        """Return a component as one that warns."""
-        return cls(component.component_spec, component.python_func)
-
-    def __call__(self, *args: Any, **inputs: Any) -> Any:
-        """Return the task, as every component does."""
-        if not inputs.get("data_version") and may_change(inputs.get("source")):
-            name = self.name.replace("-", "_")
-            warnings.warn(
-                f"{name} has no data_version, and the platform's cache knows the data only by their location: after "
-                f"the data have changed, a run may return the results of the old data. Use on_current_data({name}).",
-                StaleCacheWarning,
-                stacklevel=2,
-            )
-        return super().__call__(*args, **inputs)
-
-
-def may_change(source: Any) -> bool:
-    """Return whether a source is on a remote store, or is an input whose value is known only when the pipeline runs.
-
-    Raises:
-        InputError: If the kind of the source is unknown.
-
-    Example:
-        >>> may_change("images:gs://bucket/photos"), may_change("sklearn:digits")
-        (True, False)
-    """
-    if isinstance(source, str):
-        return find_location(SourceRef.parse(source)).is_remote
-    return source is not None
 
 
 def on_current_data(component: Any) -> Callable[..., Any]:

@@ -1,22 +1,34 @@
 """KFP components on machines with a TPU or GPUs, for pipelines other than the training pipeline."""
 
 import dataclasses
+import functools
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IMAGE
 from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.base.typed_values import read_by_hand
+from tpu_components.core.base.typed_values import Mistakes, fields_of, read_by_hand
 from tpu_components.core.machines.machine_spec import MachineSpec, parse_machine
+from tpu_components.kfp.step_component import PipelineWarning, StepComponent
 from tpu_pipelines.config.settings import Settings, load_settings
 from tpu_pipelines.config.steps import StepResources
 from tpu_pipelines.platforms.jobs import PlacedStep, Placement
 from tpu_pipelines.platforms.platform import HERE, PLATFORMS, Platform, capitalized, check_settings, default_platform
 from tpu_pipelines.platforms.resources import STEP_CPU, STEP_GIB
 
-# Components whose program runs on each host of a slice and finds the others.
-_ON_SEVERAL_HOSTS = ("tpu_components.train_model.component",)
+# Module of the component whose program runs on each host of a slice and finds the others, and that keeps checkpoints.
+_TRAINING = "tpu_components.train_model.component"
+_NOT_SUBMITTED = "It is for submitting a pipeline, which on_machine does not do. Remove it."
+_USED_NOWHERE = {
+    **dict.fromkeys(
+        ("kfp_host", "kfp_namespace", "vertex_endpoint", "google_endpoint", "experiment", "notify"), _NOT_SUBMITTED
+    ),
+    "images": "The component has its image: use with_image(component, IMAGE) instead.",
+    "fallbacks": "Only `tpu-pipelines submit` tries other machines. Remove fallbacks.",
+    "max_wait_seconds": "Only `tpu-pipelines submit` waits for a machine. Remove max_wait_seconds.",
+}
 # Inputs of this package's components that select devices. `auto` would be the CPU of a machine with a TPU.
 _ACCELERATOR = "accelerator"
 _BACKEND = "backend"
@@ -59,25 +71,29 @@ def on_machine(
         settings: Project, region, bucket, service account, network, labels and others: a `Settings`, or a mapping of
             its fields, which replace those of the environment variables `TPU_PIPELINES_…`. Without it, the variables
             alone count.
-        project: Google Cloud project. Default: that of the settings.
+        project: Google Cloud project of the job on Vertex AI. Default: that of the settings; without any, the
+            pipeline's project.
         region: Region of the machine on Vertex AI. Default: that of the settings; without any, the pipeline's region.
         bucket: Bucket for the checkpoints of `train_model` on Vertex AI. Default: that of the settings; without any,
             the pipeline's root.
-        service_account: Service account of the step on Vertex AI. Default: that of the settings; without any, that of
-            the pipeline's job. On Kubeflow, the cluster decides.
+        service_account: Service account of the job on Vertex AI. Default: that of the settings; without any, that of
+            the pipeline's job. On Kubeflow, it is that of the run.
         environment: Environment variables of the step, in addition to those of the component and the settings.
         retries: How often the step is started again when it fails. Default: on Kubeflow 5 for a spot machine or several
             hosts, else 0; on Vertex AI 0, since the service itself replaces lost machines.
-        cpu: CPUs that the pod requests on Kubeflow; 0 means 3. On Vertex AI the step has the whole machine.
-        memory: Memory that the pod requests on Kubeflow, for example `64Gi`; empty means 12Gi.
+        cpu: CPUs that the pod requests on Kubeflow; 0 means 3. Not on Vertex AI, where the step has the whole machine.
+        memory: Memory that the pod requests on Kubeflow, for example `64Gi`; empty means 12Gi. Not on Vertex AI.
 
     Returns:
         A function that takes the component's inputs by name, inside a pipeline, and returns the task. Of a component of
         this package with the input `accelerator`, `auto` becomes the accelerator of the machine.
 
     Raises:
-        InputError: If the platform does not offer the machine, the machine has several hosts and the component is not
-            made for that, or the platform cannot pull the component's image.
+        InputError: If the platform does not offer the machine or does not use an option, the machine has several hosts
+            and the component is not made for that, or the platform cannot pull the component's image.
+
+    Warns:
+        PipelineWarning: If a spot machine on Kubeflow has no place for checkpoints.
 
     Example:
         ```python
@@ -101,10 +117,18 @@ def on_machine(
         return component
     chosen = _platform(platform)
     fields = {"project": project, "region": region, "bucket": bucket, "service_account": service_account}
-    merged = _settings(settings, {name: value for name, value in fields.items() if value}, environment or {})
+    named = {name: value for name, value in fields.items() if value}
+    _check_options(chosen, {**_changed(spec), **_explicit(settings), **named, "cpu": cpu, "memory": memory})
+    merged = _settings(settings, named, environment or {})
     check_settings(chosen, merged)
     _check_image(component, chosen)
     _check_machine(component, spec, chosen)
+    module = getattr(getattr(component, "python_func", None), "__module__", "")
+    is_ours = module.startswith("tpu_components.")
+    if not is_ours or module == _TRAINING:
+        variables = {**(component.component_spec.implementation.container.env or {}), **merged.environment}
+        if warning := chosen.restart_warning(spec, merged, variables):
+            warnings.warn(f"{component.name.replace('-', '_')}: {warning}", PipelineWarning, stacklevel=2)
     step = component.name.replace("-", "_")
     placement = Placement(
         run=component.name,
@@ -118,13 +142,16 @@ def on_machine(
         uses_s3=bool(merged.s3_secret),
     )
     placed = chosen.on_machine(component, chosen.in_region(spec, merged.region), merged, placement)
-    return _with_accelerator(placed, spec) if _selects_devices(component) else placed
+    if is_ours and _ACCELERATOR in (component.component_spec.inputs or {}):
+        placed = _with_accelerator(placed, spec)
+    return _with_checks(placed, component) if isinstance(component, StepComponent) else placed
 
 
-def _selects_devices(component: Any) -> bool:
-    """Return whether a component is of this package and has an input that selects its devices."""
-    module = getattr(getattr(component, "python_func", None), "__module__", "")
-    return module.startswith("tpu_components.") and _ACCELERATOR in (component.component_spec.inputs or {})
+def _with_checks(step: PlacedStep, component: StepComponent) -> PlacedStep:
+    """Return a step that checks its inputs as the component does; a custom job has more inputs."""
+    spec: Any = getattr(step, "component_spec", component.component_spec)
+    others = spec.inputs or {}
+    return functools.update_wrapper(lambda **inputs: step(**component.checked(inputs, others)), step)
 
 
 def _with_accelerator(step: PlacedStep, machine: MachineSpec) -> PlacedStep:
@@ -140,7 +167,35 @@ def _with_accelerator(step: PlacedStep, machine: MachineSpec) -> PlacedStep:
             machine.slice.require_backend(backend)
         return step(**{**inputs, _ACCELERATOR: accelerator})
 
-    return make
+    return functools.update_wrapper(make, step)
+
+
+def _changed(machine: MachineSpec) -> dict[str, Any]:
+    """Return the fields of a machine that differ from their defaults."""
+    values = {name: getattr(machine, name) for name in fields_of(MachineSpec)}
+    return {name: value for name, value in values.items() if value != fields_of(MachineSpec)[name].default}
+
+
+def _explicit(settings: Settings | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the settings of this call: all but those of environment variables, which are for all platforms."""
+    if not isinstance(settings, Settings):
+        return dict(settings or {})
+    usual = load_settings(os.environ)
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return {name: value for name, value in values.items() if value != getattr(usual, name)}
+
+
+def _check_options(platform: Platform, options: Mapping[str, Any]) -> None:
+    """Check that the platform uses all options.
+
+    Raises:
+        InputError: If it does not; the message names each of these options, and says what to do instead.
+    """
+    mistakes = Mistakes()
+    for name, advice in {**_USED_NOWHERE, **platform.unused_options}.items():
+        if value := options.get(name):
+            mistakes.add(f"{name} has no effect on the platform {platform.name}. Received: {name}={value!r}. {advice}")
+    mistakes.raise_all()
 
 
 def _platform(name: str) -> Platform:
@@ -168,15 +223,8 @@ def _settings(
 
 def _check_machine(component: Any, machine: MachineSpec, platform: Platform) -> None:
     machine.slice.require_target(platform.catalogue_name)
-    waits = machine.max_wait_seconds != MachineSpec.max_wait_seconds
-    if machine.fallbacks or waits:
-        field = "max_wait_seconds" if waits else "fallbacks"
-        raise InputError(
-            f"Only `tpu-pipelines submit` waits for a machine and tries others. Received: {machine.name} with {field}. "
-            f"Remove {field}."
-        )
     function = getattr(component, "python_func", None)
-    if machine.slice.hosts > 1 and getattr(function, "__module__", "") not in _ON_SEVERAL_HOSTS:
+    if machine.slice.hosts > 1 and getattr(function, "__module__", "") != _TRAINING:
         raise InputError(
             f"{machine.name} has {machine.slice.hosts} hosts. Each would run {component.name!r} and write the same "
             "outputs. Only train_model of this package supports several hosts. Use a machine of one host; "

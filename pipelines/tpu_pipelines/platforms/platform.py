@@ -8,7 +8,7 @@ The command line imports this module for its help. So a platform imports KFP, Go
 takes long only in the methods that use them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tpu_components.core.base.typed_values import Mistakes
@@ -48,6 +48,10 @@ class Platform(Protocol):
     @property
     def own_settings(self) -> tuple[str, ...]:
         """Names of the settings that platforms reject unless they list them here."""
+
+    @property
+    def unused_options(self) -> Mapping[str, str]:
+        """Arguments, settings and fields of a machine that `on_machine` does not use here, with what to do instead."""
 
     def check_settings(self, settings: Settings) -> None:
         """Check the platform's settings; raises InputError if some are not allowed, such as too many labels."""
@@ -117,6 +121,15 @@ class Platform(Protocol):
             InputError: If the platform cannot run the step on the machine with these settings.
         """
 
+    def restart_warning(self, machine: "MachineSpec", settings: Settings, environment: Mapping[str, str]) -> str:
+        """Return a warning if a step that loses its machine has no place for checkpoints; else an empty text.
+
+        Args:
+            machine: Machine of the step.
+            settings: Settings of the platform.
+            environment: Environment variables of the step.
+        """
+
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
         """Set time limit, disk and sign-in on the task of a step that has no machine; returns the task."""
 
@@ -169,7 +182,7 @@ def check_settings(platform: Platform, settings: Settings) -> None:
     for name in foreign:
         if (value := getattr(settings, name)) and name not in platform.own_settings:
             mistakes.add(
-                f"The setting {name} ({variable(name)}) is not supported with --target {platform.name}. Received: "
+                f"The setting {name} ({variable(name)}) is not supported on the platform {platform.name}. Received: "
                 f"{value!r}. Remove it."
             )
     with mistakes.kept():

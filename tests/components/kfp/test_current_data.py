@@ -5,16 +5,10 @@ from google.protobuf import json_format
 from kfp import dsl
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.kfp import (
-    StaleCacheWarning,
-    create_tfrecords,
-    on_current_data,
-    predict_batch,
-    train_model,
-    with_image,
-)
+from tpu_components.kfp import StaleCacheWarning, on_current_data, with_images
 
 PINNED = "docker.io/me/python@sha256:0f"
+STEPS = with_images(PINNED)
 
 
 def tasks_of(pipeline):
@@ -27,7 +21,7 @@ def test_remote_data_without_a_version_are_warned_of(source):
 
         @dsl.pipeline
         def pipeline():
-            create_tfrecords(source=source)
+            STEPS.create_tfrecords(source=source)
 
 
 def test_a_source_that_is_an_input_of_the_pipeline_is_warned_of():
@@ -35,14 +29,14 @@ def test_a_source_that_is_an_input_of_the_pipeline_is_warned_of():
 
         @dsl.pipeline
         def pipeline(source: str, export: dsl.Input[dsl.Model]):
-            predict_batch(source=source, export=export)
+            STEPS.predict_batch(source=source, export=export)
 
 
 @pytest.mark.parametrize("inputs", [{"source": "sklearn:digits"}, {"source": "csv:gs://b/l.csv", "data_version": "1"}])
 def test_data_of_a_library_and_data_with_a_version_are_not_warned_of(inputs):
     @dsl.pipeline
     def pipeline():
-        create_tfrecords(**inputs)
+        STEPS.create_tfrecords(**inputs)
 
 
 def test_an_unknown_source_is_refused_when_the_pipeline_is_written():
@@ -50,13 +44,13 @@ def test_an_unknown_source_is_refused_when_the_pipeline_is_written():
 
         @dsl.pipeline
         def pipeline():
-            create_tfrecords(source="imags:gs://bucket/photos")
+            STEPS.create_tfrecords(source="imags:gs://bucket/photos")
 
 
 def test_the_source_is_listed_in_every_run_and_its_digest_is_an_input_of_the_step():
     @dsl.pipeline
     def pipeline(source: str = "images:gs://bucket/photos", side: int = 8):
-        on_current_data(with_image(create_tfrecords, PINNED))(source=source, image_size=[side, side], seed=3)
+        on_current_data(STEPS.create_tfrecords)(source=source, image_size=[side, side], seed=3)
 
     tasks = tasks_of(pipeline)
     assert tasks["list-source"]["cachingOptions"] == {}
@@ -72,4 +66,4 @@ def test_the_source_is_listed_in_every_run_and_its_digest_is_an_input_of_the_ste
 
 def test_a_component_that_reads_no_source_is_refused():
     with pytest.raises(InputError, match=r"takes create_tfrecords or predict_batch. Received: 'train-model'"):
-        on_current_data(train_model)
+        on_current_data(STEPS.train_model)

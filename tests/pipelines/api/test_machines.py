@@ -1,4 +1,7 @@
+import dataclasses
+import inspect
 import json
+import re
 
 import pytest
 from google.protobuf import json_format
@@ -9,10 +12,11 @@ import tpu_pipelines as tp
 from tests.support.cli import set_environment
 from tests.support.custom_jobs import submitted_job
 from tests.support.fakes.execution import launcher_arguments
+from tpu_components.core.base.container_images import Images
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.machines.machine_spec import parse_machine
-from tpu_components.kfp import create_tfrecords, evaluate_model, train_model, with_image
-from tpu_pipelines.config.settings import Settings
+from tpu_components.core.machines.machine_spec import MachineSpec, parse_machine
+from tpu_components.kfp import PipelineWarning, create_tfrecords, evaluate_model, train_model, with_image
+from tpu_pipelines.config.settings import Settings, load_settings
 
 PINNED = "docker.io/me/python@sha256:0f"
 SETTINGS = {
@@ -183,7 +187,7 @@ def test_on_kubeflow_the_pod_asks_for_the_devices():
         train_elsewhere,
         {"name": "v5e-4", "spot": True, "timeout_seconds": 7200},
         platform="kubeflow",
-        settings=SETTINGS | {"network": "", "kueue_queue": "tpus"},
+        settings={"labels": {"team": "vision"}, "kueue_queue": "tpus", "volumes": {"weights": "/mnt/weights"}},
         environment={"PJRT_DEVICE": "TPU"},
         memory="64Gi",
     )
@@ -274,6 +278,206 @@ def test_a_mapping_of_settings_replaces_those_of_the_environment_one_by_one(monk
     other = account.replace("trainer", "other")
     _, job = submitted_job(tp.on_machine(train_elsewhere, "v5e-4", service_account=other))
     assert job.job_spec.service_account == other
+
+
+# Every option of on_machine, with another value than its default. The first fields of a machine are its type.
+TYPE = {"name", "machine_type", "accelerator_type", "accelerator_count", "tpu_topology"}
+MACHINE = {
+    "region": "us-east5",
+    "boot_disk_type": "hyperdisk-balanced",
+    "boot_disk_size_gb": 321,
+    "spot": True,
+    "reservation": RESERVATION,
+    "timeout_seconds": 4321,
+    "restart_job_on_worker_restart": True,
+    "disable_retries": True,
+    "enable_web_access": True,
+    "persistent_resource_id": "my-resource",
+    "nfs_mounts": ["10.0.0.2:/share=data"],
+    "max_wait_seconds": 4321,
+    "fallbacks": ["v5e-1"],
+}
+OF_SETTINGS = {
+    "project": "other-project",
+    "region": "us-east5",
+    "bucket": "gs://other-bucket",
+    "service_account": "other@my-project.iam.gserviceaccount.com",
+    "network": "projects/12345/global/networks/my-network",
+    "network_attachment": "projects/my-project/regions/us-east5/networkAttachments/my-attachment",
+    "encryption_key": "projects/my-project/locations/us-east5/keyRings/my-ring/cryptoKeys/my-key",
+    "tensorboard": "projects/12345/locations/us-east5/tensorboards/678",
+    "experiment": "digits-models",
+    "vertex_endpoint": "https://us-east5-mine.p.googleapis.com",
+    "google_endpoint": "https://gateway.example.com/{host}",
+    "labels": {"team": "vision"},
+    "environment": {"FLAVOUR": "vanilla"},
+    "kfp_host": "https://kubeflow.example.com",
+    "kfp_namespace": "team-vision",
+    "s3_secret": "s3-credentials",
+    "kueue_queue": "tpu-queue",
+    "provisioning": "flex-start",
+    "secrets": {"storage-key": "/secrets/storage"},
+    "volumes": {"checkpoints": "/mnt/checkpoints"},
+    "notify": "https://hooks.example.com/1",
+    "images": Images(training=PINNED),
+}
+ARGUMENTS = {
+    **{name: OF_SETTINGS[name] for name in ("project", "region", "bucket", "service_account", "environment")},
+    "retries": 3,
+    "cpu": 13,
+    "memory": "77Gi",
+}
+ALSO = {  # What an option needs on Vertex AI.
+    "nfs_mounts": {"network": OF_SETTINGS["network"]},
+    "tensorboard": {"service_account": OF_SETTINGS["service_account"]},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*After a preemption of")
+@pytest.mark.parametrize("platform", ["vertex", "kubeflow"])
+@pytest.mark.parametrize("kind", ["machine", "settings", "arguments"])
+def test_each_option_changes_what_is_compiled_or_is_refused_with_advice(platform, kind):
+    values = {"machine": MACHINE, "settings": OF_SETTINGS, "arguments": ARGUMENTS}[kind]
+    used = {name for name, value in values.items() if is_used(platform, kind, name, value)}
+    assert values.keys() - used == REFUSED[platform][kind]
+
+
+def is_used(platform, kind, name, value):
+    """Whether an option changes the compiled pipeline; else it has to be refused."""
+    settings = ALSO.get(name, {}) if platform == "vertex" else {}
+    option = {name: value}
+    if kind == "machine":
+        changed = {"machine": {"name": "v6e-1", **option}, "settings": settings}
+    elif kind == "arguments":
+        changed = {"machine": "v6e-1", "settings": settings, **option}
+    else:  # Only a `Settings` has images.
+        changed = {"machine": "v6e-1", "settings": Settings(**option) if name == "images" else settings | option}
+    message = ""
+    try:
+        after = compiled(platform, **changed)
+    except InputError as error:
+        message = str(error)
+    if message:
+        advice = r"Received: [^\n]+\. [^\n]*(Remove|[Uu]se) [^\n]+\."
+        assert re.fullmatch(rf".*\b{name}\b.* on the platform {platform}\. {advice}", message)
+        return False
+    assert after != compiled(platform, "v6e-1", settings=settings), f"{platform} ignores {name}"
+    return True
+
+
+def compiled(platform, machine, **options):
+    step = tp.on_machine(train_elsewhere, machine, platform=platform, **options)
+    pipeline = pipeline_of(step, {"records": records, "labels": "x"})
+    return json_format.MessageToDict(pipeline.pipeline_spec), json_format.MessageToDict(pipeline.platform_spec)
+
+
+NOWHERE = {"experiment", "vertex_endpoint", "google_endpoint", "kfp_host", "kfp_namespace", "notify", "images"}
+REFUSED = {
+    "vertex": {
+        "machine": {"max_wait_seconds", "fallbacks"},
+        "settings": NOWHERE | {"s3_secret", "kueue_queue", "provisioning", "secrets", "volumes"},
+        "arguments": {"cpu", "memory"},
+    },
+    "kubeflow": {
+        "machine": MACHINE.keys() - {"spot", "reservation", "timeout_seconds"},
+        "settings": NOWHERE
+        | {"project", "region", "bucket", "service_account", "network"}
+        | {"network_attachment", "encryption_key", "tensorboard"},
+        "arguments": {"project", "region", "bucket", "service_account"},
+    },
+}
+
+
+def test_every_option_is_in_the_test_above():
+    fields = {field.name for field in dataclasses.fields(MachineSpec)}
+    settings = {field.name for field in dataclasses.fields(Settings)}
+    arguments = set(inspect.signature(tp.on_machine).parameters)
+    assert MACHINE.keys() == fields - TYPE
+    assert OF_SETTINGS.keys() == settings
+    assert ARGUMENTS.keys() == arguments - {"component", "machine", "platform", "settings"}
+
+
+def test_a_mapping_with_options_that_the_platform_does_not_use_names_all_of_them():
+    with pytest.raises(InputError) as raised:
+        tp.on_machine(train_elsewhere, "v5e-4", platform="kubeflow", settings=SETTINGS)
+    for name in ("project", "region", "bucket", "service_account", "network"):
+        assert f"{name} has no effect on the platform kubeflow" in str(raised.value)
+    assert "Workload Identity" in str(raised.value)
+
+
+def test_environment_variables_are_for_all_platforms(monkeypatch):
+    """Who works with both platforms has the variables of both; `settings` and arguments are of one call."""
+    account = SETTINGS["service_account"]
+    variables = {"TPU_PIPELINES_SERVICE_ACCOUNT": account, "TPU_PIPELINES_REGION": "us-west4"}
+    set_environment(monkeypatch, variables)
+    without = tp.on_machine(train_elsewhere, "v5e-4", platform="kubeflow")
+    with_object = tp.on_machine(train_elsewhere, "v5e-4", platform="kubeflow", settings=load_settings(variables))
+    executors = [executor_of(step, records=records, labels="x") for step in (without, with_object)]
+    assert executors[0] == executors[1]
+    changed = dataclasses.replace(load_settings(variables), service_account=f"other-{account}")
+    with pytest.raises(InputError, match=r"service_account has no effect on the platform kubeflow"):
+        tp.on_machine(train_elsewhere, "v5e-4", platform="kubeflow", settings=changed)
+
+
+def test_a_job_runs_in_the_project_of_the_settings_else_in_that_of_the_pipeline():
+    def project_of(step):
+        container, _ = executor_of(step, records=records, labels="x")
+        asked = container["args"][container["args"].index("--project") + 1]
+        defaults = step.component_spec.inputs
+        return defaults["job_project"].default if "job_project" in defaults else asked
+
+    assert project_of(tp.on_machine(train_elsewhere, "v5e-4")) == "{{$.pipeline_google_cloud_project_id}}"
+    assert project_of(tp.on_machine(train_elsewhere, "v5e-4", project="my-project")) == "my-project"
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"settings": {"volumes": {"checkpoints": "/mnt/checkpoints"}}},
+        {"environment": {"AIP_CHECKPOINT_DIR": "gs://my-bucket/weights"}},
+    ],
+)
+def test_a_preempted_step_without_a_place_for_checkpoints_is_warned_of(places):
+    spot = {"name": "v5e-4", "spot": True}
+    for component in (train_elsewhere, with_image(train_model, PINNED)):
+        with pytest.warns(PipelineWarning, match=r"After a preemption of v5e-4, .* from scratch.*\"volumes\""):
+            tp.on_machine(component, spot, platform="kubeflow")
+        tp.on_machine(component, spot, platform="kubeflow", **places)
+        tp.on_machine(component, spot)
+    tp.on_machine(with_image(evaluate_model, PINNED), spot, platform="kubeflow")  # It keeps no checkpoints.
+
+
+@pytest.mark.parametrize("platform", ["vertex", "kubeflow"])
+@pytest.mark.parametrize("retries", [None, 2])
+def test_constant_inputs_of_a_component_of_ours_are_checked_on_a_machine_too(platform, retries):
+    step = tp.on_machine(with_image(train_model, PINNED), "v5e-4", platform=platform, retries=retries)
+    for inputs, message in (
+        ({"model": "mobilenet_v3"}, r"train_model: Unknown model 'mobilenet_v3'"),
+        ({"model": "digits_cnn", "batch_size": 8}, r"no input 'batch_size'.*Did you mean 'batch_size_per_replica'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            tasks_inputs(step, {"records": records} | inputs)
+    assert tasks_inputs(step, {"records": records, "model": "digits_cnn", "learning_rate": 1})["learning_rate"] == 1
+    if platform == "vertex":
+        inputs = {"records": records, "model": "digits_cnn", "job_timeout": "60s"}
+        assert tasks_inputs(step, inputs)["job_timeout"] == "60s"
+
+
+@pytest.mark.parametrize("platform", ["vertex", "kubeflow"])
+def test_a_step_without_a_machine_gets_its_cpus_and_memory_from_kfps_own_methods(platform):
+    """As with every component: on Vertex AI they choose the machine, on a cluster they are the pod's."""
+    train = tp.on_machine(train_elsewhere, "v5e-4", platform=platform)
+
+    @dsl.pipeline(name="two-steps")
+    def pipeline():
+        written = with_image(create_tfrecords, PINNED)(source="sklearn:digits")
+        written.set_cpu_limit("7").set_memory_limit("20Gi").set_cpu_request("5").set_retry(2)
+        train(records=written.outputs["records"], labels="x")
+
+    spec = json_format.MessageToDict(pipeline.pipeline_spec)
+    resources = spec["deploymentSpec"]["executors"]["exec-create-tfrecords"]["container"]["resources"]
+    assert (resources["resourceCpuLimit"], resources["resourceMemoryLimit"]) == ("7", "20Gi")
+    assert spec["root"]["dag"]["tasks"]["create-tfrecords"]["retryPolicy"]["maxRetryCount"] == 2
 
 
 def test_for_a_local_run_a_component_stays_as_it_is():

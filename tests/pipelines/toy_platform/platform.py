@@ -16,6 +16,7 @@ class Toy:
     catalogue_name = KUBEFLOW
     required_settings = ("project",)
     own_settings = ()
+    unused_options = {}
     readable_places = "this machine or in a bucket"
     longest_task_seconds = math.inf
     accepts_estimated_timeout = False
@@ -53,6 +54,9 @@ class Toy:
 
     def on_machine(self, component, machine, settings, placement):
         return lambda **inputs: component(**inputs | {"accelerator": "cpu"})
+
+    def restart_warning(self, machine, settings, environment):
+        return ""
 
     def place(self, task, step, config, settings):
         return task

@@ -12,6 +12,7 @@ import math
 import re
 import types
 import typing
+import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -213,6 +214,34 @@ def removed_fields(kind: Any) -> Mapping[str, str]:
     return getattr(kind, "REMOVED", {})
 
 
+def renamed_fields(kind: Any) -> Mapping[str, str]:
+    """Return the new names of renamed fields by their old names: a dataclass's RENAMED."""
+    return getattr(kind, "RENAMED", {})
+
+
+def with_new_names(raw: Mapping[str, Any], kind: Any, where: str = "") -> Mapping[str, Any]:
+    """Return values by name, with the new names of renamed fields. Each old name causes a FutureWarning.
+
+    Raises:
+        InputError: If a field has both its old and its new name.
+    """
+    values = dict(raw)
+    for old, new in renamed_fields(kind).items():
+        if old not in values:
+            continue
+        if new in values:
+            raise InputError(
+                f"{_within(where, old)} is the old name of {new}. Received: both. Remove {_within(where, old)}."
+            )
+        warnings.warn(
+            f"{_within(where, old)} is now called {new}. A later minor version rejects the old name. Use {new}.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        values[new] = values.pop(old)
+    return values
+
+
 def unknown_key(key: Any, known: Container[Any], where: str) -> str:
     """Return an error message for an unknown key, with at most 12 known keys, the most similar if there are more."""
     names = sorted(map(str, known)) if isinstance(known, Iterable) else []
@@ -309,6 +338,27 @@ def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {})
         (64, 64)
     """
     return _read(raw, kind, where, _Form(is_by_hand=True, fixed=fixed))
+
+
+def read_some(raw: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """Convert values of some fields of a dataclass, as `read_by_hand` does; rules over several fields are not checked.
+
+    Args:
+        raw: Values by the name of their field; other names are ignored.
+        kind: The dataclass.
+
+    Raises:
+        InputError: If values have another type or range; the message names all of them.
+    """
+    form = _Form(is_by_hand=True)
+    mistakes = Mistakes()
+    values = {}
+    for name, field in fields_of(kind).items():
+        if name in raw:
+            with mistakes.kept():
+                values[name] = _read(raw[name], field.kind, name, form)
+    mistakes.raise_all()
+    return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -475,6 +525,8 @@ def _dataclass(raw: Mapping[str, Any], kind: type, where: str, form: _Form) -> A
     needs_all = not (form.any_version or form.is_by_hand)
     mistakes = Mistakes(is_first_enough=not form.is_by_hand)
     values = {}
+    if form.is_by_hand:
+        raw = with_new_names(raw, kind, where)
     removed = removed_fields(kind)
     for name in [] if form.any_version else [name for name in raw if name not in (*wanted, *constant)]:
         if name not in removed:

@@ -15,7 +15,7 @@ from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, REJECTED, I
 from tpu_components.core.base.import_path import leave_current_folder
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.terminal import paragraph
-from tpu_components.core.base.typed_values import as_json, fields_of, removed_fields
+from tpu_components.core.base.typed_values import as_json, fields_of, removed_fields, renamed_fields
 from tpu_components.core.component.step_inputs import params_from
 from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location
@@ -80,6 +80,7 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
     A field that is a dataclass adds the flags of its own fields, except existing flags. The values stay texts, which
     `params_from` reads.
     """
+    renamed = renamed_fields(params)
     for field in sorted(fields_of(params).values(), key=lambda field: dataclasses.is_dataclass(field.kind)):
         flag = "--" + field.name.replace("_", "-")
         if dataclasses.is_dataclass(field.kind):
@@ -88,7 +89,7 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
             parser.add_argument(
                 flag,
                 help=field.meaning.replace("%", "%%"),
-                required=field.is_required,
+                required=field.is_required and field.name not in renamed.values(),
                 default=argparse.SUPPRESS,
                 **_form(field.kind),
             )
@@ -97,6 +98,10 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
             continue
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, nargs="*", help=argparse.SUPPRESS, default=argparse.SUPPRESS)
+    for old, new in renamed.items():
+        flag = "--" + old.replace("_", "-")
+        form = _form(fields_of(params)[new].kind)
+        parser.add_argument(flag, help=argparse.SUPPRESS, default=argparse.SUPPRESS, **form)
 
 
 def _form(kind: Any) -> dict[str, Any]:

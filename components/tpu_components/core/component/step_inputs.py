@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from tpu_components.core.base.typed_values import fields_of, read_by_hand, removed_fields
+from tpu_components.core.base.typed_values import fields_of, read_by_hand, removed_fields, renamed_fields
 
 P = TypeVar("P")
 
@@ -14,7 +14,7 @@ def params_from(inputs: Mapping[str, Any], params: type[P]) -> P:
 
     Args:
         inputs: Arguments of a component by name; other names, for example of artifacts, are ignored. A removed
-            field must be empty.
+            field must be empty; a renamed one may have its old name.
         params: The dataclass. A field that is a dataclass is built from the mapping of its name, or from `inputs` if
             there is no such mapping.
 
@@ -30,7 +30,8 @@ def params_from(inputs: Mapping[str, Any], params: type[P]) -> P:
 
 
 def _named_like(inputs: Mapping[str, Any], params: Any) -> dict[str, Any]:
-    values = {name: inputs[name] for name in removed_fields(params) if name in inputs}
+    earlier = (*removed_fields(params), *renamed_fields(params))
+    values = {name: inputs[name] for name in earlier if name in inputs}
     for name, field in fields_of(params).items():
         if name in inputs:
             values[name] = inputs[name]

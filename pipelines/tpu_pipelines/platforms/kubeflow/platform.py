@@ -1,13 +1,14 @@
 """Kubeflow Pipelines as a `Platform`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_components.core.base.container_images import is_in_registry
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files.location import Location
 from tpu_pipelines.config.settings import MAIL, Settings, variable
+from tpu_pipelines.platforms.kubeflow.unused_options import UNUSED_OPTIONS
 
 if TYPE_CHECKING:
     from tpu_components.core.machines.machine_spec import MachineSpec
@@ -24,6 +25,7 @@ class Kubeflow:
     catalogue_name = "kubeflow"
     required_settings = ("kfp_host",)
     own_settings = ("kueue_queue", "provisioning", "s3_secret", "volumes", "secrets")
+    unused_options = UNUSED_OPTIONS
     readable_places = "Cloud Storage, or on s3://"
     longest_task_seconds = math.inf
     accepts_estimated_timeout = False  # A pod's time limit is fixed when the pipeline is compiled.
@@ -33,7 +35,7 @@ class Kubeflow:
         """Check that the notification is a webhook."""
         if settings.notify.startswith(MAIL):
             raise InputError(
-                f"Only Vertex AI sends e-mails: expected {variable('notify')} to be a webhook with --target "
+                f"Only Vertex AI sends e-mails: expected {variable('notify')} to be a webhook on the platform "
                 f"{self.name}. Received: {settings.notify!r}."
             )
 
@@ -82,6 +84,16 @@ class Kubeflow:
         from tpu_pipelines.platforms.kubeflow.tpu_pod import as_tpu_pod
 
         return as_tpu_pod(component, machine, settings, placement)
+
+    def restart_warning(self, machine: "MachineSpec", settings: Settings, environment: Mapping[str, str]) -> str:
+        """Return a warning for a spot machine without a volume, and without a location in an environment variable."""
+        if not machine.spot or settings.volumes or any("://" in value for value in environment.values()):
+            return ""
+        return (
+            f"After a preemption of {machine.name}, the step starts from scratch, because it has no place for "
+            'checkpoints. Mount a claim with settings={"volumes": {"CLAIM": "/mnt/checkpoints"}}, or name a bucket '
+            'with environment={"AIP_CHECKPOINT_DIR": "gs://BUCKET/FOLDER"}.'
+        )
 
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
         """Set a step's disk and time limit, and its sign-in to S3."""

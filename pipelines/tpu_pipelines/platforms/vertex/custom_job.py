@@ -6,6 +6,7 @@ topology (google_cloud_pipeline_components 2.22, v1/custom_job/utils.py), withou
 be requested.
 """
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ _LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
 _RESOURCES = "gcp_resources"  # Output by which a restarted launcher finds its job.
 _PREFIX = "job_"  # Of the inputs that set fields of the job, to tell them from those of the step.
 _DESCRIPTIONS = {  # Of the inputs and outputs that a custom job has besides those of its step.
+    "project": "Google Cloud project of the job.",
     "location": "Region of the job.",
     "timeout": "Time limit of the job: seconds followed by `s`.",
     "strategy": "Kind of the machine: `STANDARD` or `SPOT`.",
@@ -92,7 +94,7 @@ def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, plac
         "args": [
             *("--type", "CustomJob"),
             *("--payload", _as_argument(job, inputs)),
-            *("--project", "{{$.pipeline_google_cloud_project_id}}"),
+            *("--project", values["project"]),
             *("--location", values["location"]),
             *("--gcp_resources", f"{{{{$.outputs.parameters['{_RESOURCES}'].output_file}}}}"),
         ],
@@ -109,7 +111,11 @@ def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, plac
     _describe(made.component_spec, component.component_spec)
     if not placement.resources.retries:
         return made
-    return lambda **inputs: apply_retries(made(**inputs), placement.resources, machine.timeout_seconds)
+
+    def make(**inputs: Any) -> Any:
+        return apply_retries(made(**inputs), placement.resources, machine.timeout_seconds)
+
+    return functools.update_wrapper(make, made)
 
 
 def _check_component(component: Any, container: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
@@ -154,6 +160,7 @@ def _fields(machine: MachineSpec, settings: Settings, name: str) -> dict[str, An
     # can continue without the others, so all must restart.
     has_others = machine.slice.hosts > 1 and not machine.disable_retries
     return {
+        "project": settings.project or "{{$.pipeline_google_cloud_project_id}}",
         "location": machine.region or "{{$.pipeline_google_cloud_location}}",
         "timeout": f"{machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS}s",
         "strategy": "SPOT" if machine.spot else "STANDARD",

@@ -1,6 +1,6 @@
 """Vertex AI as a `Platform`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_components.core.base.container_images import is_in_registry
@@ -24,6 +24,9 @@ class Vertex:
     catalogue_name = "vertex"
     required_settings = settings_rules.REQUIRED
     own_settings = ("network_attachment", "encryption_key", "tensorboard", "experiment")
+    unused_options = dict.fromkeys(
+        ("cpu", "memory"), "A custom job has its whole machine. Remove it, or choose a larger machine."
+    )
     readable_places = "Cloud Storage"
     accepts_estimated_timeout = True  # The launcher creates the job while the pipeline runs.
     beam_runner = DATAFLOW
@@ -86,6 +89,10 @@ class Vertex:
         from tpu_pipelines.platforms.vertex.custom_job import as_custom_job
 
         return as_custom_job(component, machine, settings, placement)
+
+    def restart_warning(self, machine: "MachineSpec", settings: Settings, environment: Mapping[str, str]) -> str:
+        """Return an empty text: the service restarts a job, whose checkpoints are in the bucket."""
+        return ""
 
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
         """Set a step's time limit."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 import pytest
 
 from tpu_components.core.base.errors import REJECTED, InputError
+from tpu_components.core.base.typed_values import read_by_hand
 from tpu_components.core.component import command_line
 from tpu_components.core.component.step_inputs import params_from
 
@@ -82,6 +83,31 @@ def test_a_removed_input_of_an_earlier_compiled_component_must_be_empty():
     assert params_from(earlier, _Shorter) == _Shorter("a")
     with pytest.raises(InputError, match=r"^projects was removed\. Use `gcloud`\.$"):
         params_from({**earlier, "projects": ["b"]}, _Shorter)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Renamed:
+    """Parameters of which one had another name."""
+
+    sides: tuple[int, ...]
+    RENAMED: ClassVar[Mapping[str, str]] = {"edges": "sides"}
+
+
+def test_a_renamed_flag_input_or_setting_is_accepted_with_a_warning_until_it_is_removed():
+    parser = argparse.ArgumentParser(prog="step")
+    command_line.add_params(parser, _Renamed)
+    assert "edges" not in parser.format_help()
+    with pytest.warns(FutureWarning, match=r"^edges is now called sides\. .* Use sides\.$"):
+        assert params_from(vars(parser.parse_args(["--edges", "1", "2"])), _Renamed) == _Renamed((1, 2))
+    with pytest.warns(FutureWarning, match=r"edges is now called sides"):  # A component that was compiled earlier.
+        assert params_from({"edges": [1.0], "records": ...}, _Renamed) == _Renamed((1,))
+    with pytest.warns(FutureWarning, match=r"data\.edges is now called sides"):
+        assert read_by_hand({"edges": "1,2"}, _Renamed, "data") == _Renamed((1, 2))
+    with pytest.raises(
+        InputError, match=r"^data\.edges is the old name of sides\. Received: both"
+    ):
+        read_by_hand({"edges": [1], "sides": [1]}, _Renamed, "data")
+    assert params_from({"sides": [3]}, _Renamed) == _Renamed((3,))
 
 
 def test_every_kind_of_value_is_read(parser):

@@ -1,0 +1,180 @@
+"""Components that check their inputs when a pipeline is written, and warn of what fails only when it runs."""
+
+import re
+import warnings
+from collections.abc import Collection, Mapping
+from typing import Any, Self
+
+from kfp import local
+from kfp.dsl.pipeline_context import Pipeline
+from kfp.dsl.python_component import PythonComponent
+
+from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IMAGE
+from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.typed_values import as_json, fields_of, read_some, with_new_names
+from tpu_components.core.component.step_inputs import params_from
+from tpu_components.core.models.lookup import check_model
+from tpu_components.core.sources.kinds import find_location
+from tpu_components.core.sources.source_ref import SourceRef
+
+# Required inputs whose value is not part of any rule about other inputs: these rules are checked without it.
+_STAND_INS = {"source": "sklearn:digits", "model": "digits_cnn"}
+_READY_MODEL = re.compile(r"[\w-]+")  # Other names are files or modules, which only the image has.
+
+
+class PipelineWarning(UserWarning):
+    """A pipeline compiles, but may not do what you expect when it runs."""
+
+
+class StaleCacheWarning(PipelineWarning):
+    """The platform's cache may return results of data or code that have changed since."""
+
+
+class StepComponent(PythonComponent):
+    """A component of this package. In a pipeline, it checks inputs that are constants, and accepts their usual forms.
+
+    Attributes:
+        params: Dataclass whose fields are inputs of the component, with their rules; None for a component without one.
+    """
+
+    params: type | None = None
+
+    @classmethod
+    def of(cls, component: PythonComponent, params: type | None = None) -> Self:
+        """Return a component as one that checks its inputs by these parameters."""
+        made = cls(component.component_spec, component.python_func)
+        made.params = params
+        return made
+
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
+        """Return the task, as every component does.
+
+        Raises:
+            InputError: If constant inputs are wrong, or an input is unknown.
+        """
+        checked = self.checked(inputs)
+        if Pipeline.get_default_pipeline() is not None:
+            self._warn_of_image()
+            self._warn_of_cache(checked)
+        return super().__call__(*args, **checked)
+
+    def checked(self, inputs: Mapping[str, Any], others: Collection[str] = ()) -> dict[str, Any]:
+        """Return the inputs of a task, with constants in KFP's types and renamed inputs under their new names.
+
+        An input that a pipeline determines when it runs is not checked. Rules about several inputs are checked if all
+        of them are constants.
+
+        Args:
+            inputs: The inputs by name.
+            others: Names of inputs that a machine adds to those of the component.
+
+        Raises:
+            InputError: If constants are wrong, or an input is unknown; the message names all of them.
+        """
+        name = self.name.replace("-", "_")
+        try:
+            values = dict(with_new_names(inputs, self.params) if self.params else inputs)
+            known = [*(self.component_spec.inputs or {}), *others]
+            for each in values:
+                if each not in known:
+                    raise InputError(
+                        f"There is no input {each!r}: expected some of {', '.join(known)}.{did_you_mean(each, known)}"
+                    )
+            return values | _checked(values, self.params) if self.params else values
+        except InputError as error:
+            raise InputError(f"Cannot use the inputs of {name}: {error}") from error
+
+    def _warn_of_image(self) -> None:
+        image = self.component_spec.implementation.container.image
+        if image in (LOCAL_IMAGE, LOCAL_BEAM_IMAGE) and not runs_here():
+            name = self.name.replace("-", "_")
+            warnings.warn(
+                f"{name} has the image {image!r}, which only the machine that built it has, so platforms cannot run "
+                f'it. Use with_images("REGISTRY/NAME@sha256:…").{name}. To run the pipeline with kfp.local instead, '
+                "call kfp.local.init before you define it.",
+                PipelineWarning,
+                stacklevel=3,
+            )
+
+    def _warn_of_cache(self, inputs: Mapping[str, Any]) -> None:
+        is_cached_by_version = {"source", "data_version"} <= (self.component_spec.inputs or {}).keys()
+        if is_cached_by_version and not inputs.get("data_version") and may_change(inputs.get("source")):
+            name = self.name.replace("-", "_")
+            warnings.warn(
+                f"{name} has no data_version, and the platform's cache knows the data only by their location: after "
+                f"the data have changed, a run may return the results of the old data. Use on_current_data({name}).",
+                StaleCacheWarning,
+                stacklevel=3,
+            )
+
+
+def runs_here() -> bool:
+    """Return whether pipelines of this process run with kfp.local: whether `kfp.local.init` was called."""
+    return local.config.LocalExecutionConfig.instance is not None
+
+
+def may_change(source: Any) -> bool:
+    """Return whether a source is on a remote store, or is an input whose value is known only when the pipeline runs.
+
+    Raises:
+        InputError: If the kind of the source is unknown.
+
+    Example:
+        >>> may_change("images:gs://bucket/photos"), may_change("sklearn:digits")
+        (True, False)
+    """
+    if isinstance(source, str):
+        return find_location(SourceRef.parse(source)).is_remote
+    return source is not None
+
+
+def is_constant(value: Any) -> bool:
+    """Return whether a value of an input is known when the pipeline is written, also inside of lists and mappings.
+
+    Example:
+        >>> is_constant({"image_size": [8, 8]}), is_constant(None)
+        (True, False)
+    """
+    if isinstance(value, Mapping):
+        return all(map(is_constant, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_constant, value))
+    # A text may contain placeholders of KFP, such as that of an input in an f-string.
+    return "{{" not in value if isinstance(value, str) else isinstance(value, int | float)
+
+
+def _checked(inputs: Mapping[str, Any], params: type) -> dict[str, Any]:
+    """Return the constants among the inputs, in KFP's types.
+
+    Raises:
+        InputError: If constants are wrong; the message names all of them.
+    """
+    fields = fields_of(params)
+    given = {name: value for name, value in inputs.items() if name in fields}
+    constants = {name: value for name, value in given.items() if is_constant(value)}
+    read = read_some(constants, params)
+    whole = {name: _STAND_INS.get(name) for name in given} | constants
+    is_complete = all(name in whole for name, field in fields.items() if field.is_required)
+    if is_complete and None not in whole.values():
+        params_from(whole, params)
+    _check_model(read)
+    if "source" in read:
+        may_change(read["source"])  # Checks its kind.
+    return {name: _in_kfps_types(constants[name], value) for name, value in read.items()}
+
+
+def _in_kfps_types(constant: Any, read: Any) -> Any:
+    """Return a constant in KFP's types. Mappings stay as they are: all their defaults would change the cache key."""
+    if isinstance(constant, Mapping):
+        return constant
+    if isinstance(constant, list | tuple) and any(isinstance(item, Mapping) for item in constant):
+        return list(constant)
+    return as_json(read)
+
+
+def _check_model(values: Mapping[str, Any]) -> None:
+    """Check the name of a ready model, and its parameters, in the inputs of a training or its preflight."""
+    training = values.get("training")
+    name = getattr(training, "model", values.get("model", ""))
+    if _READY_MODEL.fullmatch(name):
+        check_model(name, getattr(training, "model_parameters", values.get("model_parameters")))

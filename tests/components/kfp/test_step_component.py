@@ -1,0 +1,155 @@
+import dataclasses
+from typing import ClassVar
+
+import pytest
+from google.protobuf import json_format
+from kfp import dsl, local
+
+import tpu_components.kfp as components
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.typed_values import fields_of
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.kfp import PipelineWarning, with_image, with_images
+from tpu_components.kfp.step_component import StepComponent
+
+PINNED = "docker.io/me/python@sha256:0f"
+STEPS = with_images(PINNED)
+ALL = sorted(field.name for field in dataclasses.fields(components.Components))
+
+
+def task_of(step, **inputs):
+    """The constant inputs of a task in a pipeline; a function is called with the pipeline's own inputs."""
+
+    @dsl.pipeline(name="one-step")
+    def pipeline(text: str = "x", number: int = 3):
+        records = dsl.importer(artifact_uri="gs://b/r", artifact_class=dsl.Dataset).output
+        model = dsl.importer(artifact_uri="gs://b/m", artifact_class=dsl.Model).output
+        given = {name: value(text, number) if callable(value) else value for name, value in inputs.items()}
+        artifacts = {"records": records, "model": model, "export": model, "evaluation": records}
+        needed = [name for name in step.required_inputs if name in artifacts and name not in given]
+        step(**given, **{name: artifacts[name] for name in needed})
+
+    tasks = json_format.MessageToDict(pipeline.pipeline_spec)["root"]["dag"]["tasks"]
+    (task,) = (task for name, task in tasks.items() if "importer" not in name)
+    parameters = task.get("inputs", {}).get("parameters", {})
+    return {name: one.get("runtimeValue", {}).get("constant") for name, one in parameters.items()}
+
+
+@pytest.mark.parametrize(
+    ("step", "inputs", "message"),
+    [
+        ("create_tfrecords", {"source": "imags:gs://b/p"}, r"imags"),
+        ("create_tfrecords", {"source": lambda text, _: text, "encoding": "jpg"}, r"encoding must be one of auto, raw"),
+        ("create_tfrecords", {"source": lambda text, _: text, "image_size": [0, 8]}, r"image_size must be \[height"),
+        ("create_tfrecords", {"source": "sklearn:digits", "test_fraction": 20}, r"test_fraction must be .* below 1"),
+        ("create_tfrecords", {"source": "sklearn:digits", "image_size": "224x224"}, r"image_size.*expected a whole"),
+        ("train_model", {"model": "mobilenet_v3"}, r"Unknown model 'mobilenet_v3'.*Did you mean 'mobilenet_v2'"),
+        (
+            "train_model",
+            {"model": "digits_cnn", "model_parameters": {"dropuot": 0.1}, "epochs": lambda _, number: number},
+            r"Unknown parameter 'dropuot'",
+        ),
+        ("train_model", {"model": "digits_cnn", "epochs": 0}, r"epochs must be at least 1. Received: epochs=0"),
+        ("train_model", {"model": "digits_cnn", "backend": "torch"}, r"backend must be one of"),
+        ("train_model", {"model": "digits_cnn", "batch_size": 8}, r"no input 'batch_size'.*'batch_size_per_replica'"),
+        ("preflight_training", {"training": {"model": "digits_cn"}}, r"Unknown model 'digits_cn'"),
+        ("preflight_training", {"training": {"model": "digits_cnn", "epoch": 2}}, r"Unknown key 'epoch' in training"),
+        ("evaluate_model", {"minimum": {"accuracy": 95}}, r"minimum.accuracy cannot be above 1.*mean 0.95"),
+        ("evaluate_model", {"split": "tset"}, r"split must be one of"),
+        ("export_model", {"formats": ["onnx"]}, r"formats"),
+        ("deploy_model", {"registry": "gs://b/registry", "model_name": "a b"}, r"model name 'a b'"),
+        ("predict_batch", {"source": "sklearn:digits", "keep": ["id"]}, r"keep must not name 'id'"),
+        ("find_drift", {"against": "gs://b/registry/digits@champion", "effect": -1}, r"effect"),
+    ],
+)
+def test_a_wrong_constant_is_refused_when_the_pipeline_is_written(step, inputs, message):
+    with pytest.raises(InputError, match=message) as raised:
+        task_of(getattr(STEPS, step), **inputs)
+    assert str(raised.value).startswith(f"Cannot use the inputs of {step}: ")
+
+
+def test_what_only_a_run_knows_is_not_checked():
+    values = task_of(
+        STEPS.create_tfrecords,
+        source=lambda text, _: f"images:gs://bucket/{text}",
+        data_version="1",
+        image_size=lambda _, number: [number, number],
+        seed=lambda _, number: number,
+    )
+    assert values["seed"] is None
+    assert "channel" in values["source"] or "inputs" in values["source"]
+    task_of(STEPS.train_model, model=lambda text, _: f"{text}_cnn")
+    task_of(STEPS.train_model, model="gs://bucket/model.keras")
+    task_of(STEPS.train_model, model="my_package.models:build_model")
+
+
+@pytest.mark.parametrize("value", [224, 224.0, "224", [224], (224,)])
+def test_an_image_size_has_each_form_that_a_configuration_accepts(value):
+    assert task_of(STEPS.create_tfrecords, source="sklearn:digits", image_size=value)["image_size"] == [224]
+
+
+@pytest.mark.parametrize("value", ["224,160", [224, 160], (224, 160), ["224", "160"]])
+def test_two_sides_have_each_form_that_a_configuration_accepts(value):
+    assert task_of(STEPS.create_tfrecords, source="sklearn:digits", image_size=value)["image_size"] == [224, 160]
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "value", "stored"),
+    [
+        ("train_model", "learning_rate", 1, 1),  # KFP itself refuses a whole number for a float.
+        ("train_model", "learning_rate", "1e-3", 0.001),
+        ("train_model", "epochs", 3.0, 3),
+        ("train_model", "optimizer_parameters", '{"beta_1": 0.8}', {"beta_1": 0.8}),
+        ("train_model", "stages", [{"epochs": 10}], [{"epochs": 10}]),
+        ("evaluate_model", "slices", "class,size", ["class", "size"]),
+        ("evaluate_model", "minimum", {"accuracy": "0.9"}, {"accuracy": "0.9"}),
+    ],
+)
+def test_every_constant_has_each_form_that_a_configuration_accepts(step, name, value, stored):
+    model = {"model": "digits_cnn"} if step == "train_model" else {}
+    assert task_of(getattr(STEPS, step), **model, **{name: value})[name] == stored
+
+
+def test_a_mapping_stays_as_it_was_written():
+    """With the defaults of today, the cache would not find what the step has done already."""
+    training = {"model": "digits_cnn", "epochs": 2}
+    assert task_of(STEPS.preflight_training, training=training)["training"] == training
+
+
+def test_each_component_checks_its_inputs_by_its_own_params():
+    for name in ALL:
+        step = getattr(STEPS, name)
+        assert isinstance(step, StepComponent)
+        assert name == "list_source" or fields_of(step.params).keys() <= step.component_spec.inputs.keys()
+
+
+def test_outside_of_a_pipeline_nothing_is_warned_of():
+    checked = components.create_tfrecords.checked({"source": "images:gs://bucket/photos"})
+    assert checked == {"source": "images:gs://bucket/photos"}
+
+
+def test_the_local_image_is_warned_of_in_a_pipeline_for_a_platform():
+    with pytest.warns(PipelineWarning, match=r"export_model has the image 'tpu-pipelines/python:latest'.*with_images"):
+        task_of(components.export_model)
+
+
+def test_the_local_image_is_no_mistake_in_a_pipeline_that_runs_here(tmp_path):
+    before = local.config.LocalExecutionConfig.instance
+    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(tmp_path))
+    try:
+        task_of(components.export_model)
+    finally:
+        local.config.LocalExecutionConfig.instance = before
+
+
+@dataclasses.dataclass(frozen=True)
+class _Renamed(WriteParams):
+    RENAMED: ClassVar = {"picture_size": "image_size"}
+
+
+def test_a_renamed_input_keeps_its_old_name_for_a_while():
+    step = StepComponent.of(with_image(components.create_tfrecords, PINNED), _Renamed)
+    with pytest.warns(FutureWarning, match=r"picture_size is now called image_size"):
+        assert task_of(step, source="sklearn:digits", picture_size=8)["image_size"] == [8]
+    with pytest.raises(InputError, match=r"picture_size is the old name of image_size. Received: both"):
+        task_of(step, source="sklearn:digits", picture_size=8, image_size=8)
