@@ -1,6 +1,7 @@
 """Claims about names in the code, and about the help of commands."""
 
 import ast
+import re
 import shlex
 
 import pytest
@@ -31,6 +32,36 @@ def test_names_say_what_they_hold():
         for line, name in bound_names(path)
         if name in EMPTY_NAMES
     ] == []
+
+
+# Modules with errors that only a command causes, which has these flags.
+OF_COMMANDS = {
+    "core/machines/device.py",
+    "platforms/vertex/checks.py",
+    "retraining/retrain.py",
+    "runs/data_drift.py",
+    "runs/exports.py",
+    "serving/server.py",
+    "starting/first_configuration.py",
+    "submission/schedule.py",
+}
+FLAG = re.compile(r"(?<![\w-])--[a-z]")
+
+
+def texts_of_errors(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        call = node.exc if isinstance(node, ast.Raise) else node
+        name = getattr(getattr(call, "func", None), "id", getattr(getattr(call, "func", None), "attr", ""))
+        if name in ("InputError", "add", "unknown_key"):
+            yield from (part.value for part in ast.walk(call) if isinstance(part, ast.Constant))
+
+
+def test_an_error_of_a_function_names_settings_and_arguments_and_no_flag_of_a_command():
+    """The Python API, components and commands raise the same errors."""
+    for path in FILES:
+        _, name = str(path.relative_to(ROOT)).removeprefix("components/").removeprefix("pipelines/").split("/", 1)
+        if name not in OF_COMMANDS and not name.startswith("cli/"):
+            assert [text for text in texts_of_errors(path) if isinstance(text, str) and FLAG.search(text)] == [], path
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

@@ -111,7 +111,7 @@ def test_predict_refuses_what_it_cannot_read(finished_run, tmp_path):
     assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "text.png")), "not an image")
     assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "none.png")), "there is no such file")
     assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "floats.npy")), "received float64[1, 8, 8")
-    assert_user_error(tpu_pipelines_here("predict", export, "x.png", "--top", "0"), "--top must be at least 1")
+    assert_user_error(tpu_pipelines_here("predict", export, "x.png", "--top", "0"), "top must be at least 1")
 
 
 def test_predict_refuses_damaged_files(finished_run, tmp_path):

@@ -17,7 +17,7 @@ from tests.support.fakes.vertex import FakeVertex
 from tpu_components.core.base.container_images import Images
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_components.create_tfrecords.component import list_source
-from tpu_components.kfp import create_tfrecords, on_current_data
+from tpu_components.kfp import on_current_data, with_images
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline import cache_keys
@@ -153,6 +153,7 @@ def test_a_training_that_failed_or_was_cancelled_is_no_answer(photos):
 
 def _records_of_somebody(is_current):
     """A pipeline that is not ours, compiled, with the records of a bucket."""
+    create_tfrecords = with_images("docker.io/me/python@sha256:0f").create_tfrecords
     write = create_tfrecords if not is_current else on_current_data(create_tfrecords)
 
     @dsl.pipeline(name="somebodys")

@@ -25,15 +25,15 @@ from tpu_components.preflight_training import component as _preflight_training
 from tpu_components.preflight_training.params import PreflightParams
 from tpu_components.train_model import component as _train_model
 
-create_tfrecords = StepComponent.of(_create_tfrecords.create_tfrecords, WriteParams)
-deploy_model = StepComponent.of(_deploy_model.deploy_model, DeployParams)
-evaluate_model = StepComponent.of(_evaluate_model.evaluate_model, EvaluateParams)
-export_model = StepComponent.of(_export_model.export_model, ExportParams)
-find_drift = StepComponent.of(_find_drift.find_drift, DriftParams)
-list_source = StepComponent.of(_create_tfrecords.list_source)
-predict_batch = StepComponent.of(_predict_batch.predict_batch, PredictParams)
-preflight_training = StepComponent.of(_preflight_training.preflight_training, PreflightParams)
-train_model = StepComponent.of(_train_model.train_model, TrainParams)
+create_tfrecords = StepComponent.from_component(_create_tfrecords.create_tfrecords, WriteParams)
+deploy_model = StepComponent.from_component(_deploy_model.deploy_model, DeployParams)
+evaluate_model = StepComponent.from_component(_evaluate_model.evaluate_model, EvaluateParams)
+export_model = StepComponent.from_component(_export_model.export_model, ExportParams)
+find_drift = StepComponent.from_component(_find_drift.find_drift, DriftParams)
+list_source = StepComponent.from_component(_create_tfrecords.list_source)
+predict_batch = StepComponent.from_component(_predict_batch.predict_batch, PredictParams)
+preflight_training = StepComponent.from_component(_preflight_training.preflight_training, PreflightParams)
+train_model = StepComponent.from_component(_train_model.train_model, TrainParams)
 
 
 @dataclasses.dataclass(frozen=True)

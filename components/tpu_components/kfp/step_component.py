@@ -40,7 +40,7 @@ class StepComponent(PythonComponent):
     params: type | None = None
 
     @classmethod
-    def of(cls, component: PythonComponent, params: type | None = None) -> Self:
+    def from_component(cls, component: PythonComponent, params: type | None = None) -> Self:
         """Return a component as one that checks its inputs by these parameters."""
         made = cls(component.component_spec, component.python_func)
         made.params = params
@@ -150,10 +150,10 @@ def _checked(inputs: Mapping[str, Any], params: type) -> dict[str, Any]:
         InputError: If constants are wrong; the message names all of them.
     """
     fields = fields_of(params)
-    given = {name: value for name, value in inputs.items() if name in fields}
-    constants = {name: value for name, value in given.items() if is_constant(value)}
+    received = {name: value for name, value in inputs.items() if name in fields}
+    constants = {name: value for name, value in received.items() if is_constant(value)}
     read = read_some(constants, params)
-    whole = {name: _STAND_INS.get(name) for name in given} | constants
+    whole = {name: _STAND_INS.get(name) for name in received} | constants
     is_complete = all(name in whole for name, field in fields.items() if field.is_required)
     if is_complete and None not in whole.values():
         params_from(whole, params)

@@ -72,9 +72,9 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
     try:
         columns = {**model.columns, **params.columns}
         listing = list_unlabelled(WriteParams(params.source, columns=columns, slice_columns=params.keep))
-    except InputError as error:  # Name the flag instead of a run's configuration.
-        message = str(error).replace("data.columns={path: …}", """--columns '{"path": "…"}'""")
-        raise InputError(message.replace("data.columns", "--columns")) from error
+    except InputError as error:  # Name the parameter of this step instead of a run's configuration.
+        message = str(error).replace("data.columns={path: …}", 'columns={"path": "…"}')
+        raise InputError(message.replace("data.columns", "columns")) from error
     _check_kept(params, listing.slices)
     if listing.example_kind != model.input.kind:
         raise InputError(

@@ -139,7 +139,7 @@ def predict_inputs(
             in a folder are reported after all other inputs are predicted.
     """
     if top < 1:
-        raise InputError(f"--top must be at least 1. Received: {top}.")
+        raise InputError(f"top must be at least 1. Received: {top}.")
     model = load_model(export_dir, use_int8)
     if isinstance(model.reader, PromptReader):
         raise InputError(f"Cannot answer with {export_dir}: it is a language model, which continues texts.")
@@ -290,8 +290,8 @@ def _read_column(path: str, column: str) -> list[str]:
     column = find_column(column, columns)
     if column not in columns:
         raise InputError(
-            f"Cannot read {path}: expected the column {column!r} in every line, received {columns}. Name it with "
-            "--column."
+            f"Cannot read {path}: expected the column {column!r} in every line, received {columns}. Set "
+            "column to its name."
         )
     place = file.columns.index(column)
     return [cells[place] for _, cells in file.rows()]

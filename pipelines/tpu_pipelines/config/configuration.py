@@ -205,7 +205,7 @@ def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ())
     """
     raw = overridden({"export": {**values} if isinstance(values, Mapping) else {}}, overrides)
     if strange := [key for key in raw if key != "export"]:
-        raise InputError(unknown_key(strange[0], ("export",), "--set"))
+        raise InputError(unknown_key(strange[0], ("export",), "the overrides"))
     return read_by_hand(raw["export"], ExportParams, "export")
 
 
@@ -237,7 +237,7 @@ def overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
 def _override(raw: dict[str, Any], change: str) -> None:
     path, separator, text = change.partition("=")
     if not separator or not path:
-        raise InputError(f"Cannot use --set {change!r}: expected section.key=value, as in training.epochs=3.")
+        raise InputError(f"Cannot use the override {change!r}: expected section.key=value, as in training.epochs=3.")
     *sections, key = path.split(".")
     if sections and sections[0] in ("model", "machine") and isinstance(raw.get(sections[0]), str):
         raw[sections[0]] = {"name": raw[sections[0]]}
@@ -247,11 +247,11 @@ def _override(raw: dict[str, Any], change: str) -> None:
             target[section] = {}
         target = target[section]
         if not isinstance(target, dict):
-            raise InputError(f"Cannot use --set {change!r}: {section!r} is a value, not a section.")
+            raise InputError(f"Cannot use the override {change!r}: {section!r} is a value, not a section.")
     try:
         target[key] = read_value(text)
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"Cannot use --set {change!r}: the value is not YAML.") from error
+        raise InputError(f"Cannot use the override {change!r}: the value is not YAML.") from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -209,7 +209,7 @@ class Settings:
             exports = " ".join(f"{variable(field.name)}={field.metadata['example']}" for field in missing)
             raise InputError(
                 f"Missing settings: {', '.join(field.name for field in missing)}. Set them in the environment, as in "
-                f"`export {exports}`, or in the YAML file that --settings names."
+                f"`export {exports}`, or in the YAML file of settings."
             )
 
 
@@ -271,7 +271,7 @@ def _split(name: str, text: str) -> dict[str, str]:
     if not all(separator for _, separator, _ in pairs):
         raise InputError(
             f"Cannot use {variable(name)}: expected key=value,key=value. Received: {text!r}. A value with a comma goes "
-            "into the file that --settings names."
+            "into a YAML file of settings."
         )
     names = [key.strip() for key, _, _ in pairs]
     if repeated := [key for key in names if names.count(key) > 1]:

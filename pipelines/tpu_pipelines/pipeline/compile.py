@@ -294,7 +294,7 @@ def with_carried_model(config: Config, platform: Platform, settings: Settings) -
         raise InputError(
             f"Cannot compile {config.name!r} for {platform.name}: uploading the model {model!r} requires a bucket. "
             f"Received: bucket={settings.bucket!r}. Set TPU_PIPELINES_BUCKET=gs://BUCKET, which the steps can read; or "
-            "install the model in the image, and use --set model=MODULE:build_model."
+            "install the model in the image, and set model=MODULE:build_model."
         )
     place = bundle.reference(settings.bucket_location.child("models"))
     return config.changed("training", model=place), {place: bundle.content}
@@ -336,9 +336,9 @@ def check_output(output: Path) -> None:
         InputError: If the file cannot be written, or exists and is not a compiled pipeline.
     """
     if output.suffix not in (".yaml", ".yml"):
-        raise InputError(f"Cannot write {output}: expected a name that ends in .yaml. Choose another --output.")
+        raise InputError(f"Cannot write {output}: expected a name that ends in .yaml. Choose another name.")
     storage.require_file(output)
     if output.exists() and not output.read_bytes().startswith(_HEADER.encode()):
         raise InputError(
-            f"Refused to overwrite {output}: the file exists and is not a compiled pipeline. Choose another --output."
+            f"Refused to overwrite {output}: the file exists and is not a compiled pipeline. Choose another name."
         )

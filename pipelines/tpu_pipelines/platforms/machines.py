@@ -21,8 +21,8 @@ def require_machine(config: Config, platform: Platform) -> MachineSpec:
     """
     if config.machine is None:
         raise InputError(
-            f"Cannot compile {config.name!r} for {platform.name}: expected a machine to train on, received none. Use "
-            "--set machine=v5e-4 or another; `tpu-pipelines machines` lists them."
+            f"Cannot compile {config.name!r} for {platform.name}: expected a machine to train on, received none. Set "
+            "machine=v5e-4 or another; `tpu-pipelines machines` lists them."
         )
     for machine in config.machines:
         machine.slice.require_target(platform.catalogue_name)

@@ -450,7 +450,7 @@ def check_page(path: Path) -> None:
         InputError: If the path does not end in .html, or the file cannot be written.
     """
     if path.suffix not in (".html", ".htm"):
-        raise InputError(f"Cannot write {path}: expected a name that ends in .html. Choose another --output.")
+        raise InputError(f"Cannot write {path}: expected a name that ends in .html. Choose another name.")
     storage.require_file(path)
 
 

@@ -112,7 +112,7 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
     if here := _in_workspace(name, workspace):
         return here
     raise InputError(
-        f"Cannot compare with {name!r}: expected NAME@VERSION or NAME@ALIAS of the registry in --workspace, for "
+        f"Cannot compare with {name!r}: expected NAME@VERSION or NAME@ALIAS of the registry in the workspace, for "
         f"example digits@champion, REGISTRY/NAME@VERSION of another registry{others and f', or {others}'}. It does not "
         f"exist; {workspace / 'registry'} holds {', '.join(_models(workspace)) or 'no model'}."
     )

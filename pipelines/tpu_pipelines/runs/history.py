@@ -141,7 +141,7 @@ def find_run(workspace: Path, reference: str) -> tuple[str, str]:
         there = [name if number == LATEST else f"{name}@{int(number)}" for number in known.get(name, ())]
         raise InputError(
             f"There is no run {reference!r} in {workspace}: {expect_one_of(there or known)}. Check the name "
-            "and --workspace."
+            "and the workspace."
         )
     return name, number
 
@@ -201,7 +201,7 @@ def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
         raise InputError(
             f"There is no run{f' named {name!r}' if name else ''} in {workspace}: "
             f"{'expected one of ' + ', '.join(known) if (known := names(workspace)) else 'it holds none'}. Check "
-            "--workspace."
+            "the workspace."
         )
     return rows
 

@@ -125,7 +125,7 @@ def _check_earlier_model(config: Config, role: str, place: str, class_names: Seq
     else:
         return
     advice = (
-        "Register such models under another name: --set deploy.model_name=NAME"
+        "Register such models under another name: set deploy.model_name"
         if role == "champion"
         else "Remove training.initial_model to start with new weights."
     )
@@ -155,7 +155,7 @@ def check_accelerator(training: TrainParams) -> None:
     except (InputError, RuntimeError) as error:  # A driver may end the process.
         raise InputError(
             f"This machine cannot train with training.accelerator={training.accelerator}. {error} Use "
-            "training.accelerator=auto here; on a platform (--target), that is the accelerator of the machine."
+            "training.accelerator=auto here; on a platform, that is the accelerator of the machine."
         ) from error
 
 

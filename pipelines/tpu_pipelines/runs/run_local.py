@@ -127,7 +127,7 @@ def _only_run(run_dir: Path, cache_dir: Path) -> Iterator[None]:
             held.enter_context(storage.locked(cache_dir / "lock", wait=False))
         except BlockingIOError as error:
             raise InputError(
-                f"Another run is writing to {run_dir}. Wait for it, or use another --workspace or --set name=…"
+                f"Another run is writing to {run_dir}. Wait for it, or use another workspace or name."
             ) from error
         yield
 

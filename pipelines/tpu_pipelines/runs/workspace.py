@@ -33,7 +33,7 @@ def check_history(run_dir: Path) -> None:
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()) or (directory / SUMMARY_FILE).exists():
         raise InputError(
             f"Refused to keep earlier runs in {directory}: expected a folder of earlier runs, received a file, link or "
-            "run. Use another --workspace or --set name=…"
+            "run. Use another workspace or name."
         )
 
 
@@ -60,7 +60,7 @@ def check_run_dir(config: Config, run_dir: Path) -> None:
     if run_dir.is_dir() and any(run_dir.iterdir()) and not is_run:
         raise InputError(
             f"Refused to write into {run_dir}: expected an empty folder or an earlier run, received other files. "
-            "Use another --workspace or --set name=…"
+            "Use another workspace or name."
         )
     for place in (run_dir, history_dir(run_dir)):
         _check_apart(config, place)
@@ -74,7 +74,7 @@ def _check_apart(config: Config, place: Path) -> None:
         if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
             raise InputError(
                 f"Refused to write into {place}: it overlaps with {what} {named!r}, and a run replaces, moves and "
-                "deletes files in its folder. Use another --workspace or --set name=…, or another place for "
+                "deletes files in its folder. Use another workspace or name, or another place for "
                 f"{what}."
             )
 

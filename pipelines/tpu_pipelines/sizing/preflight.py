@@ -55,8 +55,8 @@ class PlannedData:
     def __post_init__(self) -> None:
         if self.num_examples < 1 or self.image_bytes < 0:
             raise InputError(
-                f"Expected positive numbers of examples and bytes. Received: --examples {self.num_examples}, "
-                f"--image-bytes {self.image_bytes}."
+                f"Expected positive numbers of examples and bytes. Received: {self.num_examples} examples, "
+                f"{self.image_bytes} bytes for an image."
             )
 
     def split(self, at_hand: Mapping[str, int]) -> dict[str, int]:

@@ -223,7 +223,7 @@ def source_of(place: str, kind: str = "") -> str:
     raise InputError(
         f"Cannot tell what {place!r} holds: expected a folder of images, texts, .tar, .parquet or .tfrecord files, "
         "or a .csv, .npz or .txt file, or an export of Label Studio (.json) or CVAT (.xml). Audio, video and tables of "
-        f"numbers are not supported. If it is one of these, name the kind, for `init` as --from {'|'.join(KINDS)}."
+        f"numbers are not supported. If it is one of these, name the kind: {', '.join(KINDS)}."
     )
 
 

@@ -11,7 +11,7 @@ from tpu_components import create_tfrecords as package
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.create_tfrecords import WriteResult
-from tpu_components.create_tfrecords.component import create_tfrecords
+from tpu_components.create_tfrecords.component import create_tfrecords, list_source
 
 README = Path(package.__file__).with_name("README.md")
 
@@ -46,6 +46,23 @@ def test_the_wrapper_passes_a_mistake_on_and_records_it(tmp_path):
     record = json.loads((tmp_path / "run" / "step.json").read_text())
     assert (record["state"], record["is_input_error"]) == ("failed", True)
     assert record["error"].startswith("Unknown source 'nowhere'")
+
+
+def test_a_run_says_what_a_cache_would_return_after_the_data_have_changed(bucket, image_folder, tmp_path, capfd):
+    """The step that a cache skips cannot say it, so the run before does."""
+    folder = image_folder()
+    for path in Path(folder).rglob("*.png"):
+        bucket.blob(f"photos/{path.parent.name}/{path.name}").upload_from_filename(path)
+    source = f"images:gs://{bucket.name}/photos"
+    for version, is_said in ((list_source.python_func(source), False), ("", True)):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        records = types.SimpleNamespace(path=str(tmp_path / "run" / "records"), metadata={})
+        create_tfrecords.python_func(records, data_version=version, source=source)
+        said = f"data_version is empty: if {source} changes, the platform's cache still returns"
+        assert (said in capfd.readouterr().err) is is_said
+    records.path = str(tmp_path / "run" / "others")
+    create_tfrecords.python_func(records, source=f"images:{folder}")
+    assert "data_version" not in capfd.readouterr().err
 
 
 def test_the_readme_names_every_source():

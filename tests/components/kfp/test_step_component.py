@@ -148,7 +148,7 @@ class _Renamed(WriteParams):
 
 
 def test_a_renamed_input_keeps_its_old_name_for_a_while():
-    step = StepComponent.of(with_image(components.create_tfrecords, PINNED), _Renamed)
+    step = StepComponent.from_component(with_image(components.create_tfrecords, PINNED), _Renamed)
     with pytest.warns(FutureWarning, match=r"picture_size is now called image_size"):
         assert task_of(step, source="sklearn:digits", picture_size=8)["image_size"] == [8]
     with pytest.raises(InputError, match=r"picture_size is the old name of image_size. Received: both"):

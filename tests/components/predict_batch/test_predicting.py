@@ -348,7 +348,7 @@ def test_columns_are_those_of_the_training_data_else_those_that_are_named(export
     def predict(*flags):
         return tpu_pipelines_here("predict", str(tmp_path / "run"), source, *flags)
 
-    assert_user_error(predict("--output", str(file)), """--columns '{"path": "…"}'""")
+    assert_user_error(predict("--output", str(file)), 'columns={"path": "…"}')
     assert_user_error(predict("--columns", '{"path": "img"}', "--output", str(file)), "Missing columns")
     assert_user_error(predict("--keep", "land"), "--columns and --keep require --output")
     assert_user_error(predict(), " requires --output")

@@ -271,7 +271,7 @@ def test_overrides_reach_sections_and_the_short_form_of_model():
 
 @pytest.mark.parametrize("override", ["training.epochs", "=3", "name.x=1", "training.epochs=[1"])
 def test_malformed_overrides_are_refused(override):
-    with pytest.raises(InputError, match=re.escape(f"Cannot use --set {override!r}")):
+    with pytest.raises(InputError, match=re.escape(f"Cannot use the override {override!r}")):
         load_config("digits", [override])
 
 
@@ -354,7 +354,7 @@ def test_a_metric_of_another_task_is_refused_with_those_of_the_task():
 def test_the_export_section_is_read_alone():
     params = read_export({"split": "validation"}, ["export.required=[float]"])
     assert (params.split, params.required) == ("validation", ("float",))
-    with pytest.raises(InputError, match=r"Unknown key 'gate' in --set"):
+    with pytest.raises(InputError, match=r"Unknown key 'gate' in the overrides"):
         read_export({}, ["gate.split=test"])
 
 

@@ -222,22 +222,22 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("target", "settings", "message"),
     [
-        ("kubeflow", {"encryption_key": KEY}, r"encryption_key \(TPU_PIPELINES_ENCRYPTION_KEY\) is not supported with"),
+        ("kubeflow", {"encryption_key": KEY}, r"encryption_key \(TPU_PIPELINES_ENCRYPTION_KEY\) is not supported on"),
         (
             "kubeflow",
             {"network_attachment": ATTACHMENT},
-            r"network_attachment .* is not supported with --target kubeflow",
+            r"network_attachment .* is not supported on the platform kubeflow",
         ),
-        ("kubeflow", {"tensorboard": TENSORBOARD}, r"tensorboard .* is not supported with --target kubeflow"),
-        ("kubeflow", {"experiment": "digits-models"}, r"experiment .* is not supported with --target kubeflow"),
+        ("kubeflow", {"tensorboard": TENSORBOARD}, r"tensorboard .* is not supported on the platform kubeflow"),
+        ("kubeflow", {"experiment": "digits-models"}, r"experiment .* is not supported on the platform kubeflow"),
         (
             "vertex",
             {"volumes": {"cache": "/mnt"}},
-            r"volumes \(TPU_PIPELINES_VOLUMES\) is not supported with --target ver",
+            r"volumes \(TPU_PIPELINES_VOLUMES\) is not supported on the platform ver",
         ),
-        ("vertex", {"secrets": {"key": "/key"}}, r"secrets .* is not supported with --target vertex"),
-        ("vertex", {"kueue_queue": "tpus"}, r"kueue_queue .* --target vertex\. Received: 'tpus'"),
-        ("vertex", {"provisioning": "flex-start"}, r"provisioning .* --target vertex\. Received: 'flex-start'"),
+        ("vertex", {"secrets": {"key": "/key"}}, r"secrets .* is not supported on the platform vertex"),
+        ("vertex", {"kueue_queue": "tpus"}, r"kueue_queue .* on the platform vertex\. Received: 'tpus'"),
+        ("vertex", {"provisioning": "flex-start"}, r"provisioning .* on the platform vertex\. Received: 'flex-start'"),
         (
             "vertex",
             {"network": "projects/1/global/networks/n", "network_attachment": ATTACHMENT},

@@ -522,7 +522,7 @@ def test_what_a_machine_has_on_vertex_alone_is_refused_on_a_cluster(field):
             "machine": {"name": "v5e-4", field: VERTEX_ONLY[field]},
         }
     )
-    with pytest.raises(InputError, match=rf"Only Vertex AI supports machine\.{field}\. .*--target kubeflow"):
+    with pytest.raises(InputError, match=rf"Only Vertex AI supports machine\.{field}\. .*on the platform kubeflow"):
         compile_pipeline(config, PLATFORMS["kubeflow"], SETTINGS)
 
 
@@ -535,7 +535,7 @@ def test_a_share_or_a_resource_of_another_form_is_refused(field, value):
 
 
 def test_a_setting_that_a_platform_does_not_have_is_refused_when_compiling():
-    with pytest.raises(InputError, match=r"kueue_queue .* is not supported with --target vertex"):
+    with pytest.raises(InputError, match=r"kueue_queue .* is not supported on the platform vertex"):
         compile_digits("vertex", settings=Settings(kueue_queue="tpus"))
 
 
@@ -548,7 +548,7 @@ def test_what_gke_does_not_have_is_refused():
 
 @pytest.mark.parametrize("name", ["v5p-8", "v4-8", "7x-1"])
 def test_what_gke_alone_has_is_refused_on_vertex(name):
-    with pytest.raises(InputError, match=rf"Vertex AI does not offer {name}, .*Use --target kubeflow"):
+    with pytest.raises(InputError, match=rf"Vertex AI does not offer {name}, .*Use the platform kubeflow"):
         compile_pipeline(load_config("digits", [f"machine={name}"]), PLATFORMS["vertex"], SETTINGS)
 
 
@@ -668,7 +668,7 @@ def test_several_hosts_need_a_volume_of_all():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("machine=null", r"expected a machine to train on, received none\. Use --set machine=v5e-4"),
+        ("machine=null", r"expected a machine to train on, received none\. Set machine=v5e-4"),
         ("data.source=images:/data/photos", r"data\.source must be on Cloud Storage.* Received: '/data/photos'"),
         (
             "deploy.registry=/registry",

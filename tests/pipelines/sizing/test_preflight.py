@@ -101,5 +101,5 @@ def test_a_quick_preflight_of_host_fed_data_measures_nothing(warm, tmp_path, mon
 
 @pytest.mark.parametrize("numbers", [(0,), (-5,), (10, -1)])
 def test_data_to_come_are_some(numbers):
-    with pytest.raises(InputError, match=rf"Received: --examples {numbers[0]}, "):
+    with pytest.raises(InputError, match=rf"Received: {numbers[0]} examples, "):
         PlannedData(*numbers)

@@ -23,6 +23,8 @@ from tpu_components.core.component.step_inputs import params_from
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.hosts import is_writer
+from tpu_components.core.sources.kinds import find_location
+from tpu_components.core.sources.source_ref import SourceRef
 
 STEP_RECORD_FILE = "step.json"
 RUN_VARIABLE = "TPU_PIPELINES_RUN"  # Name of the run, for the pages that a step writes.
@@ -89,6 +91,17 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
             StepRecord(step, state, time.monotonic() - start, message, mistake).save(Path(artifact_path).parent)
 
 
+def _say_what_the_cache_misses(step: str, inputs: Mapping[str, Any]) -> None:
+    """Print a line if the cache of a platform would return this step's results after its source has changed."""
+    if inputs.get("data_version", "unknown") or not find_location(SourceRef.parse(inputs["source"])).is_remote:
+        return
+    progress.say(
+        step,
+        f"the input data_version is empty: if {inputs['source']} changes, the platform's cache still returns the "
+        f"results of this run. Use on_current_data({step}) in the pipeline, or set_caching_options(False)",
+    )
+
+
 def run_component(
     step: str,
     work: Callable[..., Any],
@@ -113,7 +126,9 @@ def run_component(
         paths = [
             [Path(each.path) for each in item] if isinstance(item, list) else Path(item.path) for item in artifacts
         ]
-        result = work(params_from(inputs, params), *paths)
+        checked = params_from(inputs, params)
+        _say_what_the_cache_misses(step, inputs)
+        result = work(checked, *paths)
         if then is not None:
             return then(result)
         artifacts[-1].metadata.update(dataclasses.asdict(result))

@@ -290,7 +290,7 @@ class Slice:
             there = [entry for entry in load_catalogue().slices if target in entry.targets and not entry.is_gpu]
             raise InputError(
                 f"{_PLATFORMS[target]} does not offer {self.name}, {self.machine_type} ({_OFFERS[target]}). Use "
-                f"--target {self.targets[0]}, or a machine of {_PLATFORMS[target]}; nearest: "
+                f"the platform {self.targets[0]}, or a machine of {_PLATFORMS[target]}; nearest: "
                 f"{_nearest(there, self.chips)}."
             )
 

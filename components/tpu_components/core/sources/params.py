@@ -152,7 +152,7 @@ class WriteParams:
                 self.crop_margin and (not self.image_size or self.encoding not in ("auto", "resized")),
                 "crop_margin needs image_size and resized images. Received: "
                 f"crop_margin={self.crop_margin} with image_size={list(self.image_size)} and "
-                f"encoding={self.encoding!r}. Set data.image_size, and data.encoding to resized or auto.",
+                f"encoding={self.encoding!r}. Set image_size, and encoding to resized or auto.",
             ),
             (
                 len(self.image_size) not in (0, 2) or any(side <= 0 for side in self.image_size),

@@ -30,7 +30,7 @@ def check_config(config: Config) -> None:
         for name in VERTEX_ONLY:
             if value := getattr(machine, name):
                 raise InputError(
-                    f"Only Vertex AI supports machine.{name}. Received: {value!r} with --target kubeflow. Remove it; "
+                    f"Only Vertex AI supports machine.{name}. Received: {value!r} on the platform kubeflow. Remove it; "
                     "on Kubeflow, TPU_PIPELINES_VOLUMES mounts claims, and kubectl exec opens a shell."
                 )
 

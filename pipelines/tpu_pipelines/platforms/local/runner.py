@@ -76,7 +76,9 @@ def _make_runner(runner: Runner, config: Config) -> Any:
     try:
         docker.from_env().ping()  # type: ignore[attr-defined]  # mypy takes our folder docker/ for it.
     except docker.errors.DockerException as error:
-        raise InputError(f"Cannot use the docker runner: {error}. Start Docker, or use --runner subprocess.") from error
+        raise InputError(
+            f"Cannot use the docker runner: {error}. Start Docker, or use the runner subprocess."
+        ) from error
     location = config.data.source_ref.place
     # A table refers to files beside it.
     data = location.parent if find_source(config.data.source_ref).is_table else location

@@ -103,9 +103,7 @@ def test_a_renamed_flag_input_or_setting_is_accepted_with_a_warning_until_it_is_
         assert params_from({"edges": [1.0], "records": ...}, _Renamed) == _Renamed((1,))
     with pytest.warns(FutureWarning, match=r"data\.edges is now called sides"):
         assert read_by_hand({"edges": "1,2"}, _Renamed, "data") == _Renamed((1, 2))
-    with pytest.raises(
-        InputError, match=r"^data\.edges is the old name of sides\. Received: both"
-    ):
+    with pytest.raises(InputError, match=r"^data\.edges is the old name of sides\. Received: both"):
         read_by_hand({"edges": [1], "sides": [1]}, _Renamed, "data")
     assert params_from({"sides": [3]}, _Renamed) == _Renamed((3,))
 

@@ -175,7 +175,7 @@ class TrainParams:
             (
                 self.stages and self.epochs != total,
                 f"epochs must be the sum over all stages. Received: epochs={self.epochs}, and {total} in stages. Set "
-                f"training.epochs={total}, or remove it from the configuration.",
+                f"epochs={total}; a configuration may leave it out.",
             ),
             (
                 self.sharding == FULLY_SHARDED and self.backend == "tensorflow",
@@ -183,7 +183,7 @@ class TrainParams:
             ),
             (
                 self.weight_decay and "weight_decay" in self.optimizer_parameters,
-                "weight_decay is set twice: as training.weight_decay and in training.optimizer_parameters. Remove one.",
+                "weight_decay is set twice: as weight_decay and in optimizer_parameters. Remove one.",
             ),
         )
 
