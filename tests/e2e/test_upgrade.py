@@ -182,16 +182,27 @@ def test_its_compiled_pipeline_is_still_taken(vertex, project):
 def test_all_that_its_compiled_components_import_is_still_there(project):
     """A schedule sends the compiled steps again every night, also after their image's tag has moved to a newer one."""
     names = set()
+    uses = set()
     for path in (project / "components").iterdir():
         for executor in yaml.safe_load(path.read_text())["deploymentSpec"]["executors"].values():
             source = executor["container"]["command"][-1]
-            for node in ast.walk(ast.parse(source)) if "def " in source else ():
+            tree = ast.parse(source if "def " in source else "")
+            imported = {}
+            for node in ast.walk(tree):
                 if isinstance(node, ast.ImportFrom) and node.module.startswith("tpu_"):
-                    names |= {(node.module, alias.name) for alias in node.names}
+                    imported |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+            names |= set(imported.values())
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in imported:
+                    uses.add((*imported[node.value.id], node.attr))
     assert len(names) > 30
     for module, name in sorted(names):
         # With `fromlist`, a module that only `from package import module` loads is loaded, too.
         assert hasattr(importlib.__import__(module, fromlist=[name]), name), f"from {module} import {name}"
+    assert any(attribute == "load" for *_, attribute in uses)
+    for module, name, attribute in sorted(uses):
+        value = getattr(importlib.__import__(module, fromlist=[name]), name)
+        assert hasattr(value, attribute), f"{module}.{name}.{attribute}"
 
 
 @pytest.mark.heavy  # Compiles for a TPU, trains and exports: half a minute.

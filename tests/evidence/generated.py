@@ -14,10 +14,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tests.evidence.component_interfaces import with_interface
 from tests.support.cli import COMPONENTS, PIPELINES, REPOSITORY
 from tests.test_repository import STEPS
+from tpu_components import kfp as components
 from tpu_components.core.base.typed_values import fields_of
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
 from tpu_components.preflight_training.findings import PreflightReport
@@ -34,30 +36,64 @@ KEPT_PREFLIGHT = REPOSITORY / "tests" / "golden" / "preflight"
 GOLDEN_TESTS = "tests/pipelines/pipeline/test_compile.py"
 COMMAND = "tpu-pipelines preflight digits --compare v5e-1,v6e-1 --target vertex,kubeflow"
 _TABLE = re.compile(r"(?<=<!-- settings -->\n).*?(?=\n<!-- /settings -->)", re.DOTALL)
-_HEADING = "| parameter | default | meaning |\n|---|---|---|\n"
+_PARAMETERS = "| parameter | default | meaning |"
+_INPUTS = "| parameter | type in KFP | default | meaning |"
+_ARTIFACTS = "| also of the KFP component | type in KFP | meaning |"  # Inputs that are no parameters, and outputs.
 
 
-def _rows(params: type) -> str:
-    """The table of parameters, without its heading."""
+def _parameters(params: type, component: Any = None) -> str:
+    """The rows of a table of parameters, with their types in KFP if a component is named."""
     rows = []
     for field in fields_of(params).values():
+        kind = f" {_kind(component.component_spec.inputs[field.name])} |" if component else ""
         shown = "required" if field.is_required else f"`{json.dumps(field.default, default=dataclasses.asdict)}`"
-        meaning = field.meaning.replace("%%", "%").replace("|", "\\|")
-        rows.append(f"| `{field.name}` | {shown} | {meaning} |\n")
+        rows.append(f"| `{field.name}` |{kind} {shown} | {_in_a_cell(field.meaning)} |\n")
     return "".join(rows)
 
 
-def _with_parameters(readme: str, params: type) -> str:
-    start = readme.index(_HEADING) + len(_HEADING)
-    return readme[:start] + _rows(params) + re.sub(r"\A(\|.*\n)*", "", readme[start:])
+def _artifacts(params: type, component: Any) -> str:
+    """The rows of a table of a component's outputs, and of its inputs that are no parameters."""
+    spec = component.component_spec
+    rows = []
+    for name, declared in spec.inputs.items():
+        if name not in fields_of(params):
+            default = f", default `{json.dumps(declared.default)}`" if declared.optional else ""
+            rows.append(f"| input `{name}` | {_kind(declared)}{default} | {_in_a_cell(declared.description)} |\n")
+    for name, declared in spec.outputs.items():
+        rows.append(f"| output `{name}` | {_kind(declared)} | {_in_a_cell(declared.description)} |\n")
+    return "".join(rows)
+
+
+def _kind(declared: Any) -> str:
+    """The type of an input or output, such as `Integer` or `Dataset`, as KFP declares it."""
+    kind = re.sub(r"^(system|typing)\.|[@[].*", "", str(declared.type))
+    return f"List of {kind}" if declared.is_artifact_list else kind
+
+
+def _in_a_cell(text: str) -> str:
+    return " ".join(text.split()).replace("%%", "%").replace("|", "\\|")
+
+
+def _with_table(readme: str, heading: str, rows: str) -> str:
+    """A README with these rows in the table below a heading."""
+    whole = f"{heading}\n|{'---|' * (heading.count('|') - 1)}\n"
+    start = readme.index(whole) + len(whole)
+    return readme[:start] + rows + re.sub(r"\A(\|.*\n)*", "", readme[start:])
+
+
+def _step_readme(readme: str, params: type, component: Any) -> str:
+    """The README of a step with the inputs and outputs of its component."""
+    readme = _with_table(readme, _INPUTS, _parameters(params, component))
+    return _with_table(readme, _ARTIFACTS, _artifacts(params, component))
 
 
 def generated() -> dict[Path, str]:
     """The files as they should be."""
-    steps = {COMPONENTS / step / "README.md": params for step, params in STEPS.items()}
-    steps[COMPONENTS / "serving" / "README.md"] = ServeParams
-    files = {path: _with_parameters(path.read_text(), params) for path, params in steps.items()}
+    serving = COMPONENTS / "serving" / "README.md"
+    files = {serving: _with_table(serving.read_text(), _PARAMETERS, _parameters(ServeParams))}
     for step, params in STEPS.items():
+        readme = COMPONENTS / step / "README.md"
+        files[readme] = _step_readme(readme.read_text(), params, getattr(components, step))
         component = COMPONENTS / step / "component.py"
         files[component] = with_interface(component.read_text(), step, params)
     in_their_readmes = {step.section for step in STEP_TABLE.values()}
