@@ -10,8 +10,8 @@ from kfp.dsl.pipeline_context import Pipeline
 from kfp.dsl.python_component import PythonComponent
 
 from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IMAGE
-from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.base.typed_values import as_json, fields_of, read_some, with_new_names
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.typed_values import as_json, fields_of, read_some, unknown_key, with_new_names
 from tpu_components.core.component.step_inputs import params_from
 from tpu_components.core.models.lookup import check_model
 from tpu_components.core.sources.kinds import find_location
@@ -74,15 +74,12 @@ class StepComponent(PythonComponent):
         name = self.name.replace("-", "_")
         try:
             values = dict(with_new_names(inputs, self.params) if self.params else inputs)
-            known = [*(self.component_spec.inputs or {}), *others]
-            for each in values:
-                if each not in known:
-                    raise InputError(
-                        f"There is no input {each!r}: expected some of {', '.join(known)}.{did_you_mean(each, known)}"
-                    )
+            known = {*(self.component_spec.inputs or {}), *others}
+            if strange := [each for each in values if each not in known]:
+                raise InputError(unknown_key(strange[0], known, "the inputs"))
             return values | _checked(values, self.params) if self.params else values
         except InputError as error:
-            raise InputError(f"Cannot use the inputs of {name}: {error}") from error
+            raise InputError(f"Cannot use {name}: {error}") from error
 
     def _warn_of_image(self) -> None:
         image = self.component_spec.implementation.container.image

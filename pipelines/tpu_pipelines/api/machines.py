@@ -141,7 +141,13 @@ def on_machine(
         ),
         uses_s3=bool(merged.s3_secret),
     )
-    placed = chosen.on_machine(component, chosen.in_region(spec, merged.region), merged, placement)
+    try:
+        placed = chosen.on_machine(component, chosen.in_region(spec, merged.region), merged, placement)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"The platform {chosen.name} needs {error.name}, which is not installed. Run: pip install "
+            "'kfp[kubernetes]'."
+        ) from error
     if is_ours and _ACCELERATOR in (component.component_spec.inputs or {}):
         placed = _with_accelerator(placed, spec)
     return _with_checks(placed, component) if isinstance(component, StepComponent) else placed

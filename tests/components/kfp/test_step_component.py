@@ -51,7 +51,11 @@ def task_of(step, **inputs):
         ),
         ("train_model", {"model": "digits_cnn", "epochs": 0}, r"epochs must be at least 1. Received: epochs=0"),
         ("train_model", {"model": "digits_cnn", "backend": "torch"}, r"backend must be one of"),
-        ("train_model", {"model": "digits_cnn", "batch_size": 8}, r"no input 'batch_size'.*'batch_size_per_replica'"),
+        (
+            "train_model",
+            {"model": "digits_cnn", "batch_size": 8},
+            r"Unknown key 'batch_size' in the inputs.*'batch_size_per_replica'",
+        ),
         ("preflight_training", {"training": {"model": "digits_cn"}}, r"Unknown model 'digits_cn'"),
         ("preflight_training", {"training": {"model": "digits_cnn", "epoch": 2}}, r"Unknown key 'epoch' in training"),
         ("evaluate_model", {"minimum": {"accuracy": 95}}, r"minimum.accuracy cannot be above 1.*mean 0.95"),
@@ -65,7 +69,7 @@ def task_of(step, **inputs):
 def test_a_wrong_constant_is_refused_when_the_pipeline_is_written(step, inputs, message):
     with pytest.raises(InputError, match=message) as raised:
         task_of(getattr(STEPS, step), **inputs)
-    assert str(raised.value).startswith(f"Cannot use the inputs of {step}: ")
+    assert str(raised.value).startswith(f"Cannot use {step}: ")
 
 
 def test_what_only_a_run_knows_is_not_checked():

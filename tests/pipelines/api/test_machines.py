@@ -2,6 +2,7 @@ import dataclasses
 import inspect
 import json
 import re
+import sys
 
 import pytest
 from google.protobuf import json_format
@@ -405,6 +406,13 @@ def test_a_mapping_with_options_that_the_platform_does_not_use_names_all_of_them
     assert "Workload Identity" in str(raised.value)
 
 
+def test_without_kfps_part_for_kubernetes_the_error_says_what_to_install(monkeypatch):
+    """KFP and this package can be installed without it."""
+    monkeypatch.setitem(sys.modules, "kfp.kubernetes", None)
+    with pytest.raises(InputError, match=r"kubeflow needs kfp\.kubernetes, .* Run: pip install 'kfp\[kubernetes\]'\.$"):
+        tp.on_machine(train_elsewhere, "v5e-4", platform="kubeflow")
+
+
 def test_environment_variables_are_for_all_platforms(monkeypatch):
     """Who works with both platforms has the variables of both; `settings` and arguments are of one call."""
     account = SETTINGS["service_account"]
@@ -453,7 +461,10 @@ def test_constant_inputs_of_a_component_of_ours_are_checked_on_a_machine_too(pla
     step = tp.on_machine(with_image(train_model, PINNED), "v5e-4", platform=platform, retries=retries)
     for inputs, message in (
         ({"model": "mobilenet_v3"}, r"train_model: Unknown model 'mobilenet_v3'"),
-        ({"model": "digits_cnn", "batch_size": 8}, r"no input 'batch_size'.*Did you mean 'batch_size_per_replica'"),
+        (
+            {"model": "digits_cnn", "batch_size": 8},
+            r"Unknown key 'batch_size' in the inputs.*Did you mean 'batch_size_per_replica'",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             tasks_inputs(step, {"records": records} | inputs)
