@@ -10,7 +10,7 @@ from kfp import dsl
 from kfp.kubernetes import kubernetes_executor_config_pb2
 
 import tpu_pipelines as tp
-from tests.support.cli import set_environment
+from tests.support.cli import PIPELINES, set_environment
 from tests.support.custom_jobs import submitted_job
 from tests.support.fakes.execution import launcher_arguments
 from tpu_components.core.base.container_images import Images
@@ -396,6 +396,29 @@ def test_every_option_is_in_the_test_above():
     assert MACHINE.keys() == fields - TYPE
     assert OF_SETTINGS.keys() == settings
     assert ARGUMENTS.keys() == arguments - {"component", "machine", "platform", "settings"}
+
+
+def test_the_readme_says_which_platform_uses_which_option():
+    text = (PIPELINES / "api" / "README.md").read_text()
+    (table,) = re.findall(
+        r"^\| option \| Vertex AI \| Kubeflow \|\n\|---\|---\|---\|\n((?:\|.*\n)+)", text, re.MULTILINE
+    )
+    listed = set()
+    for row in table.splitlines():
+        options, *answers = row.strip("| ").split(" | ")
+        for part in options.split("; "):
+            kind = "machine" if part.startswith("of the machine") else ""
+            for name in re.findall(r"`(\w+)`", part):
+                listed.add(("machine" if kind else "others", name))
+                for platform, answer in zip(("vertex", "kubeflow"), answers, strict=True):
+                    refused = REFUSED[platform]
+                    names = refused["machine"] if kind else refused["settings"] | refused["arguments"]
+                    assert (name in names) == (answer == "no"), (name, platform)
+    unlisted = {*TYPE, "max_wait_seconds", "fallbacks"}  # The machine's name, and what no platform uses here.
+    assert listed == {
+        *(("machine", name) for name in MACHINE.keys() - unlisted),
+        *(("others", name) for name in (OF_SETTINGS | ARGUMENTS).keys() - NOWHERE),
+    }
 
 
 def test_a_mapping_with_options_that_the_platform_does_not_use_names_all_of_them():
