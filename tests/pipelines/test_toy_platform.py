@@ -60,7 +60,7 @@ def test_it_names_the_setting_that_it_needs_and_those_that_only_other_platforms_
     done = tpu_pipelines_here("submit", *QUICK)
     assert_user_error(done, "Missing settings: project.")
     for name in ("kueue_queue", "experiment"):
-        assert f"The setting {name} (TPU_PIPELINES_{name.upper()}) is not supported with --target toy" in done.stderr
+        assert f"The setting {name} (TPU_PIPELINES_{name.upper()}) is not supported on the platform toy" in done.stderr
 
 
 def test_messages_take_its_words(toy):

@@ -125,10 +125,8 @@ def on_machine(
     _check_machine(component, spec, chosen)
     module = getattr(getattr(component, "python_func", None), "__module__", "")
     is_ours = module.startswith("tpu_components.")
-    if not is_ours or module == _TRAINING:
-        variables = {**(component.component_spec.implementation.container.env or {}), **merged.environment}
-        if warning := chosen.restart_warning(spec, merged, variables):
-            warnings.warn(f"{component.name.replace('-', '_')}: {warning}", PipelineWarning, stacklevel=2)
+    if (not is_ours or module == _TRAINING) and (warning := chosen.restart_warning(spec, merged)):
+        _warn_of_restart(component, warning, None if is_ours else merged.environment)
     step = component.name.replace("-", "_")
     placement = Placement(
         run=component.name,
@@ -151,6 +149,19 @@ def on_machine(
     if is_ours and _ACCELERATOR in (component.component_spec.inputs or {}):
         placed = _with_accelerator(placed, spec)
     return _with_checks(placed, component) if isinstance(component, StepComponent) else placed
+
+
+def _warn_of_restart(component: Any, warning: str, environment: Mapping[str, str] | None) -> None:
+    """Warn that a step starts from scratch, unless a variable of a foreign component names a place in a bucket."""
+    advice = "."
+    if environment is not None:
+        variables = {**(component.component_spec.implementation.container.env or {}), **environment}
+        if any("://" in value for value in variables.values()):
+            return
+        advice = (
+            ', or give the component a folder in a bucket, as in environment={"CHECKPOINTS": "gs://BUCKET/FOLDER"}.'
+        )
+    warnings.warn(f"{component.name.replace('-', '_')}: {warning}{advice}", PipelineWarning, stacklevel=3)
 
 
 def _with_checks(step: PlacedStep, component: StepComponent) -> PlacedStep:

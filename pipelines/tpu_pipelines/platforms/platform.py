@@ -121,14 +121,8 @@ class Platform(Protocol):
             InputError: If the platform cannot run the step on the machine with these settings.
         """
 
-    def restart_warning(self, machine: "MachineSpec", settings: Settings, environment: Mapping[str, str]) -> str:
-        """Return a warning if a step that loses its machine has no place for checkpoints; else an empty text.
-
-        Args:
-            machine: Machine of the step.
-            settings: Settings of the platform.
-            environment: Environment variables of the step.
-        """
+    def restart_warning(self, machine: "MachineSpec", settings: Settings) -> str:
+        """Return a warning if a step that loses its machine has no volume for checkpoints; else an empty text."""
 
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
         """Set time limit, disk and sign-in on the task of a step that has no machine; returns the task."""

@@ -461,19 +461,20 @@ def test_a_job_runs_in_the_project_of_the_settings_else_in_that_of_the_pipeline(
     assert project_of(tp.on_machine(train_elsewhere, "v5e-4", project="my-project")) == "my-project"
 
 
-@pytest.mark.parametrize(
-    "places",
-    [
-        {"settings": {"volumes": {"checkpoints": "/mnt/checkpoints"}}},
-        {"environment": {"AIP_CHECKPOINT_DIR": "gs://my-bucket/weights"}},
-    ],
-)
-def test_a_preempted_step_without_a_place_for_checkpoints_is_warned_of(places):
+def test_a_preempted_step_without_a_place_for_checkpoints_is_warned_of():
     spot = {"name": "v5e-4", "spot": True}
-    for component in (train_elsewhere, with_image(train_model, PINNED)):
-        with pytest.warns(PipelineWarning, match=r"After a preemption of v5e-4, .* from scratch.*\"volumes\""):
-            tp.on_machine(component, spot, platform="kubeflow")
-        tp.on_machine(component, spot, platform="kubeflow", **places)
+    ours = with_image(train_model, PINNED)
+    bucket = {"CHECKPOINTS": "gs://my-bucket/weights"}
+    volume = {"volumes": {"checkpoints": "/mnt/checkpoints"}}
+    message = r"After a preemption of v5e-4, .* from scratch.*\"volumes\""
+    with pytest.warns(PipelineWarning, match=rf"train_elsewhere: {message}.*environment="):
+        tp.on_machine(train_elsewhere, spot, platform="kubeflow")
+    # No bucket is mounted there, and train_model writes its checkpoints to files.
+    with pytest.warns(PipelineWarning, match=rf"train_model: {message}[^,]*\.$"):
+        tp.on_machine(ours, spot, platform="kubeflow", environment=bucket)
+    tp.on_machine(train_elsewhere, spot, platform="kubeflow", environment=bucket)
+    for component in (train_elsewhere, ours):
+        tp.on_machine(component, spot, platform="kubeflow", settings=volume)
         tp.on_machine(component, spot)
     tp.on_machine(with_image(evaluate_model, PINNED), spot, platform="kubeflow")  # It keeps no checkpoints.
 

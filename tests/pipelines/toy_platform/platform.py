@@ -55,7 +55,7 @@ class Toy:
     def on_machine(self, component, machine, settings, placement):
         return lambda **inputs: component(**inputs | {"accelerator": "cpu"})
 
-    def restart_warning(self, machine, settings, environment):
+    def restart_warning(self, machine, settings):
         return ""
 
     def place(self, task, step, config, settings):

@@ -126,7 +126,7 @@ def run_component(
         paths = [
             [Path(each.path) for each in item] if isinstance(item, list) else Path(item.path) for item in artifacts
         ]
-        checked = params_from(inputs, params)
+        checked: Any = params_from(inputs, params)
         _say_what_the_cache_misses(step, inputs)
         result = work(checked, *paths)
         if then is not None:

@@ -1,7 +1,7 @@
 """Kubeflow Pipelines as a `Platform`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_components.core.base.container_images import is_in_registry
@@ -85,14 +85,13 @@ class Kubeflow:
 
         return as_tpu_pod(component, machine, settings, placement)
 
-    def restart_warning(self, machine: "MachineSpec", settings: Settings, environment: Mapping[str, str]) -> str:
-        """Return a warning for a spot machine without a volume, and without a location in an environment variable."""
-        if not machine.spot or settings.volumes or any("://" in value for value in environment.values()):
+    def restart_warning(self, machine: "MachineSpec", settings: Settings) -> str:
+        """Return a warning for a spot machine without a volume: unlike Vertex AI, a cluster mounts no buckets."""
+        if not machine.spot or settings.volumes:
             return ""
         return (
-            f"After a preemption of {machine.name}, the step starts from scratch, because it has no place for "
-            'checkpoints. Mount a claim with settings={"volumes": {"CLAIM": "/mnt/checkpoints"}}, or name a bucket '
-            'with environment={"AIP_CHECKPOINT_DIR": "gs://BUCKET/FOLDER"}.'
+            f"After a preemption of {machine.name}, the step starts from scratch, because it has no volume for "
+            'checkpoints. Mount a claim with settings={"volumes": {"CLAIM": "/mnt/checkpoints"}}'
         )
 
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:

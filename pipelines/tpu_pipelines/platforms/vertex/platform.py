@@ -1,6 +1,6 @@
 """Vertex AI as a `Platform`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpu_components.core.base.container_images import is_in_registry
@@ -90,7 +90,7 @@ class Vertex:
 
         return as_custom_job(component, machine, settings, placement)
 
-    def restart_warning(self, machine: "MachineSpec", settings: Settings, environment: Mapping[str, str]) -> str:
+    def restart_warning(self, machine: "MachineSpec", settings: Settings) -> str:
         """Return an empty text: the service restarts a job, whose checkpoints are in the bucket."""
         return ""
 
