@@ -46,6 +46,7 @@ OF_COMMANDS = {
     "submission/schedule.py",
 }
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
+VARIABLE = re.compile(r"TPU_PIPELINES_[A-Z]")
 
 
 def texts_of_errors(path):
@@ -62,6 +63,13 @@ def test_an_error_of_a_function_names_settings_and_arguments_and_no_flag_of_a_co
         _, name = str(path.relative_to(ROOT)).removeprefix("components/").removeprefix("pipelines/").split("/", 1)
         if name not in OF_COMMANDS and not name.startswith("cli/"):
             assert [text for text in texts_of_errors(path) if isinstance(text, str) and FLAG.search(text)] == [], path
+
+
+def test_an_error_of_a_platform_names_a_setting_by_its_name_and_its_variable():
+    """`setting` of `config.settings` writes both."""
+    for path in sources("pipelines/tpu_pipelines/platforms"):
+        if path.name not in ("checks.py", "images.py"):  # Of `doctor`, whose commands set variables.
+            assert [text for text in texts_of_errors(path) if isinstance(text, str) and VARIABLE.search(text)] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

@@ -156,7 +156,7 @@ class Settings:
                     is_secret = field.name == "notify"
                     received = "another value, which may be secret" if is_secret else repr(hide_credentials(text))
                     mistakes.add(
-                        f"Cannot use the setting {field.name} ({variable(field.name)}): expected something like "
+                        f"Cannot use the {setting(field.name)}: expected something like "
                         f"{field.metadata['example']}. Received: {received}."
                         f"{field.metadata.get('hint', '')}"
                     )
@@ -236,6 +236,16 @@ def variable(name: str) -> str:
         'TPU_PIPELINES_KFP_HOST'
     """
     return _PREFIX + name.upper()
+
+
+def setting(name: str) -> str:
+    """Return a setting as messages name it, for functions that take settings, and for commands that read variables.
+
+    Example:
+        >>> setting("volumes")
+        'setting volumes (TPU_PIPELINES_VOLUMES)'
+    """
+    return f"setting {name} ({variable(name)})"
 
 
 def load_settings(environment: Mapping[str, str], file: Path | None = None) -> Settings:

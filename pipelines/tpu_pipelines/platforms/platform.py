@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tpu_components.core.base.typed_values import Mistakes
 from tpu_components.core.files.location import Location
-from tpu_pipelines.config.settings import Settings, variable
+from tpu_pipelines.config.settings import Settings, setting
 from tpu_pipelines.platforms.kubeflow.platform import Kubeflow
 from tpu_pipelines.platforms.vertex.platform import Vertex
 
@@ -176,8 +176,7 @@ def check_settings(platform: Platform, settings: Settings) -> None:
     for name in foreign:
         if (value := getattr(settings, name)) and name not in platform.own_settings:
             mistakes.add(
-                f"The setting {name} ({variable(name)}) is not supported on the platform {platform.name}. Received: "
-                f"{value!r}. Remove it."
+                f"The {setting(name)} is not supported on the platform {platform.name}. Received: {value!r}. Remove it."
             )
     with mistakes.kept():
         platform.check_settings(settings)

@@ -186,7 +186,8 @@ def test_vertex_takes_as_many_labels_as_its_jobs_have_left():
     labels = {f"label-{number}": "x" for number in range(56)}
     check_settings(PLATFORMS["kubeflow"], Settings(labels=labels))
     with pytest.raises(
-        InputError, match=r"Too many labels: expected at most 55 in TPU_PIPELINES_LABELS on Vertex AI, receiv"
+        InputError,
+        match=r"Too many labels: expected at most 55 in the setting labels \(TPU_PIPELINES_LABELS\) on Vertex AI",
     ):
         check_settings(PLATFORMS["vertex"], Settings(labels=labels))
     labels.popitem()
@@ -243,7 +244,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
             {"network": "projects/1/global/networks/n", "network_attachment": ATTACHMENT},
             r"A job cannot have both a network and a network attachment",
         ),
-        ("vertex", {"tensorboard": TENSORBOARD}, r"Set TPU_PIPELINES_SERVICE_ACCOUNT"),
+        ("vertex", {"tensorboard": TENSORBOARD}, r"Add the setting service_account"),
         ("vertex", {"encryption_key": KEY, "region": "us-east1"}, r"encryption_key .* must be in the region us-east1"),
     ],
 )

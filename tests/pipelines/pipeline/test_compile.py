@@ -655,12 +655,14 @@ def test_a_reservation_that_no_label_can_name_is_refused_on_kubeflow(place):
 def test_a_job_on_vertex_has_a_hundred_environment_variables():
     variables = {f"V{number}": "1" for number in range(100)}
     compile_digits("vertex", settings=Settings(environment=variables))
-    with pytest.raises(InputError, match=r"at most 100 environment variables\. Received: 101\. Set fewer in TPU_PIP"):
+    with pytest.raises(InputError, match=r"at most 100 environment variables\. Received: 101\. Remove some from the"):
         compile_digits("vertex", settings=Settings(environment={**variables, "X": "1"}))
 
 
 def test_several_hosts_need_a_volume_of_all():
-    with pytest.raises(InputError, match=r"v5e-16 has 4 hosts.*\(ReadWriteMany\), received none\. Set TPU_PI"):
+    with pytest.raises(
+        InputError, match=r"v5e-16 has 4 hosts.*\(ReadWriteMany\), received none\. Add one to the setting volumes"
+    ):
         pod("v5e-16")
 
 
@@ -686,7 +688,11 @@ def test_what_the_cloud_could_not_run_is_refused(target, override, message):
 @pytest.mark.parametrize(
     ("target", "overrides", "message"),
     [
-        ("kubeflow", ["machine=v5e-16"], r"v5e-16 has 4 hosts.*Set TPU_PIPELINES_VOLUMES="),
+        (
+            "kubeflow",
+            ["machine=v5e-16"],
+            r"v5e-16 has 4 hosts.*to the setting volumes \(TPU_PIPELINES_VOLUMES\) as CLAIM=",
+        ),
         (
             "vertex",
             ["machine=v5e-16", "training.backend=tensorflow"],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_components.core.base.container_images import is_in_registry
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files.location import Location
-from tpu_pipelines.config.settings import MAIL, Settings, variable
+from tpu_pipelines.config.settings import MAIL, Settings, setting
 from tpu_pipelines.platforms.kubeflow.unused_options import UNUSED_OPTIONS
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Kubeflow:
         """Check that the notification is a webhook."""
         if settings.notify.startswith(MAIL):
             raise InputError(
-                f"Only Vertex AI sends e-mails: expected {variable('notify')} to be a webhook on the platform "
+                f"Only Vertex AI sends e-mails: expected the {setting('notify')} to be a webhook on the platform "
                 f"{self.name}. Received: {settings.notify!r}."
             )
 

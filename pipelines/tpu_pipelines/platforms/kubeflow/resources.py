@@ -6,6 +6,7 @@ from typing import Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.machines.machine_spec import VERTEX_ONLY, MachineSpec
 from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.settings import setting
 from tpu_pipelines.config.steps import StepResources
 
 # A step's disk. Steps write their outputs to the folder for temporary files first.
@@ -31,7 +32,7 @@ def check_config(config: Config) -> None:
             if value := getattr(machine, name):
                 raise InputError(
                     f"Only Vertex AI supports machine.{name}. Received: {value!r} on the platform kubeflow. Remove it; "
-                    "on Kubeflow, TPU_PIPELINES_VOLUMES mounts claims, and kubectl exec opens a shell."
+                    f"on Kubeflow, the {setting('volumes')} mounts claims, and kubectl exec opens a shell."
                 )
 
 

@@ -9,7 +9,7 @@ from tpu_components.core.base.errors import BAD_INPUT, InputError
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import GPU, KUBEFLOW, TPU, MachineSpec
 from tpu_components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
-from tpu_pipelines.config.settings import Settings, folder_of
+from tpu_pipelines.config.settings import Settings, folder_of, setting
 from tpu_pipelines.config.steps import StepResources
 from tpu_pipelines.platforms.jobs import PlacedStep, Placement, slug
 from tpu_pipelines.platforms.kubeflow.resources import SCRATCH_FOLDER, SCRATCH_VOLUME, as_root, place
@@ -61,8 +61,8 @@ def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, placeme
     if is_slice and not shared:
         raise InputError(
             f"{machine.name} has {machine.slice.hosts} hosts, which on Kubeflow share records and model on a volume: "
-            "expected a claim that many pods can mount (ReadWriteMany), received none. Set "
-            "TPU_PIPELINES_VOLUMES=CLAIM=/mnt/PATH, or use a machine of one host."
+            "expected a claim that many pods can mount (ReadWriteMany), received none. Add "
+            f"one to the {setting('volumes')} as CLAIM=/mnt/PATH, or use a machine of one host."
         )
     if requested.disk and (mount := _like_the_disk(settings)):
         raise InputError(

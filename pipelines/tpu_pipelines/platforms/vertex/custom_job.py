@@ -16,7 +16,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.files.location import Scheme
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import MIN_BOOT_DISK_GB, MachineSpec
-from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.config.settings import Settings, setting
 from tpu_pipelines.platforms.jobs import PlacedStep, Placement, slug
 from tpu_pipelines.platforms.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries
 from tpu_pipelines.platforms.vertex.settings_rules import check_region
@@ -78,7 +78,7 @@ def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, plac
         # https://cloud.google.com/vertex-ai/docs/training/train-nfs-share
         raise InputError(
             f"A job reaches an NFS server through a VPC network. Received: machine.nfs_mounts={machine.nfs_mounts!r} "
-            "without a network. Set TPU_PIPELINES_NETWORK or TPU_PIPELINES_NETWORK_ATTACHMENT."
+            f"without a network. Add the {setting('network')} or the {setting('network_attachment')}."
         )
     fields = _fields(machine, settings, placement.run)
     inputs = {_PREFIX + key: value for key, value in fields.items() if "{{$" not in str(value)}
@@ -225,7 +225,7 @@ def _pool(container: Mapping[str, Any], machine: MachineSpec, settings: Settings
     if len(environment) > _MOST_VARIABLES:
         raise InputError(
             f"A job on Vertex AI has at most {_MOST_VARIABLES} environment variables. Received: {len(environment)}. "
-            "Set fewer in TPU_PIPELINES_ENVIRONMENT."
+            f"Remove some from the {setting('environment')}."
         )
     machine_spec: dict[str, Any] = {key: value for key, value in machine.slice.vertex_fields.items() if value}
     if machine.reservation:

@@ -2,7 +2,7 @@
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import Mistakes
-from tpu_pipelines.config.settings import Settings, variable
+from tpu_pipelines.config.settings import Settings, setting
 
 REQUIRED = ("project", "region", "bucket")
 _OF_REGION = ("network_attachment", "encryption_key", "tensorboard")  # Named projects/…/…/REGION/….
@@ -20,7 +20,7 @@ def check(settings: Settings) -> None:
     mistakes = Mistakes()
     if len(settings.labels) > _MOST_LABELS:
         mistakes.add(
-            f"Too many labels: expected at most {_MOST_LABELS} in {variable('labels')} on Vertex AI, "
+            f"Too many labels: expected at most {_MOST_LABELS} in the {setting('labels')} on Vertex AI, "
             f"received {len(settings.labels)}. Remove some."
         )
     with mistakes.kept():
@@ -33,7 +33,7 @@ def check(settings: Settings) -> None:
     if settings.tensorboard and not settings.service_account:
         mistakes.add(
             f"TensorBoard requires a service account. Received: tensorboard={settings.tensorboard!r} without one. "
-            f"Set {variable('service_account')}."
+            f"Add the {setting('service_account')}."
         )
     mistakes.raise_all()
 
@@ -48,6 +48,6 @@ def check_region(settings: Settings, region: str) -> None:
         value = getattr(settings, name)
         if value and region and value.split("/")[3] != region:
             raise InputError(
-                f"The setting {name} ({variable(name)}) must be in the region {region}, where the job runs. "
+                f"The {setting(name)} must be in the region {region}, where the job runs. "
                 f"Received: {value!r}. Use one in that region."
             )
