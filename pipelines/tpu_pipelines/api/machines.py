@@ -10,6 +10,7 @@ from typing import Any
 from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IMAGE
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.typed_values import Mistakes, fields_of, read_by_hand
+from tpu_components.core.files.location import Location
 from tpu_components.core.machines.machine_spec import MachineSpec, parse_machine
 from tpu_components.kfp.step_component import PipelineWarning, StepComponent
 from tpu_pipelines.config.settings import Settings, load_settings
@@ -156,7 +157,7 @@ def _warn_of_restart(component: Any, warning: str, environment: Mapping[str, str
     advice = "."
     if environment is not None:
         variables = {**(component.component_spec.implementation.container.env or {}), **environment}
-        if any("://" in value for value in variables.values()):
+        if any(Location(value).is_remote for value in variables.values()):
             return
         advice = (
             ', or give the component a folder in a bucket, as in environment={"CHECKPOINTS": "gs://BUCKET/FOLDER"}.'
