@@ -18,14 +18,8 @@ from tpu_components.core.machines.machine_spec import PaidMachine, billed_by
 from tpu_components.core.pages import page
 from tpu_components.preflight_training.advice import Adviser, compare
 from tpu_components.preflight_training.compiling import sandbox
-from tpu_components.preflight_training.compiling.compiler import (
-    DOES_NOT_FIT,
-    FITS,
-    MAY_FIT,
-    Compilation,
-    Outcome,
-    versions,
-)
+from tpu_components.preflight_training.compiling.compiler import Compilation
+from tpu_components.preflight_training.compiling.outcome import DOES_NOT_FIT, FITS, MAY_FIT, Outcome, versions
 from tpu_components.preflight_training.data import DataFacts, MeasureHost, Measurement
 from tpu_components.preflight_training.estimate import (
     EpochTime,

@@ -11,7 +11,7 @@ from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import billed_by
-from tpu_components.preflight_training.compiling.compiler import FITS, MAY_FIT
+from tpu_components.preflight_training.compiling.outcome import FITS, MAY_FIT
 from tpu_components.preflight_training.compiling.sandbox import CRASHED, OUT_OF_MEMORY, TIMED_OUT
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.estimate import Accuracy, EpochTime, LayerTime, StepTime

@@ -507,7 +507,7 @@ import dataclasses, json, math, os, sys
 import keras
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.preflight_training import estimate
-from tpu_components.preflight_training.compiling import compiler
+from tpu_components.preflight_training.compiling import compiler, stablehlo
 from tpu_components.preflight_training.compiling.hlo import read_cost
 from tests.components.preflight_training.conftest import make_compilation
 model, shape, machine = sys.argv[1], tuple(json.loads(sys.argv[2])), sys.argv[3]
@@ -516,7 +516,7 @@ interface = Interface(ImageInput(shape, "raw"), 10)
 compilation = make_compilation(model, {}, machine, 128)
 compilation = dataclasses.replace(compilation, interface=interface, num_examples=50_000)
 built, _ = compiler._without_values(lambda: compiler._build(compilation))
-devices = compiler._devices_of(compilation.machine)
+devices = stablehlo.devices_of(compilation.machine)
 traced = compiler.trace_program(built, compilation, devices, "tpu")
 compiled = traced.lower(lowering_platforms=("tpu",)).compile()
 layers = [layer.name for layer in built._flatten_layers(include_self=False)]
