@@ -225,12 +225,7 @@ class Examination:
 def _needs_host(compiled: tuple[PaidMachine, Compilation, Outcome]) -> bool:
     """Return whether the time of an epoch depends on the host's rate."""
     _, compilation, outcome = compiled
-    return not compilation.is_resident and _is_priced(outcome)
-
-
-def _is_priced(outcome: Outcome) -> bool:
-    """Return whether the cycles or the arithmetic of at least one operation are known."""
-    return outcome.cost is not None and any(not operation.is_guessed for operation in outcome.cost.operations)
+    return not compilation.is_resident and outcome.cost is not None and outcome.cost.has_estimate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,7 +307,7 @@ class MachineExamination:
     def _step(self) -> StepTime | None:
         program = self.outcome.cost
         is_summed_apart = self.compilation.training.backend == "tensorflow"
-        if program is None or not self.whole.is_timed or not _is_priced(self.outcome):
+        if program is None or not self.whole.is_timed or not program.has_estimate:
             return None
         summed = gradient_bytes(self.outcome.parameters) if is_summed_apart else 0
         return time_step(program, self.compilation.machine, summed)

@@ -19,7 +19,7 @@ from tpu_components.preflight_training.largest_batch import LargestBatch
 
 PASSING = (FITS, MAY_FIT)
 _UNDECIDED = (TIMED_OUT, OUT_OF_MEMORY, CRASHED)
-_VERDICTS = {
+VERDICTS = {
     FITS: "fits",
     MAY_FIT: "may fit",
     "does_not_fit": "does not fit",
@@ -149,7 +149,7 @@ class MachineReport:
     chips: int
     devices: int
     hosts: int
-    verdict: Annotated[str, tuple(_VERDICTS)]
+    verdict: Annotated[str, tuple(VERDICTS)]
     reason: str
     layer: str
     source: str
@@ -257,7 +257,7 @@ class MachineReport:
             return self.broken
         place = ", ".join(part for part in (self.layer and f"layer {self.layer!r}", self.source) if part)
         return (
-            f"the training step {_VERDICTS[self.verdict]} on {self.label}: {self.reason}"
+            f"the training step {VERDICTS[self.verdict]} on {self.label}: {self.reason}"
             + (f" ({place})" if place else ""),
             *self.broken,
         )

@@ -249,7 +249,7 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
         # The state is updated in place. Other arguments are the resident split, or else batches.
         fixed_bytes=stats.argument_size_in_bytes if compilation.is_resident else stats.alias_size_in_bytes,
         example_bytes=least_example_bytes(model, compilation.interface),
-        cost=read_cost(compiled_text, layers),
+        cost=read_cost(compiled_text, functools.partial(layer_of, layers=layers)),
         parameters=_count_parameters(model),
         stage=stage,
         learning_rate=learning_rate,

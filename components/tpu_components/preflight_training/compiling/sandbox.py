@@ -35,8 +35,12 @@ def default_cache_dir() -> Path:
     return directory if compile_cache.is_own(directory) else directory.with_name(f"preflight-{compile_cache.user_id()}")
 
 
-def require_compiler(machines: Iterable[Slice]) -> None:
+def require_compiler(machines: Iterable[Slice], extra: str = "preflight") -> None:
     """Check that JAX is installed and, if one of the machines is a TPU, the TPU compiler.
+
+    Args:
+        machines: Machines to compile for.
+        extra: Extra of this package that the message recommends.
 
     Raises:
         InputError: If one of them is not installed; the message says what to install.
@@ -45,7 +49,7 @@ def require_compiler(machines: Iterable[Slice]) -> None:
     if needed - versions().keys():
         raise InputError(
             "Cannot compile the training step: the TPU compiler (libtpu) or JAX is not installed. "
-            "Run: pip install 'tpu-pipelines[preflight]' (Linux on x86-64)."
+            f"Run: pip install 'tpu-pipelines[{extra}]' (Linux on x86-64)."
         )
 
 

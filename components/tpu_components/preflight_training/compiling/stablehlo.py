@@ -1,6 +1,8 @@
 """Compiles StableHLO modules for a TPU slice with libtpu, on a machine without a TPU."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,18 +10,24 @@ import numpy as np
 from tpu_components.core.machines.machine_spec import Slice
 
 # Without these libtpu asks a metadata server which TPU it is on, and lets one process at a time load it.
-COMPILER_ENVIRONMENT = {
+_LIBTPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "JAX_PLATFORMS": "cpu",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
 }
+COMPILER_ENVIRONMENT = _LIBTPU_ENVIRONMENT | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
 # JAX passes more arguments than this as one tuple: `should_tuple_args` of jax/_src/dispatch.py.
 _MOST_ARGUMENTS = 2000
 _PARTITIONS = "mhlo.num_partitions"
 _SHARDINGS = ("mhlo.sharding", "sdy.sharding")
 _MLIR_BYTECODE = b"ML\xefR"
+
+
+def set_compiler_environment() -> None:
+    """Let this process, which may use JAX on its own devices, load libtpu; does nothing on a machine with a TPU."""
+    if not any(Path("/dev").glob("accel[0-9]*")) and not Path("/dev/vfio").exists():
+        for name, value in _LIBTPU_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
 
 
 def devices_of(machine: Slice, slices: int = 1) -> list[Any]:
@@ -49,7 +57,7 @@ def parse_module(content: bytes, context: Any) -> Any:
     """Return the module in a text, in MLIR's bytecode or in a portable artifact of StableHLO.
 
     Raises:
-        ValueError: If it is none of these.
+        ValueError: If it is none of these, or has no function `main`.
     """
     from jax.extend.mlir import ir
     from jaxlib.mlir.dialects import stablehlo
@@ -57,10 +65,27 @@ def parse_module(content: bytes, context: Any) -> Any:
     with context:
         try:
             if content.startswith(_MLIR_BYTECODE) and b"StableHLO_v" in content[:64]:
-                return ir.Module.parse(stablehlo.deserialize_portable_artifact(context, content).operation.get_asm())
-            return ir.Module.parse(content)
+                module: Any = stablehlo.deserialize_portable_artifact(context, content)
+            else:
+                module = ir.Module.parse(content)
         except ir.MLIRError as error:
             raise ValueError(str(error)) from error
+        _main_of(module)
+        return module
+
+
+def _main_of(module: Any) -> Any:
+    """Return the entry function of a module.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    from jax.extend.mlir import ir
+
+    for operation in module.body.operations:
+        if "sym_name" in operation.attributes and ir.StringAttr(operation.attributes["sym_name"]).value == "main":
+            return operation
+    raise ValueError("the module has no function named main")
 
 
 def partitions_of(module: Any) -> int:
@@ -96,9 +121,7 @@ def compile_module(module: Any, devices: Sequence[Any]) -> tuple[str, Any]:
 
 def _specified(module: Any) -> tuple[list[bool], list[bool]]:
     """Return for each argument and each result of `main` whether the program specifies its sharding."""
-    from jax.extend.mlir import ir
-
-    (main,) = (each for each in module.body.operations if ir.StringAttr(each.attributes["sym_name"]).value == "main")
+    main = _main_of(module)
     arguments, results = (
         [any(kind in attributes for kind in _SHARDINGS) for attributes in main.attributes[name]]
         if name in main.attributes
