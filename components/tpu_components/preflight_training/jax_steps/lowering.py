@@ -188,8 +188,13 @@ def _order(lowered: Any) -> list[int]:
 
 @contextlib.contextmanager
 def _default_backend(name: str) -> Iterator[list[str]]:
-    """Let `jax.default_backend` return a name while the block runs, and list the places that call it."""
+    """Let `jax.default_backend` return a name while the block runs, and list the places that call it.
+
+    JAX keeps what it has traced. What it traced before the block may depend on another answer, and what it traces in
+    the block must not be used after it.
+    """
     module = importlib.import_module("jax")
+    module.clear_caches()
     real = module.default_backend
     asked: list[str] = []
 
@@ -205,6 +210,8 @@ def _default_backend(name: str) -> Iterator[list[str]]:
         yield asked
     finally:
         module.default_backend = real  # type: ignore[attr-defined]
+        if asked:
+            module.clear_caches()
 
 
 def _name(step: Any) -> str:
@@ -219,6 +226,9 @@ def _explain(error: Exception, step: Any, args: Sequence[Any], kwargs: Mapping[s
     reason = explain(chain, text).rstrip(".")
     if any(map(is_data_dependent, chain)):
         change = "Use jnp.where, jax.lax.cond or jax.lax.while_loop, or name the argument in static_argnums."
+    elif _CALLS_HOST in text:
+        reason = "it calls Python on the host, which cannot be compiled without a TPU"
+        change = "Leave out jax.debug.print, jax.debug.callback, io_callback and pure_callback."
     elif "is not implemented on TPU" in reason:
         change = "Replace the operation, or compute it on the host before the step."
     else:
@@ -228,6 +238,8 @@ def _explain(error: Exception, step: Any, args: Sequence[Any], kwargs: Mapping[s
 
 
 _MOST_SHAPES = 8
+# JAX's error for a callback without a device: https://github.com/jax-ml/jax/blob/main/jax/_src/callback.py
+_CALLS_HOST = "is different from the lowering platform"
 
 
 def _shape(leaf: Any) -> str:

@@ -183,7 +183,7 @@ def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str
         )
     if cost.unknown_loops:
         notes.append(f"{cost.unknown_loops} loops have an unknown number of iterations and count once.")
-    if cost.host_calls:
+    if cost.host_calls and case.slices == 1:  # Otherwise these are transfers between the slices.
         notes.append(f"The step calls the host, which takes unknown time: {', '.join(cost.host_calls)}.")
     if case.slices > 1:
         notes.append("The time of communication between slices is unknown and left out.")
