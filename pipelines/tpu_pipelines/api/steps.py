@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.jax_steps.comparison import StepComparison
 from tpu_components.preflight_training.jax_steps.lowering import mesh
@@ -21,7 +22,7 @@ def preflight_step(
     step: Any,
     *args: Any,
     machine: str | Sequence[str],
-    platform: str = "vertex",
+    platform: str = PaidMachine.target,
     region: str = "",
     spot: bool = False,
     slices: int = 1,
@@ -100,7 +101,7 @@ def preflight_step(
         reports = [examine(dataclasses.replace(case, machine=each), box) for each in names]
     if isinstance(machine, str):
         return reports[0]
-    return StepComparison.of(reports, [1.0] * len(reports), 1e6, "steps")
+    return StepComparison.make(reports, [1.0] * len(reports), 1e6, "steps")
 
 
 def compare_steps(
@@ -142,7 +143,7 @@ def compare_steps(
     box = _sandbox(compile_timeout_seconds, compile_memory_mib, cache_dir)
     with box:
         reports = [examine(case, box) for case in listed]
-    return StepComparison.of(reports, counts, total, unit or "steps")
+    return StepComparison.make(reports, counts, total, unit or "steps")
 
 
 _JIT_OPTIONS = (

@@ -59,9 +59,9 @@ def _preflight_step(arguments: argparse.Namespace) -> int:
     return DONE if comparison.best else REJECTED
 
 
-def _refuse(arguments: argparse.Namespace, names: Sequence[str], of: str) -> None:
+def _refuse(arguments: argparse.Namespace, names: Sequence[str], subject: str) -> None:
     """Check that no flag is set that only another kind of preflight has."""
     used = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name, None)]
     if used:
         shown = ", ".join("--set" if flag == "--overrides" else flag for flag in used)
-        raise InputError(f"Cannot use {shown} with {arguments.config}: only preflight of {of} has it. Remove it.")
+        raise InputError(f"Cannot use {shown} with {arguments.config}: only preflight of {subject} has it. Remove it.")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.formatting import number, percent
+from tpu_components.core.base.terminal import printable
 from tpu_components.core.files import storage
 from tpu_components.core.pages import blocks, page
 from tpu_components.core.pages.blocks import Block, Cell, Fields, Section, Sentences, Table
@@ -47,7 +48,7 @@ class StepComparison(Displayed):
     unit: str
 
     @classmethod
-    def of(cls, reports: Sequence[StepReport], items: Sequence[float], total: float, unit: str) -> "StepComparison":
+    def make(cls, reports: Sequence[StepReport], items: Sequence[float], total: float, unit: str) -> "StepComparison":
         """Rank steps by the price of processing `total` items; steps of unknown price by their time, after the others.
 
         Args:
@@ -57,11 +58,11 @@ class StepComparison(Displayed):
             unit: Name of an item, in the plural.
         """
 
-        def rank(one: Ranked) -> tuple[bool, float, float]:
-            price = one.report.dollars_for(total, one.items)
-            seconds = one.report.step_seconds
-            time = seconds * total / one.items if seconds else math.inf
-            return not one.report.fits, price[0] if price else math.inf, time
+        def rank(entry: Ranked) -> tuple[bool, float, float]:
+            price = entry.report.dollars_for(total, entry.items)
+            seconds = entry.report.step_seconds
+            time = seconds * total / entry.items if seconds else math.inf
+            return not entry.report.fits, price[0] if price else math.inf, time
 
         ranked = sorted(map(Ranked, reports, items), key=rank)
         return cls(tuple(ranked), total, unit)
@@ -69,7 +70,7 @@ class StepComparison(Displayed):
     @property
     def reports(self) -> tuple[StepReport, ...]:
         """Report of each step, in the order of the comparison."""
-        return tuple(one.report for one in self.ranked)
+        return tuple(entry.report for entry in self.ranked)
 
     @property
     def best(self) -> StepReport | None:
@@ -94,16 +95,16 @@ class StepComparison(Displayed):
     @property
     def is_close(self) -> bool:
         """Whether the interval of the cheapest step overlaps that of the second."""
-        prices = [one.report.dollars_for(self.total, one.items) for one in self.ranked[:2] if one.report.fits]
+        prices = [entry.report.dollars_for(self.total, entry.items) for entry in self.ranked[:2] if entry.report.fits]
         known = [price for price in prices if price]
         return len(known) > 1 and known[1][1] < known[0][2]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a mapping for each step."""
         rows = []
-        for one in self.ranked:
-            report = one.report
-            price = report.dollars_for(self.total, one.items)
+        for entry in self.ranked:
+            report = entry.report
+            price = report.dollars_for(self.total, entry.items)
             rows.append(
                 {
                     "name": report.name,
@@ -113,7 +114,7 @@ class StepComparison(Displayed):
                     "memory_share": report.memory.share,
                     "step_seconds": report.step_seconds,
                     "interval": report.interval,
-                    "items_per_second": report.per_second(one.items),
+                    "items_per_second": report.per_second(entry.items),
                     "dollars": price[0] if price else None,
                     "dollars_interval": price[1:] if price else None,
                 }
@@ -125,7 +126,7 @@ class StepComparison(Displayed):
 
     def show(self) -> None:
         """Print the comparison."""
-        print(self)
+        print(printable(str(self)))
 
     def markdown(self) -> str:
         """Return the comparison as Markdown."""
@@ -134,8 +135,8 @@ class StepComparison(Displayed):
     def save_page(self, path: str | Path) -> Path:
         """Write the comparison, with a section for each step, as an HTML page, and return its path."""
         sections: list[Block] = [
-            Section(f"{one.report.name} on {one.report.label}", one.report.blocks(), is_folded=i > 0)
-            for i, one in enumerate(self.ranked)
+            Section(f"{entry.report.name} on {entry.report.label}", entry.report.blocks(), is_folded=i > 0)
+            for i, entry in enumerate(self.ranked)
         ]
         _, *rest = self._head()
         title = f"Preflight of {len(self.ranked)} steps"
@@ -163,16 +164,16 @@ class StepComparison(Displayed):
         close = "The intervals of the two cheapest overlap: the second may be cheaper. Measure both."
         remarks = [*([close] if self.is_close else []), *self._reasons()]
         fields = [("price", f"of {self._work}, with 90% interval"), ("step time", INTERVALS)]
-        rows = [self._row(one, most) for one in self.ranked]
+        rows = [self._row(entry, most) for entry in self.ranked]
         return [self.verdict, Table(columns, rows), Sentences(remarks), Fields(fields)]
 
     def _prices(self) -> list[tuple[float, float, float] | None]:
-        return [one.report.dollars_for(self.total, one.items) for one in self.ranked]
+        return [entry.report.dollars_for(self.total, entry.items) for entry in self.ranked]
 
-    def _row(self, one: Ranked, most: float) -> tuple[str | Cell, ...]:
-        report = one.report
-        price = report.dollars_for(self.total, one.items)
-        rate = report.per_second(one.items)
+    def _row(self, entry: Ranked, most: float) -> tuple[str | Cell, ...]:
+        report = entry.report
+        price = report.dollars_for(self.total, entry.items)
+        rate = report.per_second(entry.items)
         verdict = VERDICTS[report.verdict]
         return (
             report.name,

@@ -70,16 +70,16 @@ def mesh(machine: str, slices: int = 1, **axes: int) -> Any:
         >>> mesh("v5e-8", data=2, model=4).shape  # doctest: +SKIP
         OrderedDict({'data': 2, 'model': 4})
     """
-    found = tpu_slice(machine)
+    tpu = tpu_slice(machine)
     needed = math.prod(axes.values())
-    if not axes or needed > found.devices * slices or min(axes.values()) < 1:
+    if not axes or needed > tpu.devices * slices or min(axes.values()) < 1:
         raise InputError(
-            f"Cannot make a mesh of {machine}: expected axes with at most {found.devices * slices} devices in all, "
+            f"Cannot make a mesh of {machine}: expected axes with at most {tpu.devices * slices} devices in all, "
             f"received {', '.join(f'{name}={size}' for name, size in axes.items()) or 'no axes'}. "
-            f'For example: mesh("{machine}", data={found.devices * slices})'
+            f'For example: mesh("{machine}", data={tpu.devices * slices})'
         )
     set_compiler_environment()
-    devices = devices_of(found, slices)[:needed]
+    devices = devices_of(tpu, slices)[:needed]
     return jax.sharding.Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
 
 
@@ -89,13 +89,13 @@ def tpu_slice(machine: str) -> Slice:
     Raises:
         InputError: If there is no such slice, or the machine has GPUs.
     """
-    found = load_catalogue().find(machine)
-    if found.is_gpu:
+    entry = load_catalogue().find(machine)
+    if entry.is_gpu:
         raise InputError(
             f"Cannot compile for {machine}: it has GPUs, and only the TPU compiler runs without its device. "
             "Give the name of a TPU slice, such as v5e-8."
         )
-    return found
+    return entry
 
 
 def lower_step(

@@ -50,7 +50,7 @@ class StepCase:
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     jit_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     name: str = ""
-    platform: str = "vertex"
+    platform: str = PaidMachine.target
     region: str = ""
     spot: bool = False
     slices: int = 1

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.formatting import byte_size, dollars, dollars_within, number, percent, time
+from tpu_components.core.base.terminal import printable
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.pages import blocks
@@ -173,7 +174,7 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
 
     def show(self) -> None:
         """Print the report."""
-        print(self)
+        print(printable(str(self)))
 
     def markdown(self) -> str:
         """Return the report as Markdown."""

@@ -18,7 +18,7 @@ def test_the_cheapest_for_the_same_work_is_first_and_what_does_not_fit_is_last()
         _named("large batches", 15.0),
         _named("unpriced", 1.0, price=None),
     ]
-    comparison = StepComparison.of(reports, [64, 512, 128, 64], 1e6, "images")
+    comparison = StepComparison.make(reports, [64, 512, 128, 64], 1e6, "images")
     assert [report.name for report in comparison.reports] == ["large batches", "small batches", "unpriced", "refused"]
     assert comparison.best.name == "large batches"
     assert comparison.rows()[0]["dollars"] == pytest.approx(1e6 / 128 * 0.015 * 0.001)
@@ -27,14 +27,14 @@ def test_the_cheapest_for_the_same_work_is_first_and_what_does_not_fit_is_last()
 
 
 def test_intervals_that_overlap_are_said():
-    close = StepComparison.of([_named("a", 10.0), _named("b", 12.0)], [1, 1], 1e6, "steps")
-    clear = StepComparison.of([_named("a", 10.0), _named("b", 20.0)], [1, 1], 1e6, "steps")
+    close = StepComparison.make([_named("a", 10.0), _named("b", 12.0)], [1, 1], 1e6, "steps")
+    clear = StepComparison.make([_named("a", 10.0), _named("b", 20.0)], [1, 1], 1e6, "steps")
     assert "the second may be cheaper" in str(close)
     assert "the second may be cheaper" not in str(clear)
 
 
 def test_nothing_is_recommended_if_nothing_fits():
-    comparison = StepComparison.of([_named("a", None, verdict="crashed", reason="SIGABRT")], [1], 1e6, "steps")
+    comparison = StepComparison.make([_named("a", None, verdict="crashed", reason="SIGABRT")], [1], 1e6, "steps")
     assert comparison.best is None
     assert comparison.verdict == "No step fits."
     assert "crashed the compiler on v5e-8: SIGABRT" in str(comparison)
@@ -43,7 +43,7 @@ def test_nothing_is_recommended_if_nothing_fits():
 def test_the_page_has_a_section_for_each_step_and_escapes_names(tmp_path):
     spot = HourlyPrice(1.2, "us-west4", True, "vertex", "2026")
     reports = [_named("<script>", 10.0), _named("other", 10.0, price=spot, notes=("It was measured nowhere.",))]
-    path = StepComparison.of(reports, [8, 8], 1e9, "tokens").save_page(tmp_path / "pages" / "steps.html")
+    path = StepComparison.make(reports, [8, 8], 1e9, "tokens").save_page(tmp_path / "pages" / "steps.html")
     page = path.read_text()
     assert "<script>" not in page
     assert page.count("It was measured nowhere.") == 2  # Beside the table, and in its section.

@@ -57,15 +57,16 @@ def preflight_step(request: pytest.FixtureRequest) -> Callable[..., "StepReport"
         from tpu_components.preflight_training.jax_steps.step_report import StepReport
         from tpu_pipelines.api.steps import preflight_step as compile_step
 
-        given = dict(zip(("machine", *_LIMITS), marker.args, strict=False)) | marker.kwargs
-        limits = StepLimits(**{name: given.pop(name) for name in _LIMITS if name in given})
-        if not isinstance(given.get("machine"), str):
+        settings = dict(zip(("machine", *_LIMITS), marker.args, strict=False)) | marker.kwargs
+        limits = StepLimits(**{name: settings.pop(name) for name in _LIMITS if name in settings})
+        machine = settings.get("machine")
+        if not isinstance(machine, str):
             raise pytest.UsageError(
-                f"{request.node.nodeid}: the marker preflight expects one machine, received {given.get('machine')!r}. "
+                f"{request.node.nodeid}: the marker preflight expects one machine, received {machine!r}. "
                 "Write @pytest.mark.preflight(machine='v5e-8')."
             )
         try:
-            report = compile_step(step, *args, **{**given, **options})
+            report = compile_step(step, *args, **{**settings, **options})
         except InputError as error:
             pytest.fail(str(error), pytrace=False)
         assert isinstance(report, StepReport)

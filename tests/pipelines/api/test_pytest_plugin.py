@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_pipelines.pytest_plugin import _folder_of
+from tpu_pipelines.api.pytest_plugin import _folder_of
 
 _CONFTEST = """
 import tpu_pipelines.api.steps as steps
@@ -58,7 +58,7 @@ def run(tmp_path):
 
     def run(*options):
         words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", *options]
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         return done.stdout + done.stderr
 
