@@ -187,8 +187,8 @@ def bring_model_and_data(folder):
     return {"my_keras_model": model, "images": digits.images[..., None].astype(np.uint8), "labels": digits.target}
 
 
-# What a reader has beside the README; such READMEs run whole pipelines.
-BROUGHT = {"api": bring_model_and_data, "export_model": bring_export}
+# What a reader has beside the README; such READMEs run whole pipelines, or compile.
+BROUGHT = {"api": bring_model_and_data, "export_model": bring_export, "jax_steps": bring_nothing}
 
 
 WITH_PYTHON = [

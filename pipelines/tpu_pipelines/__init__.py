@@ -19,29 +19,40 @@ if TYPE_CHECKING:
         train,
     )
     from tpu_pipelines.api.machines import on_machine
+    from tpu_pipelines.api.steps import StepCase, StepComparison, StepReport, compare_steps, mesh, preflight_step
 
 __all__ = [
     "Checks",
     "InputError",
     "Run",
     "RunFailedError",
+    "StepCase",
+    "StepComparison",
+    "StepReport",
     "check",
     "compare",
+    "compare_steps",
     "load_run",
     "look",
+    "mesh",
     "on_machine",
     "predict",
     "preflight",
+    "preflight_step",
     "run",
     "train",
 ]
+# Module of the names that are not in `library`.
+_MODULES = {
+    "on_machine": "machines",
+    **dict.fromkeys(("StepCase", "StepComparison", "StepReport", "compare_steps", "mesh", "preflight_step"), "steps"),
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import a name's module when the name is first used; the command line does not need it."""
     if name in __all__:
-        module = "machines" if name == "on_machine" else "library"
-        return getattr(importlib.import_module(f"tpu_pipelines.api.{module}"), name)
+        return getattr(importlib.import_module(f"tpu_pipelines.api.{_MODULES.get(name, 'library')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from tpu_components.core.base.formatting import byte_size, percent
 from tpu_components.core.machines.machine_spec import PaidMachine, load_catalogue
-from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, MAY_FIT
 from tpu_components.preflight_training.compiling.hlo import SUBLANES
+from tpu_components.preflight_training.compiling.outcome import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, MAY_FIT
 from tpu_components.preflight_training.data import DataFacts
 from tpu_components.preflight_training.estimate import EpochTime, StepTime
 from tpu_components.preflight_training.findings import MachineReport, cheapest

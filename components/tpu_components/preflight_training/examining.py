@@ -18,14 +18,8 @@ from tpu_components.core.machines.machine_spec import PaidMachine, billed_by
 from tpu_components.core.pages import page
 from tpu_components.preflight_training.advice import Adviser, compare
 from tpu_components.preflight_training.compiling import sandbox
-from tpu_components.preflight_training.compiling.compiler import (
-    DOES_NOT_FIT,
-    FITS,
-    MAY_FIT,
-    Compilation,
-    Outcome,
-    versions,
-)
+from tpu_components.preflight_training.compiling.compiler import Compilation
+from tpu_components.preflight_training.compiling.outcome import DOES_NOT_FIT, FITS, MAY_FIT, Outcome, versions
 from tpu_components.preflight_training.data import DataFacts, MeasureHost, Measurement
 from tpu_components.preflight_training.estimate import (
     EpochTime,
@@ -231,12 +225,7 @@ class Examination:
 def _needs_host(compiled: tuple[PaidMachine, Compilation, Outcome]) -> bool:
     """Return whether the time of an epoch depends on the host's rate."""
     _, compilation, outcome = compiled
-    return not compilation.is_resident and _is_priced(outcome)
-
-
-def _is_priced(outcome: Outcome) -> bool:
-    """Return whether the cycles or the arithmetic of at least one operation are known."""
-    return outcome.cost is not None and any(not operation.is_guessed for operation in outcome.cost.operations)
+    return not compilation.is_resident and outcome.cost is not None and outcome.cost.has_estimate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,7 +307,7 @@ class MachineExamination:
     def _step(self) -> StepTime | None:
         program = self.outcome.cost
         is_summed_apart = self.compilation.training.backend == "tensorflow"
-        if program is None or not self.whole.is_timed or not _is_priced(self.outcome):
+        if program is None or not self.whole.is_timed or not program.has_estimate:
             return None
         summed = gradient_bytes(self.outcome.parameters) if is_summed_apart else 0
         return time_step(program, self.compilation.machine, summed)

@@ -11,7 +11,7 @@ from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import billed_by
-from tpu_components.preflight_training.compiling.compiler import FITS, MAY_FIT
+from tpu_components.preflight_training.compiling.outcome import FITS, MAY_FIT
 from tpu_components.preflight_training.compiling.sandbox import CRASHED, OUT_OF_MEMORY, TIMED_OUT
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.estimate import Accuracy, EpochTime, LayerTime, StepTime
@@ -19,7 +19,7 @@ from tpu_components.preflight_training.largest_batch import LargestBatch
 
 PASSING = (FITS, MAY_FIT)
 _UNDECIDED = (TIMED_OUT, OUT_OF_MEMORY, CRASHED)
-_VERDICTS = {
+VERDICTS = {
     FITS: "fits",
     MAY_FIT: "may fit",
     "does_not_fit": "does not fit",
@@ -149,7 +149,7 @@ class MachineReport:
     chips: int
     devices: int
     hosts: int
-    verdict: Annotated[str, tuple(_VERDICTS)]
+    verdict: Annotated[str, tuple(VERDICTS)]
     reason: str
     layer: str
     source: str
@@ -257,7 +257,7 @@ class MachineReport:
             return self.broken
         place = ", ".join(part for part in (self.layer and f"layer {self.layer!r}", self.source) if part)
         return (
-            f"the training step {_VERDICTS[self.verdict]} on {self.label}: {self.reason}"
+            f"the training step {VERDICTS[self.verdict]} on {self.label}: {self.reason}"
             + (f" ({place})" if place else ""),
             *self.broken,
         )

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Callable
 
-from tpu_components.preflight_training.compiling.compiler import DOES_NOT_FIT, FITS, Outcome
 from tpu_components.preflight_training.compiling.kernels import LANES
+from tpu_components.preflight_training.compiling.outcome import DOES_NOT_FIT, FITS, Outcome
 
 _GUESS_IS_GOOD_TO = 256  # The relative error of a guess is usually below 1/256.
 _MAX_GUESSES = 3

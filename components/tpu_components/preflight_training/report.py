@@ -12,7 +12,7 @@ from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.pages import blocks as page_blocks
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Block, Cell, Fields, Figure, Section, Sentences, Table, cut
-from tpu_components.preflight_training.compiling.compiler import FITS, MAY_FIT
+from tpu_components.preflight_training.compiling.outcome import FITS, MAY_FIT
 from tpu_components.preflight_training.data import DataFacts
 from tpu_components.preflight_training.estimate import INTERVALS, EpochTime, LayerTime, StepTime
 from tpu_components.preflight_training.findings import LEFT_OUT, MachineReport, PreflightReport

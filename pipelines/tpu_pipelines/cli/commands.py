@@ -337,9 +337,29 @@ COMMANDS = (
         "Compile the training step with the real TPU compiler on this machine, which needs no TPU. Report whether the "
         "step fits, the time of a step and an epoch, the price of a run, and how long the device waits for data.",
         "digits --compare v2-8,v5e-4",
-        "start.preflight",
+        "steps.preflight",
         (
-            *CONFIG,
+            argument(
+                "config",
+                metavar="CONFIG|STEP",
+                help="a ready example or a YAML file; or a step: MODULE:FUNCTION of any function that jax.jit takes, "
+                "or a StableHLO file (.mlir)",
+            ),
+            SET,
+            argument(
+                "--inputs",
+                default="",
+                metavar="SHAPES",
+                help="inputs of a step, for example 'float32[1024,784], int32[1024]', or MODULE:FUNCTION that returns "
+                "them",
+            ),
+            argument(
+                "--items",
+                type=int,
+                metavar="N",
+                help="examples or tokens of one step, for its throughput and the price of a million",
+            ),
+            flag("--spot", "with a step: prices of spot machines"),
             either(
                 argument(
                     "--machine",

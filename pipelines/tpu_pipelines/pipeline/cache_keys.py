@@ -17,7 +17,7 @@ from tpu_components.core.files.location import Location
 from tpu_components.core.models.lookup import model_code
 from tpu_components.core.sources.listing import Listing
 from tpu_components.preflight_training.compiling import compile_cache, sandbox
-from tpu_components.preflight_training.compiling.compiler import versions as compiler_versions
+from tpu_components.preflight_training.compiling.outcome import versions as compiler_versions
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS
 

@@ -11,7 +11,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import hide_credentials, paragraph
-from tpu_components.core.component.step_record import end_with
+from tpu_components.core.base.termination import end_with
 from tpu_components.core.examples.artifacts import load_history
 from tpu_components.core.files import storage
 from tpu_components.core.work.workers import in_fresh_process

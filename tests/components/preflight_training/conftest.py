@@ -15,7 +15,8 @@ from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import load_catalogue
 from tpu_components.preflight_training import data, examining
 from tpu_components.preflight_training.compiling import sandbox
-from tpu_components.preflight_training.compiling.compiler import Compilation, Outcome
+from tpu_components.preflight_training.compiling.compiler import Compilation
+from tpu_components.preflight_training.compiling.outcome import Outcome
 from tpu_components.train_model import TrainParams
 
 DIGITS = Interface(ImageInput((8, 8, 1), "raw"), 10)

@@ -12,7 +12,6 @@ from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import PaidMachine, parse_machine
 from tpu_components.preflight_training import PreflightParams, preflight_training
 from tpu_components.preflight_training.compiling import sandbox
-from tpu_components.preflight_training.compiling.compiler import FITS, Outcome
 from tpu_components.preflight_training.compiling.hlo import (
     Kind,
     LayerCost,
@@ -20,6 +19,7 @@ from tpu_components.preflight_training.compiling.hlo import (
     OperationCost,
     ProgramCost,
 )
+from tpu_components.preflight_training.compiling.outcome import FITS, Outcome
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.params import timeout_seconds

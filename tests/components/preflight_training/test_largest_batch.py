@@ -1,6 +1,6 @@
 import pytest
 
-from tpu_components.preflight_training.compiling.compiler import DOES_NOT_FIT, FITS, Outcome
+from tpu_components.preflight_training.compiling.outcome import DOES_NOT_FIT, FITS, Outcome
 from tpu_components.preflight_training.compiling.sandbox import CRASHED
 from tpu_components.preflight_training.largest_batch import LargestBatch, bound_largest_batch, find_largest_batch
 

@@ -3,12 +3,14 @@
 Every request is met by a copy of it, which is cold but for its imports.
 """
 
+import base64
 import contextlib
 import functools
 import gc
 import io
 import json
 import os
+import pickle
 import runpy
 import select
 import socket
@@ -24,8 +26,8 @@ import pytest
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
-from tpu_components.preflight_training.compiling import compiler, sandbox
-from tpu_components.preflight_training.compiling.compiler import Compilation, Outcome
+from tpu_components.preflight_training.compiling import sandbox, stablehlo
+from tpu_components.preflight_training.compiling.outcome import Outcome
 
 SOCKET_VARIABLE = "TPU_PIPELINES_TESTS_SOCKET"  # Path of the socket on which tests/conftest.py has it listen.
 
@@ -46,9 +48,10 @@ class WarmCompiler:
     def _words(self) -> TextIO:
         return self._connection.makefile("rw")
 
-    def __call__(self, box: sandbox.Sandbox, compilation: Compilation) -> Outcome:
+    def __call__(self, box: sandbox.Sandbox, program: sandbox.Program) -> Outcome:
         """What came of a compilation."""
-        (message,) = self._ask({"compilation": asdict(compilation), "cache_dir": str(box.cache_dir)})
+        pickled = base64.b64encode(pickle.dumps(program)).decode()
+        (message,) = self._ask({"program": pickled, "cache_dir": str(box.cache_dir)})
         if "input_error" in message:
             raise InputError(message["input_error"])
         return typed_values.read(message["outcome"], Outcome)
@@ -61,7 +64,7 @@ class WarmCompiler:
             patch.setattr(
                 sandbox.Sandbox,
                 "run_child",
-                lambda box, one: (self if one.training.backend == "jax" else cold)(box, one),
+                lambda box, one: (self if one.backend == "jax" else cold)(box, one),
             )
             yield
 
@@ -88,7 +91,7 @@ class WarmCompiler:
 
 def serve(listener: socket.socket) -> None:
     """Meet the requests of whoever connects, in a copy of this process each, until stdin ends."""
-    os.environ.update(sandbox.COMPILER_ENVIRONMENT, KERAS_BACKEND="jax")
+    os.environ.update(stablehlo.COMPILER_ENVIRONMENT, KERAS_BACKEND="jax")
     import jax  # noqa: F401 (what takes seconds)
     import keras  # noqa: F401
     import tensorflow  # noqa: F401 (Keras asks for it when it writes a model's configuration)
@@ -118,10 +121,8 @@ def _answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield _run(request["code"], request["arguments"])
         return
     cache_dir = Path(request["cache_dir"])
-    compilation = typed_values.read(request["compilation"], Compilation)
     try:
-        (outcome,) = compiler.compile_in_turn([compilation], cache_dir)
-        yield {"outcome": asdict(outcome)}
+        yield {"outcome": asdict(pickle.loads(base64.b64decode(request["program"])).compile(cache_dir))}
     except InputError as error:
         yield {"input_error": str(error)}
 

@@ -34,7 +34,7 @@ from tests.evidence.benchmarks.step_errors import (
 )
 from tpu_components.core.machines.machine_spec import TPU, Generation, load_catalogue
 from tpu_components.core.pages.blocks import Table
-from tpu_components.preflight_training.compiling.hlo import Kind, OperationCost, read_cost
+from tpu_components.preflight_training.compiling.hlo import Kind, OperationCost, layer_of, read_cost
 from tpu_components.preflight_training.estimate import WELL_USED, Accuracy, seconds_of
 
 PUBLISHED = published_compile.PUBLISHED
@@ -185,7 +185,9 @@ def read_programs(folder: Path) -> None:
             "seconds": figures["seconds"],
             "compiler_mib": figures["compiler_peak_mib"],
             "peak_bytes": figures["peak_bytes"],
-            "operations": _merge(read_cost(scheduled, []).operations, generations[row["generation"]]),
+            "operations": _merge(
+                read_cost(scheduled, functools.partial(layer_of, layers=())).operations, generations[row["generation"]]
+            ),
         }
         kept["compiler"] = figures["versions"]
     COMPILED.write_text(_json(kept), encoding="utf-8")

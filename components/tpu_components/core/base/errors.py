@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -76,3 +77,9 @@ def describe(error: BaseException) -> str:
     """
     line, *_ = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {line}"
+
+
+def message_of(error: BaseException) -> str:
+    """Return an error's message. If Keras has wrapped the error of a layer, return only its text in bold."""
+    wrapped = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
+    return wrapped[1] if wrapped else str(error)

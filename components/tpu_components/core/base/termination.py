@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ EXIT_CODE = 128 + signal.SIGTERM
 # Kubernetes kills 30 s after SIGTERM, unless a pod sets another time:
 # https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination
 _GRACE_SECONDS = 25.0
+_LOOK_EVERY_SECONDS = 0.5
 
 
 class Terminated(SystemExit):
@@ -96,3 +98,16 @@ def _end_late(reading: int, is_over: threading.Event) -> None:
             pass
     if number and not is_over.wait(_GRACE_SECONDS):
         os._exit(EXIT_CODE)
+
+
+def end_with(pid: int) -> None:
+    """End this process soon after the process `pid` has ended."""
+
+    def watch() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.kill(pid, 0)  # Sends nothing; only checks whether the process exists.
+                time.sleep(_LOOK_EVERY_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -7,7 +7,6 @@ it itself.
 import contextlib
 import dataclasses
 import os
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +29,6 @@ STEP_RECORD_FILE = "step.json"
 RUN_VARIABLE = "TPU_PIPELINES_RUN"  # Name of the run, for the pages that a step writes.
 # Process ID of the local runner. A step whose runner has died must not run at the same time as the next run's step.
 RUNNER_VARIABLE = "TPU_PIPELINES_RUNNER"
-_LOOK_EVERY_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,19 +50,6 @@ class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", s
     is_input_error: bool = False
 
 
-def end_with(pid: int) -> None:
-    """End this process soon after the process `pid` has ended."""
-
-    def watch() -> None:
-        with contextlib.suppress(ProcessLookupError):
-            while True:
-                os.kill(pid, 0)  # Sends nothing; only checks whether the process exists.
-                time.sleep(_LOOK_EVERY_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 @contextlib.contextmanager
 def step_record(step: str, artifact_path: str) -> Iterator[None]:
     """Write `step.json` beside `artifact_path` when the block ends; exceptions are recorded and propagate.
@@ -72,7 +57,7 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
     If several hosts train together, only host 0 writes it. The block handles SIGTERM; see `termination`.
     """
     if runner := os.environ.get(RUNNER_VARIABLE):
-        end_with(int(runner))
+        termination.end_with(int(runner))
     start = time.monotonic()
     state = State.SUCCEEDED
     message = ""

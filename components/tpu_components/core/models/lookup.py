@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.errors import InputError, did_you_mean, message_of
 from tpu_components.core.base.fingerprint import OUR_PACKAGES, ROOTS, Code, code_of, is_file, is_installed
 from tpu_components.core.base.frameworks import keras
 from tpu_components.core.base.import_path import with_folders
@@ -276,12 +276,6 @@ def _is_torch(value: Any) -> bool:
         return value.__name__.partition(".")[0] in _TORCH_PACKAGES
     kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
     return any(str(kind.__module__).partition(".")[0] in _TORCH_PACKAGES for kind in kinds)
-
-
-def message_of(error: BaseException) -> str:
-    """Return an error's message. If Keras has wrapped the error of a layer, return only its text in bold."""
-    wrapped = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
-    return wrapped[1] if wrapped else str(error)
 
 
 def explain(error: Exception) -> str:

@@ -5,20 +5,16 @@ the process, sends it one `Compilation` after another, and receives each `Outcom
 """
 
 import ast
-import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 import math
 import os
-import pickle
 import re
 import sys
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +22,10 @@ from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError, chain_of
 from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.base.frameworks import import_keras_alone, jax, keras, tf
-from tpu_components.core.component.step_record import end_with
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.examples.interface import Interface
 from tpu_components.core.machines.machine_spec import GPU, TPU, Slice
-from tpu_components.core.models.lookup import build_model, message_of, source_files
+from tpu_components.core.models.lookup import build_model, model_code, source_files
 from tpu_components.core.models.trained import check_rebuilds
 from tpu_components.core.models.training_step.compiling import compile_model, used_hyperparameters
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
@@ -38,12 +33,16 @@ from tpu_components.core.models.training_step.program import Program, held_bytes
 from tpu_components.core.models.training_step.sharding import BATCH_AXIS, FULLY_SHARDED
 from tpu_components.core.models.training_step.stages import freeze_least
 from tpu_components.preflight_training.compiling import compile_cache, hlo
-from tpu_components.preflight_training.compiling.hlo import ProgramCost, layer_of, read_cost
+from tpu_components.preflight_training.compiling.failures import explain, is_data_dependent, needed_bytes, verdict_of
+from tpu_components.preflight_training.compiling.hlo import layer_of, read_cost
 from tpu_components.preflight_training.compiling.kept_arrays import least_example_bytes
-
-FITS, DOES_NOT_FIT, DOES_NOT_COMPILE = "fits", "does_not_fit", "does_not_compile"
-MAY_FIT = "may_fit"  # On a GPU, for which nothing is compiled: the lower bound of the memory fits.
-_MAX_REASON = 600
+from tpu_components.preflight_training.compiling.outcome import FITS, MAY_FIT, Outcome, versions
+from tpu_components.preflight_training.compiling.stablehlo import (
+    compile_module,
+    devices_of,
+    new_context,
+    partitions_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +64,32 @@ class Compilation:
     is_resident: bool = False
 
     @property
+    def backend(self) -> str:
+        """Keras backend of the program."""
+        return self.training.backend
+
+    def key(self) -> str:
+        """Return a digest of what the outcome depends on."""
+        model = model_code(self.training.model, self.training.model_parameters)
+        return digest_of([dataclasses.asdict(self), code_of([__name__]).digest, model.digest, versions()])
+
+    def compile(self, cache_dir: Path) -> Outcome:
+        """Compile the program in this process; see `compile_step`."""
+        import_keras_alone()
+        keras.utils.clear_session()  # Otherwise the second model has a layer dense_2. This resets the settings below.
+        keras.config.set_dtype_policy(self.training.precision)
+        keras.config.disable_flash_attention()  # As in training: see device.prepare.
+        keras.config.disable_traceback_filtering()  # The frames name the layer that failed.
+        outcome = compile_step(self, cache_dir)
+        if outcome.verdict not in (FITS, MAY_FIT):
+            return outcome
+        training = dataclasses.replace(self.training, batch_size_per_replica=1)
+        key = digest_of([dataclasses.asdict(training), dataclasses.asdict(self.interface)])
+        if key not in _objections:
+            _objections[key] = _objection(self)
+        return dataclasses.replace(outcome, objection=_objections[key])
+
+    @property
     def batch_size(self) -> int:
         """Examples of all replicas in a step."""
         return self.training.batch_size_per_replica * self.machine.devices
@@ -77,58 +102,6 @@ class Compilation:
     def with_batch(self, size: int) -> "Compilation":
         """Return the compilation with another number of examples per replica."""
         return dataclasses.replace(self, training=dataclasses.replace(self.training, batch_size_per_replica=size))
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The outcome of a compilation.
-
-    Attributes:
-        verdict: `fits`, `may_fit`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory`, `crashed`.
-        reason: Why the program does not fit or compile; empty if it fits or may fit.
-        layer: Layer that the reason names; empty if none.
-        source: `file:line` in the model's code; empty if unknown.
-        compile_seconds: Time of the compilation.
-        peak_bytes: Peak memory use of a device; the memory that is needed, if the program does not fit; a
-            lower bound, if it may fit; 0 if unknown.
-        held_bytes: Memory that training counts when it decides whether data fit beside the program; 0 unless the
-            program fits.
-        fixed_bytes: Part of `peak_bytes` that certainly does not grow with the batch: the model's state, and a resident
-            training split; 0 unless the program fits.
-        example_bytes: Bytes that each example of a batch needs at least; 0 unless the program fits.
-        cost: Cost of the program; None unless it fits.
-        parameters: Number of trainable parameters.
-        objection: Reason for which train_model would refuse a model that fits; empty if there is none.
-        stage: Number of the training stage that was compiled, from 1; 0 for a training without stages.
-        learning_rate: Peak learning rate of training for one replica, from the model's own optimizer if training uses
-            it; 0 if the training step was not compiled.
-        is_cached: Whether the outcome was taken from the cache.
-    """
-
-    verdict: str
-    reason: str = ""
-    layer: str = ""
-    source: str = ""
-    compile_seconds: float = 0.0
-    peak_bytes: int = 0
-    held_bytes: int = 0
-    fixed_bytes: int = 0
-    example_bytes: int = 0
-    cost: ProgramCost | None = None
-    parameters: int = 0
-    objection: str = ""
-    stage: int = 0
-    learning_rate: float = 0.0
-    is_cached: bool = dataclasses.field(default=False, compare=False)
-
-
-def versions() -> dict[str, str]:
-    """Return the installed versions of libtpu, jax, jaxlib and keras, by name."""
-    installed = {}
-    for name in ("libtpu", "jax", "jaxlib", "keras"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            installed[name] = importlib.metadata.version(name)
-    return installed
 
 
 def _build(compilation: Compilation) -> tuple[Any, int]:
@@ -158,6 +131,9 @@ def _without_values(make: Callable[[], Any]) -> Any:
     return made[0]
 
 
+_objections: dict[str, str] = {}  # By training: an objection is the same for every machine and batch.
+
+
 def _objection(compilation: Compilation) -> str:
     """Return the reason for which train_model would refuse a model that compiles; empty if there is none."""
     from keras.src.utils import module_utils
@@ -178,32 +154,9 @@ def _objection(compilation: Compilation) -> str:
     return ""
 
 
-# A lowered step: its text, and a function that compiles it to scheduled HLO and memory statistics.
-Lowered = tuple[str, Callable[[], tuple[str, Any]]]
-
-
-def _devices_of(machine: Slice) -> list[Any]:
-    """Return abstract devices of a slice, from the TPU compiler's description of its topology."""
-    from jax.experimental import topologies
-
-    options = {
-        "chips_per_host_bounds": machine.chips_per_host_bounds,
-        "chip_config_name": machine.generation.chip_config,
-    }
-    known = {name: value for name, value in options.items() if value}
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=machine.libtpu_topology, **known)
-    return list(topology.devices[: machine.devices])
-
-
-def _lower_jax(model: Any, compilation: Compilation) -> Lowered:
-    devices = _devices_of(compilation.machine)
-    lowered = trace_program(model, compilation, devices, TPU).lower(lowering_platforms=(TPU,))
-
-    def compile_program() -> tuple[str, Any]:
-        compiled = lowered.compile()
-        return compiled.as_text() or "", compiled.memory_analysis()
-
-    return lowered.as_text(), compile_program
+def _lower_jax(model: Any, compilation: Compilation) -> Any:
+    devices = devices_of(compilation.machine)
+    return trace_program(model, compilation, devices, TPU).lower(lowering_platforms=(TPU,)).compiler_ir("stablehlo")
 
 
 def trace_program(model: Any, compilation: Compilation, devices: Sequence[Any], accelerator: str) -> Any:
@@ -224,13 +177,9 @@ def trace_program(model: Any, compilation: Compilation, devices: Sequence[Any], 
     return Program(model, shapes, num_examples, training, compilation.is_resident, accelerator, mesh).trace()
 
 
-def _lower_tensorflow(model: Any, compilation: Compilation) -> Lowered:
+def _lower_tensorflow(model: Any, compilation: Compilation) -> Any:
     """Lower the step of one replica, which does not sum the gradients over replicas."""
-    import numpy as np
-    from jax._src.compiler import get_compile_options
     from jax.extend.mlir import hlo_to_stablehlo, ir
-    from jax.interpreters.mlir import make_ir_context
-    from jaxlib import xla_client
 
     @tf.function(jit_compile=True)
     def step(inputs: Any, targets: Any, weights: Any) -> Any:
@@ -238,21 +187,10 @@ def _lower_tensorflow(model: Any, compilation: Compilation) -> Lowered:
 
     specs = [tf.TensorSpec(*shape) for shape in compilation.replica_shapes]
     hlo = step.experimental_get_compiler_ir(*specs)(stage="hlo_serialized")
-    context = make_ir_context()
-    context.allow_unregistered_dialects = True
-    with context:
+    with new_context():
         module = ir.Module.parse(hlo_to_stablehlo(hlo))
         _drop_copies(module, ir)
-
-    def compile_program() -> tuple[str, Any]:
-        device = _devices_of(compilation.machine)[0]
-        # JAX's own options, so that the figures of the two backends are comparable.
-        options = get_compile_options(num_replicas=1, num_partitions=1, device_assignment=np.array([[0]]))
-        with context:
-            executable = device.client.compile(module, xla_client.DeviceList((device,)), options)
-        return executable.hlo_modules()[0].to_string(), executable.get_compiled_memory_stats()
-
-    return str(module), compile_program
+    return module
 
 
 def _drop_copies(module: Any, ir: Any) -> None:
@@ -287,15 +225,15 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
         if compilation.machine.is_gpu:
             return dataclasses.replace(_least_memory(model, compilation), stage=stage, learning_rate=learning_rate)
         lower = _lower_jax if is_jax else _lower_tensorflow
-        text, compile_program = lower(model, compilation)
+        module = lower(model, compilation)
         reader = code_of([hlo.__name__]).digest
-        key = digest_of([text, layers, dataclasses.asdict(compilation.machine), versions(), reader])
+        key = digest_of([str(module), layers, dataclasses.asdict(compilation.machine), versions(), reader])
         path = cache_dir / f"program-{key}.json"
         known: Outcome | None = compile_cache.recall(path, Outcome)
         if known is not None:
             return dataclasses.replace(known, stage=stage, learning_rate=learning_rate)
         start = time.monotonic()
-        compiled_text, stats = compile_program()
+        compiled_text, stats = compile_module(module, devices_of(compilation.machine)[: partitions_of(module)])
     except InputError as error:
         cause = error.__cause__
         if cause is None or not (failure := _Failure(cause, compilation.training.model, layers)).is_of_the_step:
@@ -311,7 +249,7 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
         # The state is updated in place. Other arguments are the resident split, or else batches.
         fixed_bytes=stats.argument_size_in_bytes if compilation.is_resident else stats.alias_size_in_bytes,
         example_bytes=least_example_bytes(model, compilation.interface),
-        cost=read_cost(compiled_text, layers),
+        cost=read_cost(compiled_text, functools.partial(layer_of, layers=layers)),
         parameters=_count_parameters(model),
         stage=stage,
         learning_rate=learning_rate,
@@ -347,18 +285,6 @@ def _least_memory(model: Any, compilation: Compilation) -> Outcome:
     return Outcome(MAY_FIT, parameters=_count_parameters(model), peak_bytes=state // shards + batch)
 
 
-_DATA_DEPENDENT = (
-    "ConcretizationTypeError",
-    "NonConcreteBooleanIndexError",
-    "TracerBoolConversionError",
-    "TracerIntegerConversionError",
-    "TracerArrayConversionError",
-)
-_UNSUPPORTED = (
-    r"MLIR translation rule for primitive '([^']+)' not found for platform tpu",
-    r"(\w+) (?:decomposition )?is only implemented on",
-    r"(?s)^(?=.*unsupported operations).*No registered '(\w+)' OpKernel",
-)
 _HOST_CALLS = ("py_function", "numpy_function", "py_func")
 
 
@@ -381,22 +307,16 @@ class _Failure:
     def is_of_the_step(self) -> bool:
         """Whether the error comes from a layer's computation, and not from the construction of the model."""
         return bool(self._place[0]) or any(
-            isinstance(link, NotImplementedError) or _is_data_dependent(link) for link in self._chain
+            isinstance(link, NotImplementedError) or is_data_dependent(link) for link in self._chain
         )
 
     def outcome(self, seconds: float) -> Outcome:
         """Return the outcome of a compilation that failed after a number of seconds."""
-        verdict = DOES_NOT_FIT if "RESOURCE_EXHAUSTED" in self._text else DOES_NOT_COMPILE
         layer, source = self._place
         if not layer and (match := re.search(r'op_name="([^"]+)"|\{\{node ([^}]+)\}\}', self._text)):
             named = layer_of(match[1] or match[2], self._layers)
             layer = named if named.rpartition("/")[2] in self._layers else ""
-        needed = re.search(r"required[^(]*\(([\d.]+)([KMG])\)|Used ([\d.]+)([KMG]) of", self._text)
-        needed_bytes = 0
-        if verdict == DOES_NOT_FIT and needed:
-            number, unit = filter(None, needed.groups())
-            needed_bytes = int(float(number) * {"K": 2**10, "M": 2**20, "G": 2**30}[unit])
-        reason = self._explain()
+        reason = explain(self._chain, self._text, self._operation)
         if host_call := self._called(_HOST_CALLS):
             # Independent of the error: no backend can compile a call of the host for a TPU.
             name, place = host_call
@@ -405,21 +325,7 @@ class _Failure:
             reason = f"tf.{name} runs Python on the host, which a TPU program cannot call; write it with keras.ops"
         elif not source and (operation := self._operation()) and (called := self._called((operation,))):
             source = called[1]
-        return Outcome(verdict, reason, layer, source, seconds, peak_bytes=needed_bytes)
-
-    def _explain(self) -> str:
-        """Return why the compilation failed, in one or two sentences; in the compiler's words if they are readable."""
-        for error in filter(_is_data_dependent, self._chain):
-            operation = self._operation()
-            return (
-                "a shape or a branch depends on the data, and a TPU program is fixed when it is compiled: "
-                + (f"ops.{operation} asks for values. " if operation else "")
-                + _first_sentence(error)
-            )
-        for pattern in _UNSUPPORTED:
-            if match := re.search(pattern, self._text):
-                return f"the operation {match[1]!r} is not implemented on TPU"
-        return _first_sentence(self._chain[0])
+        return Outcome(verdict_of(self._text), reason, layer, source, seconds, peak_bytes=needed_bytes(self._text))
 
     def _frames(self) -> Iterator[tuple[types.FrameType, int]]:
         """Yield the frames that the errors passed through, from the outermost, each with its line."""
@@ -464,49 +370,3 @@ class _Failure:
             if os.path.realpath(path) in own:
                 source = f"{os.path.basename(path)}:{number}"
         return layer, source
-
-
-def _is_data_dependent(error: BaseException) -> bool:
-    return bool({kind.__name__ for kind in type(error).__mro__} & set(_DATA_DEPENDENT))
-
-
-def _first_sentence(error: BaseException) -> str:
-    lines = message_of(error).strip().splitlines()
-    first = " ".join(lines[0].split()) if lines else repr(error)
-    return re.sub(r"^[A-Z_]+: ", "", first)[:_MAX_REASON]  # Without a status code such as RESOURCE_EXHAUSTED.
-
-
-def compile_in_turn(compilations: Iterable[Compilation], cache_dir: Path) -> Iterator[Outcome]:
-    """Yield the outcome of each compilation of one training; see `compile_step`."""
-    objection = None  # It is the same for every machine and batch.
-    for compilation in compilations:
-        keras.utils.clear_session()  # Otherwise the second model has a layer dense_2. This resets the settings below.
-        keras.config.set_dtype_policy(compilation.training.precision)
-        keras.config.disable_flash_attention()  # As in training: see device.prepare.
-        keras.config.disable_traceback_filtering()  # The frames name the layer that failed.
-        outcome = compile_step(compilation, cache_dir)
-        if outcome.verdict in (FITS, MAY_FIT):
-            objection = _objection(compilation) if objection is None else objection
-            outcome = dataclasses.replace(outcome, objection=objection)
-        yield outcome
-
-
-def _requests() -> Iterator[Compilation]:
-    """Yield the compilations that arrive on stdin, until it ends."""
-    with contextlib.suppress(EOFError):
-        while True:
-            yield pickle.load(sys.stdin.buffer)
-
-
-def main() -> None:
-    """Compile the requests on stdin, and send each outcome through the pipe that the argument names."""
-    cache_dir, parent = pickle.load(sys.stdin.buffer)
-    end_with(parent)
-    import_keras_alone()
-    with Connection(int(sys.argv[1]), readable=False) as pipe, contextlib.suppress(BrokenPipeError):
-        try:
-            for outcome in compile_in_turn(_requests(), cache_dir):
-                pipe.send(outcome)
-        except InputError as error:
-            pipe.send(InputError(str(error)))
-    os._exit(0)  # Nothing is left to save, and libtpu's exit handlers can hang.

@@ -10,7 +10,7 @@ import functools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
 
@@ -40,6 +40,7 @@ _WORD_BYTES = 4  # A word of 32 bits holds values of several rows if they are sm
 _IN_PARENTHESES = r"(?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*"
 _LINE = re.compile(rf"\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(({_IN_PARENTHESES})\)(.*)")
 OPTIMIZER, OTHER = "optimizer", "loss, metrics and the rest"
+UNNAMED = "operations without a name"
 
 
 class Kind(enum.StrEnum):
@@ -260,6 +261,11 @@ class ProgramCost:
         return [operation for layer in self.layers.values() for operation in layer.operations]
 
     @property
+    def has_estimate(self) -> bool:
+        """Whether the cycles or the arithmetic of at least one operation are known."""
+        return any(not operation.is_guessed for operation in self.operations)
+
+    @property
     def cycles(self) -> float:
         """The compiler's estimate of the cycles of all operations for which it gives one."""
         return sum(layer.cycles for layer in self.layers.values())
@@ -317,6 +323,39 @@ def layer_of(op_name: str, layers: Collection[str]) -> str:
         elif plain.lower() in ("adam", "adamw", "sgd"):
             return OPTIMIZER
     return innermost
+
+
+# Parts of a path that JAX adds for its own constructs, not for a scope of the program.
+_CONSTRUCTS = re.compile(
+    r"(?:p?jit\(.*\)|while|body|cond|scan|checkpoint|remat\d?|rematted_computation|closed_call|core_call|shard_map|"
+    r"branch_\d+_fun|custom_(?:jvp|vjp)_call(?:_jaxpr)?|jvp\(\)|transpose\(\)|vmap\(\))?"
+)
+_TRANSFORMATIONS = re.compile(r"^(?:jvp|vjp|transpose|vmap|pmap|linearize)\((.*)\)$")
+
+
+def scope_of(op_name: str, levels: int) -> str:
+    """Return the first scopes in an operation's path; the operation's own name if it is in no scope.
+
+    Scopes are those of `jax.named_scope`, which Flax, Haiku and others open for each module.
+
+    Args:
+        op_name: The path.
+        levels: Number of scopes.
+
+    Example:
+        >>> scope_of("jit(train_step)/transpose(jvp(CNN))/Dense_0/dot_general", 2)
+        'CNN/Dense_0'
+        >>> scope_of("jit(step)/jvp(jit(relu))/max", 2)
+        'max'
+    """
+    *path, operation = op_name.split("/")
+    scopes = []
+    for part in path:
+        while match := _TRANSFORMATIONS.match(part):
+            part = match[1]
+        if not _CONSTRUCTS.fullmatch(part):
+            scopes.append(part)
+    return "/".join(scopes[:levels]) or operation or UNNAMED
 
 
 def _product(instruction: Instruction, scope: Scope) -> MatrixProduct | None:
@@ -603,14 +642,14 @@ def _takes_time(instruction: Instruction) -> bool:
     return not is_name or bool(instruction.attribute(_CYCLES))
 
 
-def read_cost(text: str, layers: Sequence[str]) -> ProgramCost:
+def read_cost(text: str, name_layer: Callable[[str], str]) -> ProgramCost:
     """Return the cost of one step. For a program that runs blocks of steps, this is the cost of the loop's body.
 
     Operations outside of the loop are left out: they run once per block, which takes a quarter of a second.
 
     Args:
         text: Scheduled HLO of one device's program.
-        layers: Names of the model's layers.
+        name_layer: Returns the name of the layer of an operation, from the operation's path.
     """
     program = _Program(text)
     entry = program.computations[program.entry].values()
@@ -634,7 +673,7 @@ def read_cost(text: str, layers: Sequence[str]) -> ProgramCost:
             cost, named = program.cost(instruction, scope)
             if sent and not cost.cycles:
                 continue
-            layer = layer_of(named[0][0] if named else instruction.op_name, layers)
+            layer = name_layer(named[0][0] if named else instruction.op_name)
             operations[layer][cost] += times
             products[layer] += [dataclasses.replace(product, times=times) for _, product in named]
     return ProgramCost(

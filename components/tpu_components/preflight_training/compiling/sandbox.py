@@ -12,30 +12,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tpu_components.core.base import progress
-from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.machines.machine_spec import Slice
-from tpu_components.core.models.lookup import model_code
-from tpu_components.preflight_training.compiling import compile_cache, compiler
-from tpu_components.preflight_training.compiling.compiler import Compilation, Outcome
+from tpu_components.preflight_training.compiling import child, compile_cache
+from tpu_components.preflight_training.compiling.outcome import DOES_NOT_FIT, FITS, MAY_FIT, Outcome, versions
+from tpu_components.preflight_training.compiling.stablehlo import COMPILER_ENVIRONMENT
 
 TIMED_OUT, OUT_OF_MEMORY, CRASHED = "timed_out", "out_of_memory", "crashed"
 _ENDS = (TIMED_OUT, OUT_OF_MEMORY, CRASHED)  # A child has ended, or is ended, with these outcomes.
 CACHE_VARIABLE = "TPU_PIPELINES_CACHE_DIR"
 _LOOK_EVERY_SECONDS = 0.2
 SAY_EVERY_SECONDS = 30.0
-# Without these libtpu asks a metadata server which TPU it is on, and lets one process at a time load it.
-COMPILER_ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "JAX_PLATFORMS": "cpu",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-}
 
 
 def default_cache_dir() -> Path:
@@ -45,18 +35,40 @@ def default_cache_dir() -> Path:
     return directory if compile_cache.is_own(directory) else directory.with_name(f"preflight-{compile_cache.user_id()}")
 
 
-def require_compiler(machines: Iterable[Slice]) -> None:
+def require_compiler(machines: Iterable[Slice], extra: str = "preflight") -> None:
     """Check that JAX is installed and, if one of the machines is a TPU, the TPU compiler.
+
+    Args:
+        machines: Machines to compile for.
+        extra: Extra of this package that the message recommends.
 
     Raises:
         InputError: If one of them is not installed; the message says what to install.
     """
     needed = {"jax", *("libtpu" for machine in machines if not machine.is_gpu)}
-    if needed - compiler.versions().keys():
+    if needed - versions().keys():
         raise InputError(
             "Cannot compile the training step: the TPU compiler (libtpu) or JAX is not installed. "
-            "Run: pip install 'tpu-pipelines[preflight]' (Linux on x86-64)."
+            f"Run: pip install 'tpu-pipelines[{extra}]' (Linux on x86-64)."
         )
+
+
+class Program(Protocol):
+    """A program that a child process compiles; it is pickled."""
+
+    @property
+    def backend(self) -> str:
+        """Keras backend of the process."""
+
+    @property
+    def machine(self) -> Slice:
+        """Slice to compile for."""
+
+    def key(self) -> str:
+        """Return a digest of what the outcome depends on."""
+
+    def compile(self, cache_dir: Path) -> Outcome:
+        """Compile the program in this process."""
 
 
 class Sandbox:
@@ -87,7 +99,7 @@ class Sandbox:
         if not self._blocks:
             self._end_child()
 
-    def compile_all(self, compilations: Sequence[Compilation]) -> list[Outcome]:
+    def compile_all(self, programs: Sequence[Program]) -> list[Outcome]:
         """Compile each program in turn, or take its outcome from the cache without starting a process.
 
         Only outcomes that say whether a program fits are cached. Other programs are compiled again by the next call.
@@ -96,23 +108,23 @@ class Sandbox:
             InputError: If the model cannot be built.
         """
         with self:
-            return [self._recall_or_compile(compilation) for compilation in compilations]
+            return [self._recall_or_compile(program) for program in programs]
 
-    def _recall_or_compile(self, compilation: Compilation) -> Outcome:
-        path = self.cache_dir / f"request-{_key(compilation)}.json"
+    def _recall_or_compile(self, program: Program) -> Outcome:
+        path = self.cache_dir / f"request-{program.key()}.json"
         known: Outcome | None = compile_cache.recall(path, Outcome)
         if known is not None:
             return dataclasses.replace(known, is_cached=True)
-        outcome = self.run_child(compilation)
-        if outcome.verdict in (compiler.FITS, compiler.MAY_FIT, compiler.DOES_NOT_FIT):
+        outcome = self.run_child(program)
+        if outcome.verdict in (FITS, MAY_FIT, DOES_NOT_FIT):
             compile_cache.keep(path, dataclasses.asdict(outcome))
         return outcome
 
-    def run_child(self, compilation: Compilation) -> Outcome:
+    def run_child(self, program: Program) -> Outcome:
         """Compile in the child process; an outcome that ended the process, or has to end it, ends it."""
-        child = self._child = self._child or _Child(compilation.training.backend, self.cache_dir)
+        child = self._child = self._child or _Child(program.backend, self.cache_dir)
         try:
-            outcome = self._receive(child, compilation)
+            outcome = self._receive(child, program)
         except InputError:  # The child has sent it as its last message.
             self._end_child()
             raise
@@ -125,11 +137,11 @@ class Sandbox:
             self._child.kill()
         self._child = None
 
-    def _receive(self, child: "_Child", compilation: Compilation) -> Outcome:
+    def _receive(self, child: "_Child", program: Program) -> Outcome:
         """Send a compilation, and return the outcome; if the child sends none, an outcome that says why."""
         started = reported_at = time.monotonic()
         clock = Clock(Path(f"/proc/{child.pid}/task"))
-        child.send(compilation)
+        child.send(program)
         while True:
             seconds = time.monotonic() - started
             computed = clock.read()
@@ -145,7 +157,7 @@ class Sandbox:
                 reported_at = time.monotonic()
                 progress.say(
                     "preflight_training",
-                    f"{compilation.machine.name}: still compiling after {seconds:,.0f} s, {computed:,.0f} s without "
+                    f"{program.machine.name}: still compiling after {seconds:,.0f} s, {computed:,.0f} s without "
                     f"waiting for a CPU. Unusual shapes take minutes, but only once. The limit is "
                     f"{self.timeout_seconds:,.0f} s",
                 )
@@ -161,7 +173,7 @@ class Sandbox:
 
 
 class _Child:
-    """A process that runs `compiler.main`, with its output in a temporary file.
+    """A process that runs `child.main`, with its output in a temporary file.
 
     Args:
         backend: Keras backend of the programs.
@@ -173,7 +185,7 @@ class _Child:
         self._pipe, sending = multiprocessing.Pipe(duplex=False)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (`kill` closes it)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"from {compiler.__name__} import main; main()", str(sending.fileno())],
+            [sys.executable, "-P", "-c", f"from {child.__name__} import main; main()", str(sending.fileno())],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=self._log,
@@ -263,12 +275,6 @@ class Clock:
                 ticks += int(fields[11]) + int(fields[12])
                 is_runnable |= fields[0] == "R"
         return ticks / os.sysconf("SC_CLK_TCK"), is_runnable
-
-
-def _key(compilation: Compilation) -> str:
-    model = model_code(compilation.training.model, compilation.training.model_parameters)
-    digests = [code_of([compiler.__name__]).digest, model.digest]
-    return digest_of([dataclasses.asdict(compilation), digests, compiler.versions()])
 
 
 def _resident_mib(pid: int) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from tpu_components.preflight_training import data
 from tpu_components.preflight_training.compiling import compile_cache, sandbox
-from tpu_components.preflight_training.compiling.compiler import FITS, Outcome
+from tpu_components.preflight_training.compiling.outcome import FITS, Outcome
 
 CONTENT = dataclasses.asdict(Outcome(FITS, parameters=3))
 

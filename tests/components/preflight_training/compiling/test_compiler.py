@@ -20,13 +20,8 @@ from tpu_components.core.examples.interface import LANGUAGE_MODEL, CorpusInput, 
 from tpu_components.core.machines.device import choose_precision
 from tpu_components.core.machines.machine_spec import load_catalogue
 from tpu_components.core.models.training_step.hyperparameters import Stage
-from tpu_components.preflight_training.compiling.compiler import (
-    DOES_NOT_COMPILE,
-    DOES_NOT_FIT,
-    FITS,
-    MAY_FIT,
-    Compilation,
-)
+from tpu_components.preflight_training.compiling.compiler import Compilation
+from tpu_components.preflight_training.compiling.outcome import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, MAY_FIT
 from tpu_components.preflight_training.estimate import time_step
 from tpu_pipelines.config.configuration import load_config, ready_examples
 

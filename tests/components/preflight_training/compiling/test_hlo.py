@@ -1,6 +1,7 @@
 """Programs written by hand in the compiler's own form, and real ones against JAX's own count."""
 
 import dataclasses
+import functools
 import json
 
 import pytest
@@ -67,7 +68,7 @@ def _module(*computations):
 
 def _cost(*entry_lines, computations=(), layers=("dense",)):
     entry = _computation("main", *entry_lines, entry=True)
-    return read_cost(_module(_FUSED, *computations, entry), layers)
+    return read_cost(_module(_FUSED, *computations, entry), functools.partial(layer_of, layers=layers))
 
 
 def test_fusion_takes_the_cycles_that_the_compiler_wrote():
@@ -503,12 +504,12 @@ def test_cost_survives_json():
 
 
 _COUNT = """
-import dataclasses, json, math, os, sys
+import dataclasses, functools, json, math, os, sys
 import keras
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.preflight_training import estimate
-from tpu_components.preflight_training.compiling import compiler
-from tpu_components.preflight_training.compiling.hlo import read_cost
+from tpu_components.preflight_training.compiling import compiler, stablehlo
+from tpu_components.preflight_training.compiling.hlo import layer_of, read_cost
 from tests.components.preflight_training.conftest import make_compilation
 model, shape, machine = sys.argv[1], tuple(json.loads(sys.argv[2])), sys.argv[3]
 keras.config.set_dtype_policy("mixed_bfloat16")
@@ -516,11 +517,11 @@ interface = Interface(ImageInput(shape, "raw"), 10)
 compilation = make_compilation(model, {}, machine, 128)
 compilation = dataclasses.replace(compilation, interface=interface, num_examples=50_000)
 built, _ = compiler._without_values(lambda: compiler._build(compilation))
-devices = compiler._devices_of(compilation.machine)
+devices = stablehlo.devices_of(compilation.machine)
 traced = compiler.trace_program(built, compilation, devices, "tpu")
 compiled = traced.lower(lowering_platforms=("tpu",)).compile()
 layers = [layer.name for layer in built._flatten_layers(include_self=False)]
-cost = read_cost(compiled.as_text(), layers)
+cost = read_cost(compiled.as_text(), functools.partial(layer_of, layers=layers))
 print(json.dumps({
     "flops": sum(one.flops * one.times for layer in cost.layers.values() for one in layer.products),
     "flops_of_jax": compiled.cost_analysis()["flops"],

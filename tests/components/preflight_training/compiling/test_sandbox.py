@@ -20,7 +20,7 @@ import pytest
 from tests.components.preflight_training.conftest import SMALL, compile_all, compile_one, make_compilation
 from tpu_components.core.base.errors import InputError
 from tpu_components.preflight_training.compiling import sandbox
-from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Outcome
+from tpu_components.preflight_training.compiling.outcome import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Outcome
 
 _MODEL = """
 def build_model(image_shape, num_classes):

@@ -1,0 +1,62 @@
+"""The outcome of a compilation, and the versions of the compiler."""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+
+from tpu_components.preflight_training.compiling.hlo import ProgramCost
+
+FITS, DOES_NOT_FIT, DOES_NOT_COMPILE = "fits", "does_not_fit", "does_not_compile"
+MAY_FIT = "may_fit"  # On a GPU, for which nothing is compiled: the lower bound of the memory fits.
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The outcome of a compilation.
+
+    Attributes:
+        verdict: `fits`, `may_fit`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory`, `crashed`.
+        reason: Why the program does not fit or compile; empty if it fits or may fit.
+        layer: Layer that the reason names; empty if none.
+        source: `file:line` in the model's code; empty if unknown.
+        compile_seconds: Time of the compilation.
+        peak_bytes: Peak memory use of a device; the memory that is needed, if the program does not fit; a
+            lower bound, if it may fit; 0 if unknown.
+        held_bytes: Memory that training counts when it decides whether data fit beside the program; 0 unless the
+            program fits.
+        fixed_bytes: Part of `peak_bytes` that certainly does not grow with the batch: the model's state, and a resident
+            training split; 0 unless the program fits.
+        example_bytes: Bytes that each example of a batch needs at least; 0 unless the program fits.
+        cost: Cost of the program; None unless it fits.
+        parameters: Number of trainable parameters.
+        objection: Reason for which train_model would refuse a model that fits; empty if there is none.
+        stage: Number of the training stage that was compiled, from 1; 0 for a training without stages.
+        learning_rate: Peak learning rate of training for one replica, from the model's own optimizer if training uses
+            it; 0 if the training step was not compiled.
+        is_cached: Whether the outcome was taken from the cache.
+    """
+
+    verdict: str
+    reason: str = ""
+    layer: str = ""
+    source: str = ""
+    compile_seconds: float = 0.0
+    peak_bytes: int = 0
+    held_bytes: int = 0
+    fixed_bytes: int = 0
+    example_bytes: int = 0
+    cost: ProgramCost | None = None
+    parameters: int = 0
+    objection: str = ""
+    stage: int = 0
+    learning_rate: float = 0.0
+    is_cached: bool = dataclasses.field(default=False, compare=False)
+
+
+def versions() -> dict[str, str]:
+    """Return the installed versions of libtpu, jax, jaxlib and keras, by name."""
+    installed = {}
+    for name in ("libtpu", "jax", "jaxlib", "keras"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            installed[name] = importlib.metadata.version(name)
+    return installed

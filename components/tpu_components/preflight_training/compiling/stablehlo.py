@@ -1,0 +1,131 @@
+"""Compiles StableHLO modules for a TPU slice with libtpu, on a machine without a TPU."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.machines.machine_spec import Slice
+
+# Without these libtpu asks a metadata server which TPU it is on, and lets one process at a time load it.
+_LIBTPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+COMPILER_ENVIRONMENT = _LIBTPU_ENVIRONMENT | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+# JAX passes more arguments than this as one tuple: `should_tuple_args` of jax/_src/dispatch.py.
+_MOST_ARGUMENTS = 2000
+_PARTITIONS = "mhlo.num_partitions"
+_SHARDINGS = ("mhlo.sharding", "sdy.sharding")
+_MLIR_BYTECODE = b"ML\xefR"
+
+
+def set_compiler_environment() -> None:
+    """Let this process, which may use JAX on its own devices, load libtpu; does nothing on a machine with a TPU."""
+    if not any(Path("/dev").glob("accel[0-9]*")) and not Path("/dev/vfio").exists():
+        for name, value in _LIBTPU_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+
+
+def devices_of(machine: Slice, slices: int = 1) -> list[Any]:
+    """Return abstract devices of one or several slices, from the TPU compiler's description of their topology."""
+    from jax.experimental import topologies
+
+    options = {
+        "chips_per_host_bounds": machine.chips_per_host_bounds,
+        "chip_config_name": machine.generation.chip_config,
+        "num_slices": slices if slices > 1 else None,
+    }
+    known = {name: value for name, value in options.items() if value}
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=machine.libtpu_topology, **known)
+    return list(topology.devices[: machine.devices * slices])
+
+
+def new_context() -> Any:
+    """Return an MLIR context that knows the dialects of JAX, and accepts those of other frameworks."""
+    from jax.interpreters.mlir import make_ir_context
+
+    context = make_ir_context()
+    context.allow_unregistered_dialects = True
+    return context
+
+
+def parse_module(content: bytes, context: Any) -> Any:
+    """Return the module in a text, in MLIR's bytecode or in a portable artifact of StableHLO.
+
+    Raises:
+        ValueError: If it is none of these, or has no function `main`.
+    """
+    from jax.extend.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo
+
+    with context:
+        try:
+            if content.startswith(_MLIR_BYTECODE) and b"StableHLO_v" in content[:64]:
+                module: Any = stablehlo.deserialize_portable_artifact(context, content)
+            else:
+                module = ir.Module.parse(content)
+        except ir.MLIRError as error:
+            raise ValueError(str(error)) from error
+        _main_of(module)
+        return module
+
+
+def _main_of(module: Any) -> Any:
+    """Return the entry function of a module.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    from jax.extend.mlir import ir
+
+    for operation in module.body.operations:
+        if "sym_name" in operation.attributes and ir.StringAttr(operation.attributes["sym_name"]).value == "main":
+            return operation
+    raise ValueError("the module has no function named main")
+
+
+def partitions_of(module: Any) -> int:
+    """Return the number of devices that a module is written for."""
+    attributes = module.operation.attributes
+    return int(attributes[_PARTITIONS].value) if _PARTITIONS in attributes else 1
+
+
+def compile_module(module: Any, devices: Sequence[Any]) -> tuple[str, Any]:
+    """Compile a module with JAX's own options, and return scheduled HLO and the statistics of its memory.
+
+    The text and the figures equal those of `jax.stages.Lowered.compile`.
+
+    Args:
+        module: A module of StableHLO whose entry function is `main`.
+        devices: As many devices as the module has partitions, in the order of the partitions.
+    """
+    from jax._src.compiler import get_compile_options
+    from jaxlib import xla_client
+
+    assignment = np.arange(len(devices)) if len(devices) == 1 else np.array([device.id for device in devices])
+    options = get_compile_options(num_replicas=1, num_partitions=len(devices), device_assignment=assignment[None])
+    arguments, results = _specified(module)
+    options.parameter_is_tupled_arguments = len(arguments) > _MOST_ARGUMENTS
+    # The compiler chooses what the program does not say, as in `jax.jit`.
+    build = options.executable_build_options
+    build.allow_spmd_sharding_propagation_to_parameters = [not is_specified for is_specified in arguments]
+    build.allow_spmd_sharding_propagation_to_output = [not is_specified for is_specified in results]
+    with module.context:
+        executable = devices[0].client.compile(module, xla_client.DeviceList(tuple(devices)), options)
+    return executable.hlo_modules()[0].to_string(), executable.get_compiled_memory_stats()
+
+
+def _specified(module: Any) -> tuple[list[bool], list[bool]]:
+    """Return for each argument and each result of `main` whether the program specifies its sharding."""
+    main = _main_of(module)
+    arguments, results = (
+        [any(kind in attributes for kind in _SHARDINGS) for attributes in main.attributes[name]]
+        if name in main.attributes
+        else []
+        for name in ("arg_attrs", "res_attrs")
+    )
+    return arguments, results

@@ -1,0 +1,128 @@
+"""Compares the report of a step with that of an earlier version of the step, for CI."""
+
+import dataclasses
+
+from tpu_components.core.base.formatting import byte_size, number, percent
+from tpu_components.core.pages import blocks
+from tpu_components.core.pages.blocks import Block, Cell, Sentences, Table
+from tpu_components.preflight_training.jax_steps.step_report import StepReport
+
+_TOP_LAYERS = 12
+_NOTHING = "–"
+
+
+@dataclasses.dataclass(frozen=True)
+class StepLimits:
+    """What a step may need.
+
+    Attributes:
+        max_step_ms: Longest estimated step, in milliseconds; None for no limit.
+        max_memory: Largest share of a device's memory, from 0 to 1; None for no limit.
+        max_slowdown: How much longer than before a step may take, as a share: 0.1 allows 10% more. With None, it may
+            take as long as the upper end of the interval of the earlier report.
+    """
+
+    max_step_ms: float | None = None
+    max_memory: float | None = None
+    max_slowdown: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class StepChange:
+    """A step now and, if there is an earlier report, before.
+
+    Attributes:
+        now: Report of the step.
+        before: Earlier report; None if there is none.
+        limits: What the step may need.
+    """
+
+    now: StepReport
+    before: StepReport | None = None
+    limits: StepLimits = StepLimits()
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether times before and now are known and are those of the same machine."""
+        before = self.before
+        if before is None or before.step is None or self.now.step is None:
+            return False
+        return (before.machine, before.slices) == (self.now.machine, self.now.slices)
+
+    @property
+    def failures(self) -> list[str]:
+        """Limits that the step exceeds, in sentences."""
+        now, limits = self.now, self.limits
+        if not now.fits:
+            return [f"{now.summary}."]
+        failures = []
+        if limits.max_memory is not None and now.memory.share > limits.max_memory:
+            failures.append(f"{now.name} needs {now.memory} on {now.label}; max_memory={limits.max_memory:g}.")
+        if limits.max_step_ms is not None and now.step is None:
+            failures.append(f"The time of {now.name} on {now.label} is unknown, so max_step_ms cannot be checked.")
+        if limits.max_step_ms is not None and now.step and now.step.total_ms > limits.max_step_ms:
+            failures.append(f"A step of {now.name} takes {now.step.text}; max_step_ms={limits.max_step_ms:g}.")
+        return [*failures, *self._slowdown()]
+
+    def _slowdown(self) -> list[str]:
+        before, now, allowed = self.before, self.now, self.limits.max_slowdown
+        if not self.is_comparable or before is None or before.step is None or now.step is None:
+            return []
+        most = before.step.high_ms if allowed is None else before.step.total_ms * (1 + allowed)
+        if now.step.total_ms <= most:
+            return []
+        limit = f"above its interval ({before.step.text})" if allowed is None else f"max_slowdown={allowed:g}"
+        ratio = now.step.total_ms / before.step.total_ms
+        return [f"A step of {now.name} takes {now.step.text}, {number(ratio)} times as long as before: {limit}."]
+
+    def blocks(self) -> list[Block]:
+        """Return the change as blocks of a report."""
+        now, before = self.now, self.before
+        failures = Sentences(self.failures)
+        if before is None:
+            return [failures, *now.blocks(_TOP_LAYERS)]
+        remarks = []
+        if not self.is_comparable:
+            remarks.append(f"Times are not compared: before, the step was on {before.label}, or a time is unknown.")
+        if before.compiler != now.compiler:
+            remarks.append("The versions of JAX or libtpu have changed since, which may change the figures too.")
+        return [failures, now.summary, Table(_COLUMNS, self._rows()), Sentences([*remarks, *now.notes])]
+
+    def markdown(self) -> str:
+        """Return the change as Markdown."""
+        return blocks.as_markdown(self.blocks())
+
+    def _rows(self) -> list[tuple[str | Cell, ...]]:
+        now, before = self.now, self.before
+        assert before is not None
+        memory = [report.memory.peak_bytes for report in (before, now)]
+        times = [report.step.total_ms if report.step else None for report in (before, now)]
+        rows = [
+            ("memory of a device", *map(byte_size, memory), _relative(memory[0], memory[1])),
+            ("step, ms", *map(_number, times), _relative(*times)),
+        ]
+        earlier, later = ({layer.name: layer.ms for layer in report.layers} for report in (before, now))
+        names = sorted(
+            earlier.keys() | later.keys(), key=lambda name: -abs(later.get(name, 0.0) - earlier.get(name, 0.0))
+        )
+        for name in names[:_TOP_LAYERS]:
+            each = (earlier.get(name), later.get(name))
+            if each[0] != each[1]:
+                rows.append((f"layer {name}, ms", *map(_number, each), _relative(*each)))
+        return list(rows)
+
+
+_COLUMNS = {"": "<", "before": ">", "now": ">", "change": ">"}
+
+
+def _number(value: float | None) -> str:
+    return _NOTHING if value is None else number(value)
+
+
+def _relative(before: float | None, now: float | None) -> str:
+    if before is None or now is None:
+        return "new" if before is None and now is not None else "gone" if before is not None else _NOTHING
+    if not before:
+        return _NOTHING
+    change = now / before - 1
+    return f"{'+' if change >= 0 else '−'}{percent(abs(change))}"

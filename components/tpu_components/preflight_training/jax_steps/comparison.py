@@ -1,0 +1,194 @@
+"""Ranks several steps, or layouts of one step, by the price of the same work."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.formatting import number, percent
+from tpu_components.core.base.terminal import printable
+from tpu_components.core.files import storage
+from tpu_components.core.pages import blocks, page
+from tpu_components.core.pages.blocks import Block, Cell, Fields, Section, Sentences, Table
+from tpu_components.core.pages.display import Displayed
+from tpu_components.preflight_training.estimate import INTERVALS
+from tpu_components.preflight_training.findings import VERDICTS
+from tpu_components.preflight_training.jax_steps.step_report import StepReport, dollars_text
+
+_WIDTH = 110
+_NOTHING = "–"
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranked:
+    """A step in a comparison.
+
+    Attributes:
+        report: What the step needs and costs.
+        items: Number of items that a step processes.
+    """
+
+    report: StepReport
+    items: float
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class StepComparison(Displayed):
+    """Several steps, the cheapest first; those that do not fit are last. `to_pandas` returns a row per step.
+
+    Attributes:
+        ranked: The steps in this order.
+        total: Number of items to process, for example the examples of an epoch or a billion tokens.
+        unit: Name of an item, in the plural.
+    """
+
+    ranked: tuple[Ranked, ...]
+    total: float
+    unit: str
+
+    @classmethod
+    def make(cls, reports: Sequence[StepReport], items: Sequence[float], total: float, unit: str) -> "StepComparison":
+        """Rank steps by the price of processing `total` items; steps of unknown price by their time, after the others.
+
+        Args:
+            reports: Report of each step.
+            items: Number of items that each step processes.
+            total: Number of items to process.
+            unit: Name of an item, in the plural.
+        """
+
+        def rank(entry: Ranked) -> tuple[bool, float, float]:
+            price = entry.report.dollars_for(total, entry.items)
+            seconds = entry.report.step_seconds
+            time = seconds * total / entry.items if seconds else math.inf
+            return not entry.report.fits, price[0] if price else math.inf, time
+
+        ranked = sorted(map(Ranked, reports, items), key=rank)
+        return cls(tuple(ranked), total, unit)
+
+    @property
+    def reports(self) -> tuple[StepReport, ...]:
+        """Report of each step, in the order of the comparison."""
+        return tuple(entry.report for entry in self.ranked)
+
+    @property
+    def best(self) -> StepReport | None:
+        """The cheapest step that fits; None if none fits."""
+        return self.reports[0] if self.reports and self.reports[0].fits else None
+
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence."""
+        best = self.best
+        if best is None:
+            return "No step fits."
+        fitting = sum(report.fits for report in self.reports)
+        price = best.dollars_for(self.total, self.ranked[0].items)
+        cost = f": {dollars_text(price)} for {self._work}" if price else ""
+        return f"{fitting} of {len(self.reports)} fit. The cheapest is {best.name} on {best.label}{cost}."
+
+    @property
+    def _work(self) -> str:
+        return f"{self.total:,.0f} {self.unit}"
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the interval of the cheapest step overlaps that of the second."""
+        prices = [entry.report.dollars_for(self.total, entry.items) for entry in self.ranked[:2] if entry.report.fits]
+        known = [price for price in prices if price]
+        return len(known) > 1 and known[1][1] < known[0][2]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a mapping for each step."""
+        rows = []
+        for entry in self.ranked:
+            report = entry.report
+            price = report.dollars_for(self.total, entry.items)
+            rows.append(
+                {
+                    "name": report.name,
+                    "machine": report.label,
+                    "verdict": report.verdict,
+                    "peak_bytes": report.memory.peak_bytes,
+                    "memory_share": report.memory.share,
+                    "step_seconds": report.step_seconds,
+                    "interval": report.interval,
+                    "items_per_second": report.per_second(entry.items),
+                    "dollars": price[0] if price else None,
+                    "dollars_interval": price[1:] if price else None,
+                }
+            )
+        return rows
+
+    def __str__(self) -> str:
+        return blocks.as_text(self._head(), _WIDTH)
+
+    def show(self) -> None:
+        """Print the comparison."""
+        print(printable(str(self)))
+
+    def markdown(self) -> str:
+        """Return the comparison as Markdown."""
+        return blocks.as_markdown(self._head())
+
+    def save_page(self, path: str | Path) -> Path:
+        """Write the comparison, with a section for each step, as an HTML page, and return its path."""
+        sections: list[Block] = [
+            Section(f"{entry.report.name} on {entry.report.label}", entry.report.blocks(), is_folded=i > 0)
+            for i, entry in enumerate(self.ranked)
+        ]
+        _, *rest = self._head()
+        title = f"Preflight of {len(self.ranked)} steps"
+        passed = self.best is not None
+        content = page.render(
+            title, [*rest, *sections], head=[Sentences([], self.verdict, passed)], subtitle=page.now()
+        )
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        storage.write_bytes(path, content.encode())
+        return path
+
+    def _head(self) -> list[Block]:
+        columns = {
+            "step": "<",
+            "machine": "<",
+            "verdict": "<",
+            "memory": ">",
+            "step time": ">",
+            "MXU": ">",
+            f"{self.unit}/s": ">",
+            "price": ">",
+        }
+        most = max((price[0] for price in self._prices() if price), default=0.0)
+        close = "The intervals of the two cheapest overlap: the second may be cheaper. Measure both."
+        remarks = [*([close] if self.is_close else []), *self._reasons()]
+        fields = [("price", f"of {self._work}, with 90% interval"), ("step time", INTERVALS)]
+        rows = [self._row(entry, most) for entry in self.ranked]
+        return [self.verdict, Table(columns, rows), Sentences(remarks), Fields(fields)]
+
+    def _prices(self) -> list[tuple[float, float, float] | None]:
+        return [entry.report.dollars_for(self.total, entry.items) for entry in self.ranked]
+
+    def _row(self, entry: Ranked, most: float) -> tuple[str | Cell, ...]:
+        report = entry.report
+        price = report.dollars_for(self.total, entry.items)
+        rate = report.per_second(entry.items)
+        verdict = VERDICTS[report.verdict]
+        return (
+            report.name,
+            report.label,
+            Cell(verdict, "good" if report.fits else "bad"),
+            Cell(percent(report.memory.share), share=min(report.memory.share, 1.0)),
+            report.step.text if report.step else _NOTHING,
+            percent(report.step.mxu_utilization) if report.step else _NOTHING,
+            number(rate) if rate else _NOTHING,
+            Cell(dollars_text(price), "best" if report is self.best else "", share=price[0] / most if most else None)
+            if price
+            else _NOTHING,
+        )
+
+    def _reasons(self) -> list[str]:
+        refused = [report.summary for report in self.reports if not report.fits]
+        notes = [f"{report.name} on {report.label}: {note}" for report in self.reports for note in report.notes]
+        return [*refused, *dict.fromkeys(notes)]

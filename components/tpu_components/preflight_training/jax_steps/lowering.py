@@ -1,0 +1,260 @@
+"""Lowers a step to StableHLO for a TPU, in the process of the caller, from shapes alone."""
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import math
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError, chain_of
+from tpu_components.core.base.frameworks import jax
+from tpu_components.core.machines.machine_spec import TPU, Slice, load_catalogue
+from tpu_components.preflight_training.compiling.failures import explain, is_data_dependent
+from tpu_components.preflight_training.compiling.stablehlo import (
+    devices_of,
+    new_context,
+    parse_module,
+    partitions_of,
+    set_compiler_environment,
+)
+
+_OURS = str(Path(__file__).parents[3])
+_INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
+
+
+@dataclasses.dataclass(frozen=True)
+class LoweredStep:
+    """A step that is lowered for a TPU.
+
+    Attributes:
+        content: The module as MLIR bytecode, with the names of the operations.
+        text: The module as text, without names.
+        names: Names of the operations, such as `jit(step)/jvp(Dense_0)/dot_general`.
+        partitions: Number of devices that the step is written for.
+        order: Position in the slice of each of these devices.
+        notes: What was assumed while the step was traced, in sentences.
+    """
+
+    content: bytes
+    text: str
+    names: tuple[str, ...]
+    partitions: int
+    order: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+
+def mesh(machine: str, slices: int = 1, **axes: int) -> Any:
+    """Return a mesh over the devices of a TPU slice, for shardings on a machine without a TPU.
+
+    Args:
+        machine: Name of a TPU slice, such as `v5e-8`.
+        slices: Number of slices that the data-centre network joins.
+        axes: Size of each axis, by name. The product is at most the number of devices.
+
+    Returns:
+        A `jax.sharding.Mesh` whose devices have no memory: shapes can be sharded over it, arrays cannot.
+
+    Raises:
+        InputError: If the machine is not a TPU slice, has fewer devices, or libtpu is not installed.
+
+    Example:
+        >>> mesh("v5e-8", data=2, model=4).shape  # doctest: +SKIP
+        OrderedDict({'data': 2, 'model': 4})
+    """
+    tpu = tpu_slice(machine)
+    needed = math.prod(axes.values())
+    if not axes or needed > tpu.devices * slices or min(axes.values()) < 1:
+        raise InputError(
+            f"Cannot make a mesh of {machine}: expected axes with at most {tpu.devices * slices} devices in all, "
+            f"received {', '.join(f'{name}={size}' for name, size in axes.items()) or 'no axes'}. "
+            f'For example: mesh("{machine}", data={tpu.devices * slices})'
+        )
+    set_compiler_environment()
+    devices = devices_of(tpu, slices)[:needed]
+    return jax.sharding.Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
+
+
+def tpu_slice(machine: str) -> Slice:
+    """Return the catalogue's entry of a TPU slice.
+
+    Raises:
+        InputError: If there is no such slice, or the machine has GPUs.
+    """
+    entry = load_catalogue().find(machine)
+    if entry.is_gpu:
+        raise InputError(
+            f"Cannot compile for {machine}: it has GPUs, and only the TPU compiler runs without its device. "
+            "Give the name of a TPU slice, such as v5e-8."
+        )
+    return entry
+
+
+def lower_step(
+    step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], default_backend: str
+) -> LoweredStep:
+    """Trace a step on shapes, and lower it for a TPU.
+
+    Args:
+        step: A function that `jax.jit` takes, or one that is jitted already.
+        args: Its positional arguments: arrays, or pytrees of `jax.ShapeDtypeStruct`.
+        kwargs: Its other arguments.
+        options: Options of `jax.jit`.
+        default_backend: What `jax.default_backend()` returns to the step while it is traced.
+
+    Raises:
+        InputError: If the step cannot be traced or lowered; the message names the line of the caller's own code.
+    """
+    set_compiler_environment()
+    is_jitted = hasattr(step, "trace") and hasattr(step, "lower")
+    if is_jitted and options:
+        raise InputError(
+            f"Cannot use {', '.join(options)} with {_name(step)}: it is jitted already. Remove the options, or pass "
+            "the function before `jax.jit`."
+        )
+    if not callable(step):
+        raise InputError(f"Cannot preflight {step!r}: expected a function that `jax.jit` takes, or a StableHLO file.")
+    jitted = step if is_jitted else jax.jit(step, **options)
+    try:
+        with _default_backend(default_backend) as asked:
+            lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=(TPU,))
+    except Exception as error:
+        raise InputError(_explain(error, step, args, kwargs)) from error
+    notes = [
+        f"The step asked for jax.default_backend() in {', '.join(asked)} and received {default_backend!r}, since it is "
+        "compiled for a TPU. Set default_backend to choose another answer."
+    ]
+    return _pack(lowered.compiler_ir("stablehlo"), _order(lowered), tuple(notes if asked else ()))
+
+
+def load_step(content: bytes, where: str) -> LoweredStep:
+    """Return a step that another program lowered, as torch_xla and `jax.export` do.
+
+    Args:
+        content: A module of StableHLO, as text, MLIR bytecode or portable artifact, or what `jax.export` serialized.
+        where: Name of the file, for messages.
+
+    Raises:
+        InputError: If it is none of these.
+    """
+    set_compiler_environment()
+    try:
+        try:
+            module = parse_module(content, new_context())
+        except ValueError:
+            exported = jax.export.deserialize(bytearray(content))
+            module = parse_module(exported.mlir_module_serialized, new_context())
+    except Exception as error:
+        raise InputError(
+            f"Cannot read {where}: expected a module of StableHLO (text, MLIR bytecode or a portable artifact) or what "
+            "jax.export serialized. Write it again, with versions of jax or torch_xla that are not newer than the "
+            "installed jaxlib."
+        ) from error
+    return _pack(module)
+
+
+def _pack(module: Any, order: Sequence[int] = (), notes: tuple[str, ...] = ()) -> LoweredStep:
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    partitions = partitions_of(module)
+    named = re.findall(r'loc\("([^"]+)"(?!:)', module.operation.get_asm(enable_debug_info=True))
+    return LoweredStep(
+        content=written.getvalue(),
+        text=str(module),
+        names=tuple(sorted(set(named))),
+        partitions=partitions,
+        order=tuple(order) if sorted(order) == list(range(partitions)) else tuple(range(partitions)),
+        notes=notes,
+    )
+
+
+def _order(lowered: Any) -> list[int]:
+    """Return the IDs of the mesh's devices in the order of the mesh; [] if the shardings name no devices."""
+    known = getattr(lowered._lowering, "compile_args", {})  # JAX has no public access to them.
+    for sharding in (*known.get("in_shardings", ()), *known.get("out_shardings", ())):
+        devices = getattr(getattr(sharding, "mesh", None), "_flat_devices_tuple", ())
+        if len(devices) > 1:
+            return [device.id for device in devices]
+    return []
+
+
+@contextlib.contextmanager
+def _default_backend(name: str) -> Iterator[list[str]]:
+    """Let `jax.default_backend` return a name while the block runs, and list the places that call it.
+
+    JAX keeps what it has traced. What it traced before the block may depend on another answer, and what it traces in
+    the block must not be used after it.
+    """
+    module = importlib.import_module("jax")
+    module.clear_caches()
+    real = module.default_backend
+    asked: list[str] = []
+
+    def default_backend() -> str:
+        caller = sys._getframe(1)
+        place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
+        if place not in asked:
+            asked.append(place)
+        return name
+
+    module.default_backend = default_backend  # type: ignore[attr-defined]
+    try:
+        yield asked
+    finally:
+        module.default_backend = real  # type: ignore[attr-defined]
+        if asked:
+            module.clear_caches()
+
+
+def _name(step: Any) -> str:
+    return getattr(step, "__name__", "") or type(step).__name__
+
+
+def _explain(error: Exception, step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return why a step cannot be lowered, where in the caller's code, and what to change, in one paragraph."""
+    chain = chain_of(error)
+    text = "\n".join(map(str, chain))
+    place = _own_line(chain)
+    reason = explain(chain, text).rstrip(".")
+    if any(map(is_data_dependent, chain)):
+        change = "Use jnp.where, jax.lax.cond or jax.lax.while_loop, or name the argument in static_argnums."
+    elif _CALLS_HOST in text:
+        reason = "it calls Python on the host, which cannot be compiled without a TPU"
+        change = "Leave out jax.debug.print, jax.debug.callback, io_callback and pure_callback."
+    elif "is not implemented on TPU" in reason:
+        change = "Replace the operation, or compute it on the host before the step."
+    else:
+        shapes = ", ".join(_shape(leaf) for leaf in jax.tree.leaves((args, kwargs))[:_MOST_SHAPES])
+        change = f"Compare the step with its inputs: {shapes or 'none were given'}."
+    return f"Cannot trace the step {_name(step)}{f' at {place}' if place else ''}: {reason}. {change}"
+
+
+_MOST_SHAPES = 8
+# JAX's error for a callback without a device: https://github.com/jax-ml/jax/blob/main/jax/_src/callback.py
+_CALLS_HOST = "is different from the lowering platform"
+
+
+def _shape(leaf: Any) -> str:
+    """Return type and shape of an array, such as `float32[8,128]`; the type's name of any other value."""
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+    return type(leaf).__name__
+
+
+def _own_line(chain: Sequence[BaseException]) -> str:
+    """Return the innermost `file:line` outside of installed packages and of this one; empty if there is none."""
+    place = ""
+    for link in chain:
+        for frame, line in traceback.walk_tb(link.__traceback__):
+            path = frame.f_code.co_filename
+            if not path.startswith((*_INSTALLED, _OURS, "<")):
+                place = f"{Path(path).name}:{line}"
+    return place

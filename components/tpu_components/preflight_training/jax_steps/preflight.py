@@ -1,0 +1,197 @@
+"""Preflight of a step: lowers it here, compiles it in a child process, and reports what it needs and costs."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import percent
+from tpu_components.core.machines.machine_spec import PaidMachine
+from tpu_components.preflight_training.compiling import sandbox
+from tpu_components.preflight_training.compiling.outcome import FITS, Outcome, versions
+from tpu_components.preflight_training.estimate import StepTime, accuracy_of, time_layers, time_step
+from tpu_components.preflight_training.jax_steps.lowering import LoweredStep, load_step, lower_step, tpu_slice
+from tpu_components.preflight_training.jax_steps.step_program import StepProgram
+from tpu_components.preflight_training.jax_steps.step_report import HourlyPrice, Memory, StepReport
+from tpu_components.preflight_training.largest_batch import LargestBatch, find_largest_batch
+
+EXTRA = "compiler"
+_PREFLIGHT = "preflight"
+_FIRST_SIZE = 128  # Where the search for the largest size begins.
+_MUCH_GUESSED = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCase:
+    """A step with its inputs, on a machine.
+
+    Attributes:
+        step: A function that `jax.jit` takes, one that is jitted already, or the path of a StableHLO file.
+        args: Positional arguments: arrays or pytrees of `jax.ShapeDtypeStruct`.
+        machine: Name of a TPU slice, such as `v5e-8`.
+        kwargs: Other arguments of the step.
+        jit_options: Options of `jax.jit`, such as `in_shardings`, `static_argnums` and `donate_argnums`.
+        name: Name in reports; empty is the name of the function.
+        platform: Platform whose price is shown: `vertex` or `kubeflow`.
+        region: Region of the price; empty is the cheapest.
+        spot: Whether to show the price of spot machines.
+        slices: Number of slices that the data-centre network joins.
+        largest: Returns the positional arguments for a size. The largest size that fits is searched, and the report is
+            of this size. `args` must be empty.
+        levels: Number of scopes in the name of a layer.
+        default_backend: What `jax.default_backend()` returns to the step while it is traced.
+    """
+
+    step: Any
+    args: Sequence[Any] = ()
+    machine: str = "v5e-1"
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    jit_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    name: str = ""
+    platform: str = PaidMachine.target
+    region: str = ""
+    spot: bool = False
+    slices: int = 1
+    largest: Callable[[int], Sequence[Any]] | None = None
+    levels: int = 2
+    default_backend: str = "tpu"
+
+    @property
+    def label(self) -> str:
+        """Name of the step."""
+        if self.name:
+            return self.name
+        return self.step if isinstance(self.step, str) else getattr(self.step, "__name__", type(self.step).__name__)
+
+    @property
+    def paid(self) -> PaidMachine:
+        """Machine with the settings that determine its price."""
+        return PaidMachine(self.machine, self.region, self.spot, self.platform)
+
+    def lower(self, args: Sequence[Any]) -> LoweredStep:
+        """Lower the step for these arguments.
+
+        Raises:
+            InputError: If the step cannot be lowered, or needs more devices than the machine has.
+        """
+        if isinstance(self.step, str | Path):
+            if args or self.kwargs or self.jit_options:
+                raise InputError(
+                    f"Cannot give inputs to {self.step}: a StableHLO file contains their shapes. Remove the inputs and "
+                    "options."
+                )
+            lowered = load_step(_read(Path(self.step)), str(self.step))
+        else:
+            lowered = lower_step(self.step, args, self.kwargs, self.jit_options, self.default_backend)
+        devices = self.paid.slice.devices * self.slices
+        if lowered.partitions > devices:
+            raise InputError(
+                f"Cannot compile {self.label} for {self.machine}: the step is written for {lowered.partitions} "
+                f"devices, and the machine has {devices}. Take a larger machine or a smaller mesh."
+            )
+        return lowered
+
+
+def examine(case: StepCase, box: sandbox.Sandbox) -> StepReport:
+    """Lower and compile a step, and report on it.
+
+    Raises:
+        InputError: If the machine is unknown or the step cannot be lowered.
+    """
+    machine = tpu_slice(case.machine)
+    if case.slices < 1:
+        raise InputError(f"Cannot compile for {case.slices} slices: expected slices=1 or more.")
+    sandbox.require_compiler([machine], EXTRA)
+    largest = None
+    args = case.args
+    if case.largest:
+        if args:
+            raise InputError("Cannot use both inputs and `largest`: `largest` returns the inputs for a size.")
+        largest = _search(case, case.largest, box)
+        args = case.largest(max(largest.size, 1) if largest else _FIRST_SIZE)
+    lowered = case.lower(args)
+    progress.say(_PREFLIGHT, f"compiling {case.label} for {case.machine}; this may take minutes, once")
+    (outcome,) = box.compile_all([StepProgram(lowered, machine, case.slices, case.levels)])
+    return _report(case, lowered, outcome, largest)
+
+
+def _search(case: StepCase, inputs: Callable[[int], Sequence[Any]], box: sandbox.Sandbox) -> LargestBatch | None:
+    machine = tpu_slice(case.machine)
+
+    def attempt(size: int) -> Outcome:
+        progress.say(_PREFLIGHT, f"{case.machine}: compiling size {size:,}")
+        return box.compile_all([StepProgram(case.lower(inputs(size)), machine, case.slices, case.levels)])[0]
+
+    return find_largest_batch(attempt, _FIRST_SIZE, machine.generation.hbm_usable_bytes)
+
+
+def _report(case: StepCase, lowered: LoweredStep, outcome: Outcome, largest: LargestBatch | None) -> StepReport:
+    paid = case.paid
+    machine = paid.slice
+    step = _time(outcome, case)
+    price = paid.price
+    return StepReport(
+        name=case.label,
+        machine=machine.name,
+        slices=case.slices,
+        devices=machine.devices * case.slices,
+        used_devices=lowered.partitions,
+        verdict=outcome.verdict,
+        reason=outcome.reason,
+        memory=Memory(outcome.peak_bytes, machine.generation.hbm_usable_bytes),
+        step=step,
+        accuracy=accuracy_of(machine.generation, step.mxu_utilization) if step else None,
+        layers=time_layers(outcome.cost, machine) if outcome.cost and step else (),
+        price=HourlyPrice(price.usd_per_hour * case.slices, price.region, price.is_spot, price.target, price.date)
+        if price
+        else None,
+        largest=largest,
+        notes=(*lowered.notes, *_limits(outcome, step, case)),
+        compile_seconds=outcome.compile_seconds,
+        compiler={name: version for name, version in versions().items() if name != "keras"},
+        is_cached=outcome.is_cached,
+    )
+
+
+def _time(outcome: Outcome, case: StepCase) -> StepTime | None:
+    """Return the time of a step that fits; None if the compiler has no estimate for any part of it."""
+    if outcome.verdict != FITS or outcome.cost is None or not outcome.cost.has_estimate:
+        return None
+    step = time_step(outcome.cost, case.paid.slice)
+    if case.slices == 1 or not outcome.cost.collectives:
+        return step
+    # Which of the collectives use the data-centre network, and how fast it is, is unknown.
+    shares = (step.low_ms / step.total_ms, step.high_ms / step.total_ms)
+    low_ms, high_ms = (share * step.compute_ms for share in shares)
+    return dataclasses.replace(step, communication_ms=None, low_ms=low_ms, high_ms=high_ms)
+
+
+def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str]:
+    """Return what limits the figures, in sentences."""
+    cost = outcome.cost
+    if outcome.verdict != FITS or cost is None:
+        return []
+    notes = []
+    if step is None:
+        notes.append("The compiler has no estimate for any part of this step, so its time is unknown.")
+    elif step.guessed_share > _MUCH_GUESSED:
+        notes.append(
+            f"{percent(step.guessed_share)} of the computation is estimated from the bytes that it moves, because the "
+            "compiler has no estimate for it."
+        )
+    if cost.unknown_loops:
+        notes.append(f"{cost.unknown_loops} loops have an unknown number of iterations and count once.")
+    if cost.host_calls and case.slices == 1:  # Otherwise these are transfers between the slices.
+        notes.append(f"The step calls the host, which takes unknown time: {', '.join(cost.host_calls)}.")
+    if case.slices > 1:
+        notes.append("The time of communication between slices is unknown and left out.")
+    return notes
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror}. Give the path of a StableHLO file.") from error

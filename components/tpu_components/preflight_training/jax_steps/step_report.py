@@ -1,0 +1,244 @@
+"""What a compiled step needs and costs on a machine, as a value, a text, Markdown and a JSON file."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.formatting import byte_size, dollars, dollars_within, number, percent, time
+from tpu_components.core.base.terminal import printable
+from tpu_components.core.files.typed_json import JsonFile
+from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.core.pages import blocks
+from tpu_components.core.pages.blocks import Block, Cell, Fields, Sentences, Table
+from tpu_components.core.pages.display import Displayed
+from tpu_components.preflight_training.compiling.outcome import FITS
+from tpu_components.preflight_training.estimate import Accuracy, LayerTime, StepTime
+from tpu_components.preflight_training.findings import VERDICTS
+from tpu_components.preflight_training.largest_batch import LargestBatch
+
+STEP_FILE = "step.json"
+_WIDTH = 110
+_TOP_LAYERS = 12
+_UNKNOWN = "unknown"
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Memory of each device.
+
+    Attributes:
+        peak_bytes: Peak use of a device, or what a step needs that does not fit, in bytes; 0 if unknown.
+        capacity_bytes: What a program may use, in bytes.
+    """
+
+    peak_bytes: int
+    capacity_bytes: int
+
+    @property
+    def share(self) -> float:
+        """The peak as a share of the capacity."""
+        return self.peak_bytes / self.capacity_bytes
+
+    def __str__(self) -> str:
+        peak = byte_size(self.peak_bytes) if self.peak_bytes else _UNKNOWN
+        return f"{peak} of {byte_size(self.capacity_bytes)} a device ({percent(self.share)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class HourlyPrice:
+    """Published price of a machine; see `machine_spec.Price`.
+
+    Attributes:
+        usd_per_hour: Price of an hour of all slices, in US dollars.
+        region: Region of the price.
+        is_spot: Whether it is the price of spot machines.
+        target: Platform that trains: `vertex` or `kubeflow`.
+        date: Date of the price.
+    """
+
+    usd_per_hour: float
+    region: str
+    is_spot: bool
+    target: str
+    date: str
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step", step="tpu-pipelines preflight"):
+    """Whether a step fits a machine, and how long it takes there. `to_pandas` returns a row per layer.
+
+    Attributes:
+        name: Name of the step.
+        machine: Name of the slice.
+        slices: Number of slices that the data-centre network joins.
+        devices: Number of devices of all slices.
+        used_devices: Number of devices that the step uses.
+        verdict: `fits`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory` (of this machine), `crashed`.
+        reason: Why the step does not fit or compile; empty if it fits.
+        memory: Memory of each device.
+        step: Estimated time; None if the step does not fit, or the compiler has no estimate for any part of it.
+        accuracy: Published step times behind the interval.
+        layers: Estimated time of each layer, the longest first. A layer is a scope of `jax.named_scope`, which Flax,
+            Haiku and others open for each module; an operation in no scope has its own name.
+        price: Price of an hour; None if none is published.
+        largest: Largest size that fits; None if it was not searched.
+        notes: What limits the figures, in sentences.
+        compile_seconds: Time of the compilation.
+        compiler: Versions of libtpu and JAX.
+        is_cached: Whether the step had been compiled before.
+    """
+
+    name: str
+    machine: str
+    slices: int
+    devices: int
+    used_devices: int
+    verdict: str
+    reason: str
+    memory: Memory
+    step: StepTime | None
+    accuracy: Accuracy | None
+    layers: tuple[LayerTime, ...]
+    price: HourlyPrice | None
+    largest: LargestBatch | None = None
+    notes: tuple[str, ...] = ()
+    compile_seconds: float = 0.0
+    compiler: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    is_cached: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step compiles and fits the memory of each device."""
+        return self.verdict == FITS
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Estimated time of a step, in seconds; None if unknown."""
+        return self.step.total_ms / 1e3 if self.step else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Time in seconds within which nine of ten steps should be; None if unknown."""
+        return (self.step.low_ms / 1e3, self.step.high_ms / 1e3) if self.step else None
+
+    @property
+    def dollars_per_hour(self) -> float | None:
+        """Price of an hour of the machine, in US dollars; None if none is published."""
+        return self.price.usd_per_hour if self.price else None
+
+    def per_second(self, items: float) -> float | None:
+        """Return the throughput of a step that processes this many items, in items per second; None if unknown."""
+        return items / self.step_seconds if self.step_seconds else None
+
+    def dollars_for(self, total: float, items: float) -> tuple[float, float, float] | None:
+        """Return the price of processing a number of items, with its 90% interval, in US dollars.
+
+        Args:
+            total: Number of items, for example a million requests or a billion tokens.
+            items: Number of items that a step processes.
+
+        Returns:
+            Estimate, lower and upper end; None if the time or the price is unknown.
+
+        Example:
+            >>> report.dollars_for(1e9, items=8 * 2048)  # doctest: +SKIP
+            (7.4, 6.4, 11.4)
+        """
+        if self.step is None or self.price is None:
+            return None
+        usd_per_ms = self.price.usd_per_hour / 3.6e6
+        low, high = self.step.low_ms, self.step.high_ms
+        estimate, least, most = (usd_per_ms * ms * total / items for ms in (self.step.total_ms, low, high))
+        return estimate, least, most
+
+    @property
+    def label(self) -> str:
+        """Name of the machine, with the number of slices if there are several."""
+        return self.machine if self.slices == 1 else f"{self.slices} × {self.machine}"
+
+    @property
+    def summary(self) -> str:
+        """The result in one sentence."""
+        verdict = f"{self.name} {VERDICTS[self.verdict]} {'' if self.fits else 'on '}{self.label}"
+        if not self.fits:
+            return f"{verdict}: {self.reason}"
+        return f"{verdict}: {self.memory}, {self.step.text if self.step else 'unknown time'} a step"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a mapping for each layer."""
+        return [dataclasses.asdict(layer) for layer in self.layers]
+
+    def __str__(self) -> str:
+        return blocks.as_text(self.blocks(_TOP_LAYERS), _WIDTH)
+
+    def show(self) -> None:
+        """Print the report."""
+        print(printable(str(self)))
+
+    def markdown(self) -> str:
+        """Return the report as Markdown."""
+        return blocks.as_markdown(self.blocks(_TOP_LAYERS))
+
+    def blocks(self, most_layers: int = 0) -> list[Block]:
+        """Return the report as blocks; with at most this many layers, 0 for all."""
+        step = self.step
+        unused = f", of which the step uses {self.used_devices}" if self.used_devices < self.devices else ""
+        count = f"{self.devices} device{'' if self.devices == 1 else 's'}"
+        fields = [
+            ("machine", f"{self.label}: {count}{unused}"),
+            ("memory", str(self.memory)),
+            ("largest", f"{self.largest.text} fits" if self.largest else ""),
+            ("step", _parts(step) if step else (_UNKNOWN if self.fits else "")),
+            ("matrix units", f"{percent(step.mxu_utilization)} used while the device computes" if step else ""),
+            ("price", self._price_text()),
+            ("interval", self.accuracy.text if self.accuracy and step else ""),
+            ("compilation", f"{self.compile_seconds:,.1f} s{', cached' if self.is_cached else ''}"),
+            ("compiler", ", ".join(f"{name} {version}" for name, version in self.compiler.items())),
+        ]
+        return [self.summary, Fields(fields), *_layer_table(self.layers, most_layers), Sentences(self.notes)]
+
+    def _price_text(self) -> str:
+        if self.price is None:
+            return "no price is published"
+        spot = " as a spot machine" if self.price.is_spot else ""
+        where = f"{billed_by(self.price.target)} in {self.price.region}{spot} ({self.price.date})"
+        return f"{dollars(self.price.usd_per_hour)} an hour, {where}"
+
+    def save(self, directory: Path) -> None:
+        """Write `step.json` into a folder, which is created."""
+        directory.mkdir(parents=True, exist_ok=True)
+        super().save(directory)
+
+
+def dollars_text(price: tuple[float, float, float] | None) -> str:
+    """Return a price with its interval, such as `$7.40 (6.40–11.40)`."""
+    return dollars_within(*price) if price else _UNKNOWN
+
+
+def _parts(step: StepTime) -> str:
+    if step.communication_ms is None:
+        return f"{step.text}, without communication, whose speed is not published"
+    if not step.communication_ms:
+        return step.text
+    return f"{step.text}: computation {time(step.compute_ms / 1e3)}, communication {time(step.communication_ms / 1e3)}"
+
+
+def _layer_table(layers: tuple[LayerTime, ...], most: int) -> list[Block]:
+    if not layers:
+        return []
+    shown = layers[:most] if most else layers
+    rows: list[tuple[str | Cell, ...]] = [
+        (
+            layer.name,
+            number(layer.ms),
+            Cell(percent(layer.share), share=layer.share),
+            "" if layer.mxu_utilization is None else percent(layer.mxu_utilization),
+            "; ".join(layer.notes[:2]),
+        )
+        for layer in shown
+    ]
+    table = Table({"layer": "<", "ms": ">", "share": ">", "matrix units": ">", "tiles that are not full": "<"}, rows)
+    left = layers[len(shown) :]
+    rest = f"{len(left)} more layers take {number(sum(layer.ms for layer in left))} ms." if left else ""
+    return [table, *([rest] if rest else [])]

@@ -1,0 +1,108 @@
+"""pytest plugin: tests that fail if a step no longer fits a TPU or becomes too slow, without a TPU.
+
+```python
+@pytest.mark.preflight(machine="v5e-8", max_step_ms=5, max_memory=0.9)
+def test_train_step(preflight_step):
+    preflight_step(train_step, params, batch)
+```
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tpu_components.preflight_training.jax_steps.step_report import StepReport
+
+_PROPERTY = "preflight"
+_LIMITS = ("max_step_ms", "max_memory", "max_slowdown")
+_MARKER = (
+    "preflight(machine, max_step_ms=None, max_memory=None, max_slowdown=None): machine of the fixture preflight_step, "
+    "such as v5e-8, and what the step may need; other arguments are those of tpu_pipelines.preflight_step"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the plugin."""
+    group = parser.getgroup("preflight", "TPU preflight of steps (tpu-pipelines)")
+    group.addoption("--preflight-reports", metavar="DIR", help="write the report of each step into this folder")
+    group.addoption("--preflight-base", metavar="DIR", help="compare with reports that the base branch wrote")
+    group.addoption("--preflight-markdown", metavar="FILE", help="append the reports to a file, as Markdown")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker."""
+    config.addinivalue_line("markers", _MARKER)
+
+
+@pytest.fixture
+def preflight_step(request: pytest.FixtureRequest) -> Callable[..., "StepReport"]:
+    """Return a function that compiles a step for the marker's machine, and fails the test if it exceeds a limit.
+
+    Its arguments are those of `tpu_pipelines.preflight_step`, without `machine`; it returns the `StepReport`.
+    """
+    marker = request.node.get_closest_marker("preflight")
+    if marker is None:
+        raise pytest.UsageError(
+            "The fixture preflight_step needs a machine. Mark the test: @pytest.mark.preflight(machine='v5e-8')."
+        )
+    names = iter(range(1, 1000))
+
+    def check(step: Any, *args: Any, **options: Any) -> "StepReport":
+        from tpu_components.core.base.errors import InputError
+        from tpu_components.preflight_training.jax_steps.change import StepChange, StepLimits
+        from tpu_components.preflight_training.jax_steps.step_report import StepReport
+        from tpu_pipelines.api.steps import preflight_step as compile_step
+
+        settings = dict(zip(("machine", *_LIMITS), marker.args, strict=False)) | marker.kwargs
+        limits = StepLimits(**{name: settings.pop(name) for name in _LIMITS if name in settings})
+        machine = settings.get("machine")
+        if not isinstance(machine, str):
+            raise pytest.UsageError(
+                f"{request.node.nodeid}: the marker preflight expects one machine, received {machine!r}. "
+                "Write @pytest.mark.preflight(machine='v5e-8')."
+            )
+        try:
+            report = compile_step(step, *args, **{**settings, **options})
+        except InputError as error:
+            pytest.fail(str(error), pytrace=False)
+        assert isinstance(report, StepReport)
+        folder = _folder_of(request.node.nodeid, next(names))
+        config = request.config
+        before = None
+        if base := config.getoption("--preflight-base"):
+            before = StepReport.find(Path(base) / folder)
+        if reports := config.getoption("--preflight-reports"):
+            report.save(Path(reports) / folder)
+        change = StepChange(report, before, limits)
+        request.node.user_properties.append((_PROPERTY, change.markdown()))
+        if change.failures:
+            pytest.fail("\n".join(change.failures), pytrace=False)
+        return report
+
+    return check
+
+
+def _folder_of(nodeid: str, number: int) -> str:
+    """Return the name of a report's folder: that of the test, with a number from the second step on."""
+    name = re.sub(r"[^\w.\[\]-]+", "-", nodeid)
+    return name if number == 1 else f"{name}-{number}"
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Append the reports of all tests to the Markdown file; also those of the processes of pytest-xdist."""
+    path = config.getoption("--preflight-markdown")
+    reports = {
+        report.nodeid: [str(value) for name, value in report.user_properties if name == _PROPERTY]
+        for category in terminalreporter.stats.values()
+        for report in category
+        if getattr(report, "when", "") == "call"
+    }
+    sections = [f"## `{nodeid}`\n\n" + "\n\n".join(texts) for nodeid, texts in sorted(reports.items()) if texts]
+    if path and sections:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("\n\n".join(sections) + "\n")
+        terminalreporter.write_line(f"preflight: appended {len(sections)} reports to {path}")

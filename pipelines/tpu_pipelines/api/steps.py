@@ -1,0 +1,173 @@
+"""Preflight of any step that `jax.jit` takes: whether it fits a TPU, how long it takes and what it costs."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines.machine_spec import PaidMachine
+from tpu_components.preflight_training.compiling import sandbox
+from tpu_components.preflight_training.jax_steps.comparison import StepComparison
+from tpu_components.preflight_training.jax_steps.lowering import mesh
+from tpu_components.preflight_training.jax_steps.preflight import StepCase, examine
+from tpu_components.preflight_training.jax_steps.step_report import StepReport
+
+__all__ = ["StepCase", "StepComparison", "StepReport", "compare_steps", "mesh", "preflight_step"]
+_COMPILE_SECONDS = 900.0
+_COMPILE_MIB = 16384
+
+
+def preflight_step(
+    step: Any,
+    *args: Any,
+    machine: str | Sequence[str],
+    platform: str = PaidMachine.target,
+    region: str = "",
+    spot: bool = False,
+    slices: int = 1,
+    name: str = "",
+    largest: Callable[[int], Sequence[Any]] | None = None,
+    levels: int = 2,
+    default_backend: str = "tpu",
+    compile_timeout_seconds: float = _COMPILE_SECONDS,
+    compile_memory_mib: int = _COMPILE_MIB,
+    cache_dir: str | Path | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    **jit_options: Any,
+) -> StepReport | StepComparison:
+    """Compile a step for a TPU with the TPU compiler, on a machine without a TPU, and report what it needs and costs.
+
+    The step is traced in this process, and compiled in a child process with limits on time and memory. Nothing is
+    computed, so inputs may be shapes: `jax.ShapeDtypeStruct`, also in pytrees. Needs Linux on x86-64 and the extra
+    `compiler`.
+
+    Args:
+        step: A function that `jax.jit` takes, such as a training or an inference step of Flax, Equinox, Haiku or
+            `keras.Model.stateless_call`; a function that is jitted already; or the path of a StableHLO file, as
+            torch_xla and `jax.export` write it, which contains its inputs.
+        args: Positional arguments of the step: arrays or shapes. Shapes may have shardings over `tp.mesh`.
+        machine: Name of a TPU slice, such as `v5e-8`, or a list of names to compare.
+        platform: Platform whose price is shown: `vertex` or `kubeflow`.
+        region: Region of the price; empty is the cheapest.
+        spot: Whether to show the price of spot machines.
+        slices: Number of slices that the data-centre network joins. The time of communication between slices is
+            unknown.
+        name: Name of the step in the report; empty is the name of the function.
+        largest: Returns the positional arguments for a size, such as a batch size. The largest size that fits is
+            searched by compiling, and the report is of this size.
+        levels: Number of scopes of `jax.named_scope` in the name of a layer of the report.
+        default_backend: What `jax.default_backend()` returns to the step while it is traced.
+        compile_timeout_seconds: Time limit of one compilation.
+        compile_memory_mib: Memory limit of the process that compiles, in MiB.
+        cache_dir: Folder that keeps outcomes of compilations; None is `~/.cache/tpu-pipelines/preflight`.
+        kwargs: Keyword arguments of the step.
+        **jit_options: Options of `jax.jit`: `in_shardings`, `out_shardings`, `static_argnums`, `static_argnames`,
+            `donate_argnums` and others.
+
+    Returns:
+        A `StepReport`; for a list of machines, a `StepComparison`, with the cheapest first.
+
+    Raises:
+        InputError: If the step cannot be traced for these inputs, the machine is unknown or too small for the step's
+            mesh, or libtpu is not installed. The message names the line of your code.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> images = jax.ShapeDtypeStruct((1024, 784), jnp.bfloat16)
+        >>> weights = jax.ShapeDtypeStruct((784, 10), jnp.bfloat16)
+        >>> report = tp.preflight_step(jnp.dot, images, weights, machine="v5e-1")  # doctest: +SKIP
+        >>> report.fits, report.step_seconds  # doctest: +SKIP
+        (True, 5.9e-06)
+    """
+    _check_options(jit_options)
+    names = [machine] if isinstance(machine, str) else list(machine)
+    case = StepCase(
+        str(step) if isinstance(step, Path) else step,
+        args,
+        kwargs=kwargs or {},
+        jit_options=jit_options,
+        name=name,
+        platform=platform,
+        region=region,
+        spot=spot,
+        slices=slices,
+        largest=largest,
+        levels=levels,
+        default_backend=default_backend,
+    )
+    box = _sandbox(compile_timeout_seconds, compile_memory_mib, cache_dir)
+    with box:
+        reports = [examine(dataclasses.replace(case, machine=each), box) for each in names]
+    if isinstance(machine, str):
+        return reports[0]
+    return StepComparison.make(reports, [1.0] * len(reports), 1e6, "steps")
+
+
+def compare_steps(
+    cases: Iterable[StepCase],
+    *,
+    items: float | Sequence[float] = 1,
+    total: float = 1e6,
+    unit: str = "",
+    compile_timeout_seconds: float = _COMPILE_SECONDS,
+    compile_memory_mib: int = _COMPILE_MIB,
+    cache_dir: str | Path | None = None,
+) -> StepComparison:
+    """Compile several steps, for example layouts of one step over several machines, and rank them by price.
+
+    Args:
+        cases: The steps, each with its inputs, machine and options.
+        items: Number of items that a step processes, such as examples or tokens: one number, or one for each case.
+        total: Number of items to process, such as the examples of an epoch; the price is that of this work.
+        unit: Name of an item, in the plural; empty is `steps`.
+        compile_timeout_seconds: Time limit of one compilation.
+        compile_memory_mib: Memory limit of the process that compiles, in MiB.
+        cache_dir: Folder that keeps outcomes of compilations; None is `~/.cache/tpu-pipelines/preflight`.
+
+    Raises:
+        InputError: If a step cannot be lowered, or `items` does not fit the cases.
+
+    Example:
+        >>> cases = [tp.StepCase(step, (params, batch_of(n)), "v5e-8", name=f"batch {n}") for n in (64, 128)]
+        ... # doctest: +SKIP
+        >>> tp.compare_steps(cases, items=[64, 128], total=1_281_167, unit="images").show()  # doctest: +SKIP
+    """
+    listed = list(cases)
+    counts = [float(each) for each in items] if isinstance(items, Sequence) else [float(items)] * len(listed)
+    if len(counts) != len(listed) or not listed or min(counts) <= 0:
+        raise InputError(
+            f"Cannot compare {len(listed)} steps: expected at least one, and a positive number of items for each, "
+            f"received {len(counts)} numbers."
+        )
+    box = _sandbox(compile_timeout_seconds, compile_memory_mib, cache_dir)
+    with box:
+        reports = [examine(case, box) for case in listed]
+    return StepComparison.make(reports, counts, total, unit or "steps")
+
+
+_JIT_OPTIONS = (
+    "in_shardings",
+    "out_shardings",
+    "static_argnums",
+    "static_argnames",
+    "donate_argnums",
+    "donate_argnames",
+    "keep_unused",
+    "inline",
+    "compiler_options",
+)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Check that all options are options of `jax.jit`."""
+    unknown = [name for name in options if name not in _JIT_OPTIONS]
+    if unknown:
+        raise InputError(
+            f"Unknown options of preflight_step: {', '.join(unknown)}. Expected options of jax.jit: "
+            f"{', '.join(_JIT_OPTIONS)}. Pass keyword arguments of the step in kwargs={{...}}."
+        )
+
+
+def _sandbox(seconds: float, mib: int, cache_dir: str | Path | None) -> sandbox.Sandbox:
+    return sandbox.Sandbox(seconds, mib, Path(cache_dir) if cache_dir else sandbox.default_cache_dir())

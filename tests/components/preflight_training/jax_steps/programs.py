@@ -1,0 +1,187 @@
+"""Small steps as other people write them, and what becomes of them in one process that has JAX and the TPU compiler."""
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.preflight_training.compiling import sandbox
+from tpu_components.preflight_training.jax_steps.lowering import mesh
+from tpu_components.preflight_training.jax_steps.preflight import StepCase, examine
+
+WIDTH, HIDDEN, BATCH = 256, 512, 512
+SHAPES = ({"up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}, (BATCH, WIDTH))
+
+
+def shaped(shape: tuple[int, ...], kind: Any = jnp.bfloat16, sharding: Any = None) -> jax.ShapeDtypeStruct:
+    """An array without values."""
+    return jax.ShapeDtypeStruct(shape, kind, sharding=sharding)
+
+
+def inputs(batch: int = BATCH, width: int = WIDTH) -> tuple[Any, ...]:
+    """Parameters and a batch of `train_step`."""
+    return {"up": shaped((WIDTH, HIDDEN)), "down": shaped((HIDDEN, WIDTH))}, shaped((batch, width))
+
+
+def train_step(params: Any, batch: Any) -> Any:
+    """Two layers in scopes, with their gradients."""
+
+    def loss(params: Any) -> Any:
+        with jax.named_scope("net"):
+            with jax.named_scope("up"):
+                hidden = jax.nn.relu(batch @ params["up"])
+            with jax.named_scope("down"):
+                return ((hidden @ params["down"]) ** 2).mean()
+
+    return jax.tree.map(lambda value, slope: value - 0.1 * slope, params, jax.grad(loss)(params))
+
+
+def branching(batch: Any) -> Any:
+    """A Python branch on values."""
+    return batch if batch.sum() > 0 else -batch
+
+
+def asking(batch: Any) -> Any:
+    """A branch for one kind of device."""
+    return batch * 2 if jax.default_backend() == "tpu" else jnp.sort(batch)
+
+
+def calling(batch: Any) -> Any:
+    """A call of the host."""
+    jax.debug.callback(lambda _: None, batch.sum())
+    return batch * 2
+
+
+def repeated(batch: Any, times: int) -> Any:
+    """As many products as a static argument says."""
+    for _ in range(times):
+        batch = batch @ jnp.ones((WIDTH, WIDTH), batch.dtype)
+    return batch
+
+
+def scanned(batch: Any) -> Any:
+    """A loop of four products."""
+    weights = jnp.ones((4, WIDTH, WIDTH), batch.dtype)
+    return jax.lax.scan(lambda carry, weight: (carry @ weight, ()), batch, weights)[0]
+
+
+def sharded(machine: str, **axes: int) -> dict[str, Any]:
+    """`jax.jit`'s options for a layout of `train_step` over a mesh with the axes `data` and `model`."""
+    devices = mesh(machine, **axes)
+    up, down = PartitionSpec(None, "model"), PartitionSpec("model", None)
+    params = {"up": NamedSharding(devices, up), "down": NamedSharding(devices, down)}
+    return {"in_shardings": (params, NamedSharding(devices, PartitionSpec("data"))), "donate_argnums": 0}
+
+
+def jitted(machine: str, **axes: int) -> Callable[..., Any]:
+    """The step, jitted already with a layout."""
+    return jax.jit(train_step, **sharded(machine, **axes))
+
+
+def cases() -> dict[str, Callable[[], StepCase]]:
+    """The steps, by what each is to show."""
+    return {
+        "plain": lambda: StepCase(train_step, inputs(), "v5e-1"),
+        "mesh": lambda: StepCase(train_step, inputs(), "v5e-8", jit_options=sharded("v5e-8", data=2, model=4)),
+        "jitted": lambda: StepCase(jitted("v5e-8", data=2, model=4), inputs(), "v5e-8"),
+        "abstract mesh": lambda: StepCase(train_step, inputs(), "v5e-8", jit_options=_abstract()),
+        "half of the slice": lambda: StepCase(jitted("v5e-4", data=1, model=4), inputs(), "v5e-8"),
+        "two slices": lambda: StepCase(_halves, (shaped((64, 64), jnp.float32, _over_slices()),), "v5e-8", slices=2),
+        "too large": lambda: StepCase(train_step, inputs(4 << 20 << 4), "v5e-1"),
+        "asking": lambda: StepCase(asking, (shaped((64, 64)),), "v5e-1"),
+        "asking as cpu": lambda: StepCase(asking, (shaped((64, 64)),), "v5e-1", default_backend="cpu"),
+        "calling": lambda: StepCase(calling, (shaped((64, 64)),), "v5e-1"),
+        "static": lambda: StepCase(repeated, (inputs()[1], 3), "v5e-1", jit_options={"static_argnums": 1}),
+        "scanned": lambda: StepCase(scanned, (inputs()[1],), "v5e-1"),
+        "levels": lambda: StepCase(train_step, inputs(), "v5e-1", levels=1),
+        "partial": lambda: StepCase(functools.partial(repeated, times=2), (inputs()[1],), "v5e-1"),
+        "mesh larger than the slice": lambda: StepCase(jitted("v5e-8", data=2, model=4), inputs(), "v5e-4"),
+        "shapes": lambda: StepCase(train_step, inputs(width=WIDTH + 1), "v5e-1"),
+        "number of inputs": lambda: StepCase(train_step, inputs()[:1], "v5e-1"),
+        "branching": lambda: StepCase(branching, (shaped((8,)),), "v5e-1"),
+        "operation": lambda: StepCase(jnp.linalg.eigvals, (shaped((8, 8), jnp.float32),), "v5e-1"),
+        "gpu": lambda: StepCase(train_step, inputs(), "l4-1"),
+        "no step": lambda: StepCase(3, inputs(), "v5e-1"),
+        "options of a jitted step": lambda: StepCase(
+            jitted("v5e-8", data=2, model=4), inputs(), "v5e-8", jit_options={"donate_argnums": 0}
+        ),
+        "inputs and largest": lambda: StepCase(train_step, inputs(), "v5e-1", largest=inputs),
+        "no slices": lambda: StepCase(train_step, inputs(), "v5e-1", slices=0),
+        "too large a mesh": lambda: StepCase(
+            train_step, inputs(), "v5e-4", jit_options=sharded("v5e-4", data=2, model=4)
+        ),
+    }
+
+
+def costly_cases() -> dict[str, Callable[[], StepCase]]:
+    """Steps that take many seconds to compile."""
+    return {"largest": lambda: StepCase(train_step, machine="v5e-1", largest=lambda size: inputs(size << 16))}
+
+
+def _halves(array: Any) -> Any:
+    return array / 2 + array.sum()
+
+
+def _over_slices() -> NamedSharding:
+    return NamedSharding(mesh("v5e-8", slices=2, data=16), PartitionSpec("data"))
+
+
+def _abstract() -> dict[str, Any]:
+    devices = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    params = {
+        "up": NamedSharding(devices, PartitionSpec(None, "model")),
+        "down": NamedSharding(devices, PartitionSpec("model", None)),
+    }
+    return {"in_shardings": (params, NamedSharding(devices, PartitionSpec("data"))), "donate_argnums": 0}
+
+
+def in_files(folder: Path) -> dict[str, StepCase]:
+    """`train_step` as other programs write it into files."""
+    lowered = jax.jit(train_step).trace(*inputs()).lower(lowering_platforms=("tpu",))
+    exported = jax.export.export(jax.jit(train_step), platforms=["tpu"])(*inputs())
+    contents = {
+        "text.mlir": lowered.as_text().encode(),
+        "named.mlir": lowered.as_text(debug_info=True).encode(),
+        "portable.mlirbc": exported.mlir_module_serialized,
+        "exported.bc": bytes(exported.serialize()),
+        "empty.mlir": b"",
+        "other.mlir": b"a file of something else",
+    }
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return {name: StepCase(str(folder / name), machine="v5e-1", name=name) for name in (*contents, "missing.mlir")}
+
+
+def outcome_of(make: Callable[[], StepCase], box: sandbox.Sandbox) -> dict[str, Any]:
+    """The report of a step, or the error."""
+    try:
+        report = examine(make(), box)
+    except InputError as error:
+        return {"error": str(error)}
+    return {"report": report.as_dict(), "text": str(report), "summary": report.summary}
+
+
+def main(folder: str, kind: str) -> None:
+    """Print the outcome of the steps of a kind as JSON."""
+    box = sandbox.Sandbox(120, 8192, Path(folder))
+    every = costly_cases()
+    if kind == "quick":
+        every = {**cases(), **{name: functools.partial(_itself, case) for name, case in in_files(Path(folder)).items()}}
+    print(json.dumps({name: outcome_of(make, box) for name, make in every.items()}))
+
+
+def _itself(case: StepCase) -> StepCase:
+    return case
+
+
+if __name__ == "__main__":
+    # What the child process would do, without the import of JAX.
+    sandbox.Sandbox.run_child = lambda box, program: program.compile(box.cache_dir)  # type: ignore[method-assign]
+    main(*sys.argv[1:])

@@ -1,0 +1,150 @@
+"""Steps that are not Keras's, compiled by the TPU compiler."""
+
+import json
+import re
+
+import pytest
+
+from tpu_components.core.machines.machine_spec import load_catalogue
+from tpu_components.preflight_training.jax_steps.step_report import StepReport
+
+_RUN = """
+import runpy
+runpy.run_module("tests.components.preflight_training.jax_steps.programs", run_name="__main__")
+"""
+WIDTH, HIDDEN, BATCH = 256, 512, 512  # As in `programs`, which only a process with JAX imports.
+
+
+@pytest.fixture(scope="module")
+def outcomes(run_with_jax, tmp_path_factory):
+    """The outcome of every step, by its name."""
+    return json.loads(run_with_jax(_RUN, tmp_path_factory.mktemp("steps"), "quick").splitlines()[-1])
+
+
+@pytest.fixture
+def report_of(outcomes):
+    """The report of a step."""
+
+    def find(name: str) -> StepReport:
+        assert "report" in outcomes[name], outcomes[name]
+        return StepReport.parse(outcomes[name]["report"])
+
+    return find
+
+
+def test_a_step_that_fits_has_memory_time_and_price(report_of):
+    report = report_of("plain")
+    assert report.fits
+    # Parameters and batch in bfloat16, once; what is computed comes on top.
+    assert report.memory.peak_bytes >= 2 * (2 * WIDTH * HIDDEN + BATCH * WIDTH)
+    low, high = report.interval
+    assert 0 < low < report.step_seconds < high
+    assert report.dollars_per_hour == load_catalogue().find("v5e-1").price().usd_per_hour
+    assert report.name == "train_step"
+
+
+def test_no_step_is_faster_than_the_chip(report_of):
+    generation = load_catalogue().find("v5e-1").generation
+    report = report_of("plain")
+    products = 2.0 * BATCH * WIDTH * HIDDEN * 5  # Two forward, three backward: the batch has no gradient.
+    assert report.step.flops == products
+    assert report.step_seconds >= products / generation.device_peak_flops
+
+
+def test_layers_are_the_scopes_of_the_program(report_of):
+    assert {"net/up", "net/down"} <= {layer.name for layer in report_of("plain").layers}
+    assert {"net"} == {layer.name for layer in report_of("levels").layers}
+
+
+@pytest.mark.parametrize("other", ["jitted", "abstract mesh"])
+def test_a_layout_gives_the_same_figures_however_it_is_handed_over(report_of, other):
+    assert report_of(other).step == report_of("mesh").step
+    assert report_of(other).memory == report_of("mesh").memory
+
+
+def test_a_layout_is_compiled_for_all_its_devices(report_of):
+    one, eight = report_of("plain"), report_of("mesh")
+    assert (eight.devices, eight.used_devices) == (8, 8)
+    assert eight.step.flops == one.step.flops / 8
+    assert eight.step.communication_ms > 0
+    assert eight.memory.peak_bytes < one.memory.peak_bytes
+
+
+def test_a_step_may_use_some_devices_of_a_slice(report_of, outcomes):
+    report = report_of("half of the slice")
+    assert (report.devices, report.used_devices) == (8, 4)
+    assert "8 devices, of which the step uses 4" in outcomes["half of the slice"]["text"]
+
+
+def test_time_between_slices_is_unknown_and_said_to_be(report_of):
+    report = report_of("two slices")
+    assert (report.devices, report.used_devices) == (16, 16)
+    assert report.step.communication_ms is None
+    assert report.dollars_per_hour == 2 * report_of("mesh").dollars_per_hour
+    assert report.notes == ("The time of communication between slices is unknown and left out.",)
+
+
+def test_a_step_that_does_not_fit_says_what_it_needs(report_of):
+    report = report_of("too large")
+    assert (report.verdict, report.step, report.layers) == ("does_not_fit", None, ())
+    assert report.memory.share > 1
+    assert "Ran out of memory" in report.reason
+
+
+def test_the_default_backend_is_a_tpu_while_a_step_is_traced(report_of):
+    assert [layer.name for layer in report_of("asking").layers] == ["mul"]
+    assert "jax.default_backend() in programs.py:" in report_of("asking").notes[0]
+    assert "sort" in {layer.name for layer in report_of("asking as cpu").layers}
+
+
+def test_static_arguments_and_loops_are_counted(report_of):
+    product = 2.0 * BATCH * WIDTH * WIDTH
+    assert report_of("static").step.flops == 3 * product
+    assert report_of("partial").step.flops == 2 * product
+    assert report_of("scanned").step.flops == 4 * product
+
+
+@pytest.mark.parametrize("name", ["named.mlir", "exported.bc", "portable.mlirbc", "text.mlir"])
+def test_a_file_of_stablehlo_is_a_step(report_of, name):
+    assert report_of(name).step.flops == report_of("plain").step.flops
+    assert report_of(name).memory == report_of("plain").memory
+
+
+def test_names_in_a_file_are_kept(report_of):
+    assert report_of("named.mlir").layers == report_of("plain").layers
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mesh larger than the slice", "is written for 8 devices, and the machine has 4. Take a larger machine"),
+        ("too large a mesh", r"expected axes with at most 4 devices in all, received data=2, model=4"),
+        ("shapes", r"train_step at programs.py:\d+: dot_general requires .* Compare .* bfloat16\[512,257\]"),
+        ("number of inputs", "missing 1 required positional argument: 'batch'"),
+        ("branching", r"branching at programs.py:\d+: a shape or a branch depends on the data.* jnp.where"),
+        ("operation", "the operation 'eig' is not implemented on TPU. Replace the operation"),
+        ("calling", "it calls Python on the host, which cannot be compiled without a TPU. Leave out jax.debug.print"),
+        ("gpu", "it has GPUs, and only the TPU compiler runs without its device. Give the name of a TPU slice"),
+        ("no step", "expected a function that `jax.jit` takes, or a StableHLO file"),
+        ("options of a jitted step", "Cannot use donate_argnums with train_step: it is jitted already"),
+        ("inputs and largest", "`largest` returns the inputs for a size"),
+        ("no slices", "expected slices=1 or more"),
+        ("empty.mlir", "expected a module of StableHLO"),
+        ("other.mlir", "expected a module of StableHLO"),
+        ("missing.mlir", "No such file or directory. Give the path of a StableHLO file"),
+    ],
+)
+def test_a_mistake_gives_one_paragraph_that_says_what_to_change(outcomes, name, message):
+    error = outcomes[name]["error"]
+    assert re.search(message, error), error
+    assert "\n" not in error
+
+
+@pytest.mark.heavy  # Compiles some 20 sizes: 20 s.
+def test_the_largest_size_that_fits_is_found(run_with_jax, tmp_path):
+    (outcome,) = json.loads(run_with_jax(_RUN, tmp_path, "costly").splitlines()[-1]).values()
+    report = StepReport.parse(outcome["report"])
+    assert report.fits
+    assert report.largest.is_exact
+    assert report.memory.share > 0.9
+    assert f"{report.largest.size:,} fits" in outcome["text"]
