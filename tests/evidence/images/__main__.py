@@ -36,6 +36,7 @@ from tpu_pipelines.config.steps import STEPS
 NO_CONTAINERS = 5
 # Bytes. In `train`, TensorFlow weighs 0.9 GB, libtpu 0.7, compiled modules 0.3, jaxlib 0.35, the base 0.15.
 BUDGETS = {"serving": 350e6, "steps": 2.2e9, "train": 3.0e9}
+USERS = {"serving": 1000, "steps": 1000, "train": 0}  # The user IDs in docker/README.md.
 _STARTUP_SECONDS = 3.0  # A step in its container beside the plain process, and the server's first answer.
 _COMPARED = ("records", "model", "evaluation")
 # What a step on Kubeflow leaves, and where a run on this machine has the same.
@@ -51,6 +52,7 @@ _PORT = 8089
 _FOR_ALL = ("tmp", "var/tmp", "run/lock", "dev/shm")
 _SECRETS = re.compile(r"(^|/)(\.git|\.netrc|\.ssh|\.aws|\.env|pip\.conf|id_rsa|credentials[^/]*\.json|[^/]*\.key)(/|$)")
 _DEB = "pkg:deb/"
+_USER_AND_TOOLS = "id -u; for tool in cc gcc g++ make git curl wget; do command -v $tool; done; true"
 _TESTS = re.compile(r"^opt/.*/tests(/|$)")
 _Result = TypeVar("_Result")
 
@@ -87,6 +89,9 @@ def _build(engine: Engine, base: str, name: str, report: _Report) -> None:
     labels = {key.rpartition(".")[2]: value for key, value in engine.labels(_tag(name)).items()}
     is_told = re.match("[0-9a-f]{40}", labels.get("revision", "")) and labels.get("version")
     report.check(bool(is_told), f"{name} says what it is: {labels}")
+    user, *tools = engine.run(_tag(name), ["-c", _USER_AND_TOOLS], "--entrypoint", "sh").stdout.split()
+    report.check(int(user) == USERS[name], f"{name} runs as user {user}, expected {USERS[name]}")
+    report.check(not tools, f"{name} has no compiler, Git or download tool: {tools}")
 
 
 def _bill(engine: Engine, name: str, report: _Report) -> None:
