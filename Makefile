@@ -27,7 +27,8 @@ LABEL = --label org.opencontainers.image
 LABELS = $(LABEL).revision=$(shell git describe --always --dirty --abbrev=40 --exclude '*') \
   $(LABEL).version=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) $(LABEL).licenses=Apache-2.0 \
   $(if $(SOURCE),$(LABEL).source=$(SOURCE))
-SOURCE ?= $(shell git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|')
+# Without a password, and only if others can fetch from it: a folder on this machine is not published.
+SOURCE ?= $(shell git remote get-url origin 2>/dev/null | sed -n 's|//[^/@]*@|//|; /^file:/d; /^[^/]*:/p')
 
 .PHONY: install help beam-env run test test-promises test-heavy test-beam test-all check bench soak fuzz kills faults kills-hosts kills-fan-out kills-beam kills-answers audit licences lock image images push sbom wheel wheel-test images-test
 

@@ -36,8 +36,9 @@ from tpu_pipelines.config.steps import STEPS
 NO_CONTAINERS = 5
 # Bytes. In `train`, TensorFlow weighs 0.9 GB, libtpu 0.7, compiled modules 0.3, jaxlib 0.35, the base 0.15.
 BUDGETS = {"serving": 350e6, "steps": 2.2e9, "train": 3.0e9}
+USERS = {"serving": 1000, "steps": 1000, "train": 0}  # The user IDs in docker/README.md.
 _STARTUP_SECONDS = 3.0  # A step in its container beside the plain process, and the server's first answer.
-_COMPARED = ("records", "model", "evaluation")
+_COMPARED = ("records", "preflight", "model", "evaluation")
 # What a step on Kubeflow leaves, and where a run on this machine has the same.
 _ON_KUBEFLOW = {
     "create-tfrecords/records": "records",
@@ -51,6 +52,7 @@ _PORT = 8089
 _FOR_ALL = ("tmp", "var/tmp", "run/lock", "dev/shm")
 _SECRETS = re.compile(r"(^|/)(\.git|\.netrc|\.ssh|\.aws|\.env|pip\.conf|id_rsa|credentials[^/]*\.json|[^/]*\.key)(/|$)")
 _DEB = "pkg:deb/"
+_USER_AND_TOOLS = "id -u; for tool in cc gcc g++ make git curl wget; do command -v $tool; done; true"
 _TESTS = re.compile(r"^opt/.*/tests(/|$)")
 _Result = TypeVar("_Result")
 
@@ -87,6 +89,9 @@ def _build(engine: Engine, base: str, name: str, report: _Report) -> None:
     labels = {key.rpartition(".")[2]: value for key, value in engine.labels(_tag(name)).items()}
     is_told = re.match("[0-9a-f]{40}", labels.get("revision", "")) and labels.get("version")
     report.check(bool(is_told), f"{name} says what it is: {labels}")
+    user, *tools = engine.run(_tag(name), ["-c", _USER_AND_TOOLS], "--entrypoint", "sh").stdout.split()
+    report.check(int(user) == USERS[name], f"{name} runs as user {user}, expected {USERS[name]}")
+    report.check(not tools, f"{name} has no compiler, Git or download tool: {tools}")
 
 
 def _bill(engine: Engine, name: str, report: _Report) -> None:
@@ -151,6 +156,9 @@ def _digits(engine: Engine, work: Path, report: _Report) -> None:
     for name, module in {"containers": "tpu_pipelines.cli", "restricted": "tests.evidence.images.restricted"}.items():
         _run_digits(engine, work, name, ["-m", module, "run", "digits", "--runner", "docker"], report)
         for part in _COMPARED:
+            runs = [work / of / "digits" / part for of in (name, "processes")]
+            if part == "preflight" and not _used_one_compiler(*runs):
+                continue
             left = {of: outcome(work / of / "digits", work / of) for of in ("processes", name)}
             theirs, ours = ({k: v for k, v in of.items() if k.startswith(part)} for of in left.values())
             apart = differences(ours, theirs)
@@ -202,9 +210,20 @@ def _kubeflow(engine: Engine, work: Path, report: _Report, kubeconfig: Path | No
     (alone / "evaluation" / "evaluation.json").write_text(json.dumps({**evaluation, "registered_champion": None}))
     for output, part in _ON_KUBEFLOW.items():
         ours = store / driver.places[output].removeprefix("s3://")
+        if part == "preflight" and not _used_one_compiler(ours, alone / part):
+            continue
         received, expected = outcome(ours, Path("/s3")), outcome(alone / part, work / "processes")
         apart = differences(received, expected)
         report.check(bool(expected) and not apart, f"{output}: the same {len(expected)} files as a process's {apart}")
+
+
+def _used_one_compiler(ours: Path, theirs: Path) -> bool:
+    """Return whether two preflights used the same compiler; print the versions if they did not."""
+    used = [json.loads((folder / "preflight.json").read_text())["compiler"] for folder in (ours, theirs)]
+    image, here = (f"JAX {compiler['jax']} and libtpu {compiler['libtpu']}" for compiler in used)
+    if image != here:
+        print(f"                 preflight is not compared: {image} in the image, {here} here (needs Python 3.12)")
+    return image == here
 
 
 def _serve(engine: Engine, work: Path, report: _Report) -> None:

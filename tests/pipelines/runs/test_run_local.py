@@ -14,18 +14,23 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
-from docker.errors import ImageNotFound
+from docker.errors import APIError, ImageNotFound
 
 from tests.components.conftest import judged_here
 from tests.support.browser import assert_opens, needs_browser
 from tests.support.cli import QUICK, assert_user_error, steps_here, tpu_pipelines, tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.progress import LOUDNESS_VARIABLE, VERBOSE
+from tpu_components.core.component.step_record import RUN_VARIABLE
 from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.registry.signing import PASSWORD_VARIABLE
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.steps import STEPS
 from tpu_pipelines.platforms.local import runner
 from tpu_pipelines.platforms.local.runner import Runner
 from tpu_pipelines.runs import run_local
+
+_IMAGE = "docker.io/me/steps:1"
 
 
 def run_in_processes(workspace, *arguments):
@@ -52,15 +57,26 @@ def test_print_is_as_before_though_steps_at_the_same_time_took_turns_with_it():
 
 
 class _Docker(BaseHTTPRequestHandler):
-    """A Docker daemon without images, which cannot pull any; the server's `pulled` has their names."""
+    """A Docker daemon with one image, which neither pulls others nor creates containers.
+
+    The server's `pulled` has the names of the images that were requested, `created` the requests for containers.
+    """
 
     def do_GET(self):
-        self._answer(200, [] if "/images/json" in self.path else {"ApiVersion": "1.44"})
+        held = {"Id": "sha256:1", "RepoTags": [_IMAGE], "RepoDigests": []}
+        if "/images/json" in self.path:
+            self._answer(200, [held])
+        else:
+            self._answer(200, held if "/images/" in self.path else {"ApiVersion": "1.44"})
 
     def do_POST(self):
-        query = parse_qs(urlsplit(self.path).query)
-        self.server.pulled.append(f"{query['fromImage'][0]}:{query['tag'][0]}")
-        self._answer(404, {"message": "no such image"})
+        if "/containers/create" in self.path:
+            self.server.created.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self._answer(500, {"message": "no container today"})
+        else:
+            query = parse_qs(urlsplit(self.path).query)
+            self.server.pulled.append(f"{query['fromImage'][0]}:{query['tag'][0]}")
+            self._answer(404, {"message": "no such image"})
 
     def _answer(self, status, content):
         body = json.dumps(content).encode()
@@ -74,17 +90,36 @@ class _Docker(BaseHTTPRequestHandler):
         pass
 
 
-def test_the_docker_runner_uses_an_image_that_the_environment_names_after_the_import(tmp_path, monkeypatch):
-    config = load_config("digits", ["preflight=false"])
+@pytest.fixture
+def docker_daemon(monkeypatch):
     with ThreadingHTTPServer(("127.0.0.1", 0), _Docker) as server:
-        server.pulled = []
+        server.pulled, server.created = [], []
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_port}")
-        monkeypatch.setenv("TPU_PIPELINES_STEPS_IMAGE", "docker.io/me/steps:1")
-        with pytest.raises(ImageNotFound):
-            run_local.run_local(config, tmp_path, runner=Runner.DOCKER)
+        yield server
         server.shutdown()
-    assert server.pulled == ["docker.io/me/steps:1"]
+
+
+def test_the_docker_runner_uses_an_image_that_the_environment_names_after_the_import(
+    tmp_path, monkeypatch, docker_daemon
+):
+    monkeypatch.setenv("TPU_PIPELINES_STEPS_IMAGE", "docker.io/me/steps:2")
+    with pytest.raises(ImageNotFound):
+        run_local.run_local(load_config("digits", ["preflight=false"]), tmp_path, runner=Runner.DOCKER)
+    assert docker_daemon.pulled == ["docker.io/me/steps:2"]
+
+
+def test_a_container_gets_the_variables_that_a_step_reads_and_no_others(tmp_path, monkeypatch, docker_daemon):
+    monkeypatch.setenv("TPU_PIPELINES_STEPS_IMAGE", _IMAGE)
+    monkeypatch.setenv(LOUDNESS_VARIABLE, VERBOSE)
+    monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
+    config = load_config("digits", ["preflight=false", "name=autumn"])
+    with pytest.raises(APIError, match="no container today"):
+        run_local.run_local(config, tmp_path, runner=Runner.DOCKER)
+    (container,) = docker_daemon.created
+    variables = dict(line.split("=", 1) for line in container["Env"])
+    assert Path(variables.pop("AIP_CHECKPOINT_DIR")).is_relative_to(tmp_path)
+    assert variables == {RUN_VARIABLE: "autumn", LOUDNESS_VARIABLE: VERBOSE, PASSWORD_VARIABLE: "secret"}
 
 
 @pytest.fixture

@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.progress import LOUDNESS_VARIABLE
+from tpu_components.core.component.step_record import RUN_VARIABLE
 from tpu_components.core.files.location import Location
+from tpu_components.core.registry.signing import PASSWORD_VARIABLE
 from tpu_components.core.sources.kinds import find_source
 from tpu_pipelines.config.configuration import Config
+
+# Variables of this process that a step in a container gets, if they are set. RUNNER_VARIABLE is not one of them: the
+# process ID in it names another process there.
+_INHERITED = ("AIP_CHECKPOINT_DIR", RUN_VARIABLE, LOUDNESS_VARIABLE, PASSWORD_VARIABLE)
 
 
 class Runner(enum.StrEnum):
@@ -94,6 +101,5 @@ def _make_runner(runner: Runner, config: Config) -> Any:
         registry = config.deploy.registry
         Path(registry).mkdir(parents=True, exist_ok=True)  # Docker mounts only existing folders.
         mounts.append(docker.types.Mount(registry, registry, "bind"))
-    return local.DockerRunner(
-        mounts=mounts, environment={"AIP_CHECKPOINT_DIR": os.environ["AIP_CHECKPOINT_DIR"]}, user=str(os.getuid())
-    )
+    variables = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return local.DockerRunner(mounts=mounts, environment=variables, user=str(os.getuid()))
