@@ -1,4 +1,6 @@
+import contextlib
 import functools
+import io
 import json
 import os
 import subprocess
@@ -19,6 +21,7 @@ from tpu_components.core.examples.interface import ImageInput
 from tpu_components.core.results.evaluation_info import Decision, EvaluatedModel, Evaluation
 from tpu_components.export_model.exporting import Trial
 from tpu_pipelines.config.steps import STEP_TABLE
+from tpu_pipelines.runs import prerequisites
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -62,6 +65,17 @@ def no_sign_in(tmp_path, monkeypatch):
     monkeypatch.setattr("kfp.client.Client._LOCAL_KFP_CONTEXT", str(tmp_path / "context.json"))
     for name in [name for name in os.environ if name.startswith(("KF_PIPELINES_", "TPU_PIPELINES_KFP"))]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def models_here(monkeypatch):
+    """Checks of a configuration build its model in this process, which has TensorFlow; they print nothing."""
+    monkeypatch.setattr(prerequisites, "in_fresh_process", _call_in_silence)
+
+
+def _call_in_silence(function, *arguments):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return function(*arguments)
 
 
 @pytest.fixture
