@@ -24,8 +24,12 @@ sys.dont_write_bytecode = False  # Until the tests are listed: a hundred process
 gc.set_threshold(100_000, 20, 20)  # Imports make no garbage, and looking for it takes a fourth of their time.
 if "PYTEST_XDIST_WORKER" not in os.environ:  # Whose processes inherit what is set here.
     # Compilations are kept between tests, and apart from the user's own; deleted when the tests end.
-    _cache = tempfile.TemporaryDirectory(prefix="tpu-pipelines-tests-")
+    _cache = tempfile.TemporaryDirectory(prefix="tpu-pipelines-tests-", ignore_cleanup_errors=True)
     os.environ["TPU_PIPELINES_CACHE_DIR"] = _cache.name
+    # So is what processes leave in the folder for temporary files when they are killed. pytest's own stays outside.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tmp-", dir=_cache.name)
+    os.environ.setdefault("TPU_LOG_DIR", f"{tempfile.tempdir}/tpu_logs")
     os.environ["TPU_PIPELINES_TESTS_SOCKET"] = f"{_cache.name}/warm"
 
 # What tests.components.preflight_training.warm does, which is imported only when somebody asks.
@@ -98,6 +102,24 @@ def quick_compiler() -> Iterator[None]:
         patch.setattr(yaml, "SafeDumper", yaml.CSafeDumper)
         patch.setattr(yaml, "dump_all", functools.partial(yaml.dump_all, Dumper=yaml.CDumper))
         patch.setattr(inspect, "stack", _stack_without_source)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def outlines() -> Iterator[None]:
+    """Pages have empty pictures in place of plots, where a test does not ask for `drawings`."""
+    from tests.support.drawings import drawn, outline
+
+    with drawn(outline):
+        yield
+
+
+@pytest.fixture
+def drawings() -> Iterator[None]:
+    """Plots of pages are drawn."""
+    from tests.support.drawings import drawn
+
+    with drawn():
         yield
 
 

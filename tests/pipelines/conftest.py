@@ -13,6 +13,7 @@ import pytest
 
 from tests.components.conftest import judged_here
 from tests.support.cli import QUICK, set_environment, steps_here, tpu_pipelines_here
+from tests.support.drawings import drawn
 from tests.support.fakes.clock import Clock
 from tests.support.pictures import encode, image_folder  # noqa: F401 (fixtures)
 from tests.support.sharing import made_once
@@ -133,7 +134,7 @@ def finished_run(warm, tmp_path_factory):
     """A workspace with one finished digits run in it, and what the command printed. Not to be written to."""
 
     def make(folder):
-        with steps_here(), judged_here(), warm.takes_over():
+        with drawn(), steps_here(), judged_here(), warm.takes_over():
             done = tpu_pipelines_here("run", "digits", "--workspace", str(folder / "workspace"), "--json", *QUICK)
         assert done.returncode == 0, done.stderr
         (folder / "printed.json").write_text(json.dumps([done.args, done.returncode, done.stdout, done.stderr]))
