@@ -8,7 +8,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -87,6 +87,26 @@ def measured_briefly() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "_MEASURED_SECONDS", 0.1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def digits_parsed_once() -> Iterator[None]:
+    """The table of the bundled digits is parsed once for each way to ask for it; nobody writes to it."""
+    import numpy as np
+
+    def load(file: Any, **how: Any) -> Any:
+        return parsed_once(file, **how) if str(file).endswith("digits.csv.gz") else parse(file, **how)
+
+    @functools.cache
+    def parsed_once(file: Any, **how: Any) -> Any:
+        table = parse(file, **how)
+        table.flags.writeable = False
+        return table
+
+    with pytest.MonkeyPatch.context() as patch:
+        parse = np.loadtxt
+        patch.setattr(np, "loadtxt", load)
         yield
 
 
