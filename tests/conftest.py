@@ -8,7 +8,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -24,8 +24,12 @@ sys.dont_write_bytecode = False  # Until the tests are listed: a hundred process
 gc.set_threshold(100_000, 20, 20)  # Imports make no garbage, and looking for it takes a fourth of their time.
 if "PYTEST_XDIST_WORKER" not in os.environ:  # Whose processes inherit what is set here.
     # Compilations are kept between tests, and apart from the user's own; deleted when the tests end.
-    _cache = tempfile.TemporaryDirectory(prefix="tpu-pipelines-tests-")
+    _cache = tempfile.TemporaryDirectory(prefix="tpu-pipelines-tests-", ignore_cleanup_errors=True)
     os.environ["TPU_PIPELINES_CACHE_DIR"] = _cache.name
+    # So is what processes leave in the folder for temporary files when they are killed. pytest's own stays outside.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tmp-", dir=_cache.name)
+    os.environ.setdefault("TPU_LOG_DIR", f"{tempfile.tempdir}/tpu_logs")
     os.environ["TPU_PIPELINES_TESTS_SOCKET"] = f"{_cache.name}/warm"
 
 # What tests.components.preflight_training.warm does, which is imported only when somebody asks.
@@ -59,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Compile the code of the tests' own models as the environment says, and pass over all that was imported."""
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
-    _pass_over_what_stays()
+    gc.freeze()  # Nearly all of it stays: looking for the rest takes a second.
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -87,6 +91,26 @@ def measured_briefly() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def digits_parsed_once() -> Iterator[None]:
+    """The table of the bundled digits is parsed once for each way to ask for it; nobody writes to it."""
+    import numpy as np
+
+    def load(file: Any, **how: Any) -> Any:
+        return parsed_once(file, **how) if str(file).endswith("digits.csv.gz") else parse(file, **how)
+
+    @functools.cache
+    def parsed_once(file: Any, **how: Any) -> Any:
+        table = parse(file, **how)
+        table.flags.writeable = False
+        return table
+
+    with pytest.MonkeyPatch.context() as patch:
+        parse = np.loadtxt
+        patch.setattr(np, "loadtxt", load)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def quick_compiler() -> Iterator[None]:
     """KFP compiles as ever, but reads and writes YAML in C, and reads its caller's name from the caller alone.
 
@@ -98,6 +122,24 @@ def quick_compiler() -> Iterator[None]:
         patch.setattr(yaml, "SafeDumper", yaml.CSafeDumper)
         patch.setattr(yaml, "dump_all", functools.partial(yaml.dump_all, Dumper=yaml.CDumper))
         patch.setattr(inspect, "stack", _stack_without_source)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def outlines() -> Iterator[None]:
+    """Pages have empty pictures in place of plots, where a test does not ask for `drawings`."""
+    from tests.support.drawings import drawn, outline
+
+    with drawn(outline):
+        yield
+
+
+@pytest.fixture
+def drawings() -> Iterator[None]:
+    """Plots of pages are drawn."""
+    from tests.support.drawings import drawn
+
+    with drawn():
         yield
 
 

@@ -1,6 +1,7 @@
 """Rules of the repository that no single module can keep."""
 
 import ast
+import functools
 import graphlib
 import importlib.util
 import re
@@ -41,14 +42,39 @@ ALLOWED_TOP_LEVEL = {"components", "pipelines", "docker", "tests", "pyproject.to
 ALLOWED_TOP_LEVEL |= {"requirements.lock", "LICENSE", "CHANGELOG.md"}
 
 
+@functools.cache
+def text_of(path):
+    """The text of a file, which several tests search."""
+    return path.read_text()
+
+
+@functools.cache
+def nodes_of(path):
+    """All nodes of a module's syntax tree, the module first. Several tests look through them."""
+    return tuple(ast.walk(ast.parse(text_of(path))))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_once():
+    """The trees are large: they are dropped after this file's tests."""
+    yield
+    nodes_of.cache_clear()
+
+
+@functools.cache
 def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    return tuple(named_imports(path))
+
+
+def named_imports(path):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
 
 
+@functools.cache
 def sources(folder):
     return sorted((ROOT / folder).rglob("*.py"))
 
@@ -84,9 +110,10 @@ def test_a_test_file_mirrors_a_module_or_says_what_it_claims():
         code = mirrored_folder(place)
         mirrored = (folder / module for folder in (code, ROOT / "tests" / place) for module in (f"{name}.py", name))
         is_wrapper = (code / f"__{name}__.py").is_file()
-        assert is_wrapper or any(map(Path.exists, mirrored)) or ast.get_docstring(ast.parse(path.read_text())), path
+        assert is_wrapper or any(map(Path.exists, mirrored)) or ast.get_docstring(nodes_of(path)[0]), path
 
 
+@functools.cache
 def modules():
     """Every module of the code, by its dotted name."""
     found = {}
@@ -109,7 +136,7 @@ def test_what_a_file_says_is_what_runs():
     pattern = re.compile(r"\bexec\s*\(|\bline[_]?cache\b|\b(meta|path)_(path|hooks)\b")
     assert pattern.search("sys." + "_".join(("meta", "path")))
     for path in (*sources("components"), *sources("pipelines"), *sources("tests")):
-        assert not pattern.search(path.read_text()), path
+        assert not pattern.search(text_of(path)), path
 
 
 def run_at_import(node):
@@ -126,13 +153,13 @@ def run_at_import(node):
 
 def test_an_import_reads_no_environment_variable():
     for name, path in modules().items():
-        for node in run_at_import(ast.parse(path.read_text())):
+        for node in run_at_import(nodes_of(path)[0]):
             assert getattr(node, "attr", "") not in ("environ", "getenv"), f"{name}, line {node.lineno}"
 
 
 def imported_modules(name, path, known):
     """The modules of the code that a module imports, wherever in it; of `from package import module` the module."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module in known:
@@ -149,6 +176,7 @@ def test_imports_go_one_way_without_a_circle():
         pytest.fail(f"a circle of imports: {' → '.join(error.args[1])}")
 
 
+@functools.cache
 def rooms():
     """The rooms in the order of imports, as the READMEs list them, and the steps and the server between."""
     core, above = (
@@ -188,7 +216,7 @@ def named_platforms(path):
     """
     names = "|".join(PLATFORMS)
     folder = re.compile(rf"tpu_pipelines\.platforms\.({names})\b")
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if re.fullmatch(rf"\W*({names})(\W+({names}))*\W*", node.value):
                 yield node.lineno
@@ -216,7 +244,7 @@ def inspected_schemes(path):
     schemes = ("gs://", "s3://", "hf://")
     methods = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "rsplit"}
     methods |= {"find", "index", "replace", "count", "match", "fullmatch", "search"}
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         is_kept = isinstance(node, ast.Assign)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods:
             values = node.args
@@ -241,8 +269,8 @@ def test_only_the_module_of_locations_reads_the_scheme_of_a_text(tmp_path):
     ]
     fine = ["x.startswith('https://')", "raise ValueError('use gs://BUCKET')", "x = 'gs://bucket'", "f'gs://{x}'"]
     for lines, number in ((asked, len(asked)), (fine, 0)):
-        (tmp_path / "module.py").write_text("\n".join(lines))
-        assert len(list(inspected_schemes(tmp_path / "module.py"))) == number
+        (module := tmp_path / f"{number}.py").write_text("\n".join(lines))
+        assert len(list(inspected_schemes(module))) == number
     allowed = {
         COMPONENTS / "core" / "files" / name for name in ("location.py", "object_stores.py", "vertex_clients.py")
     }

@@ -15,6 +15,7 @@ from tests.components.corpora import QUICK_LANGUAGE_MODEL, TEXT, corpus_params
 from tests.components.judging import said
 from tests.support.browser import assert_opens, needs_browser
 from tests.support.cli import tpu_pipelines_here
+from tests.support.drawings import drawn
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples import records
@@ -45,7 +46,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("language")
     write_records(corpus_params(folder), folder / "records")
     train_model(QUICK_LANGUAGE_MODEL, folder / "records", folder / "model")
-    evaluate_model(GATE, folder / "records", folder / "model", folder / "evaluation")
+    with drawn():
+        evaluate_model(GATE, folder / "records", folder / "model", folder / "evaluation")
     with judged_here():
         export_model(ExportParams(max_int8_accuracy_drop=0.05), folder / "records", folder / "model", folder / "export")
     return folder

@@ -13,6 +13,7 @@ import pytest
 from tests.components.conftest import QUICK
 from tests.support.browser import assert_opens, needs_browser
 from tests.support.cli import assert_user_error, tpu_pipelines_here
+from tests.support.drawings import drawn
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples import records
@@ -187,7 +188,8 @@ def test_server_refuses_what_is_no_text(exported_reviews, instance):
 def report(review_records, trained_reviews, tmp_path_factory):
     """The page of the trained model's evaluation."""
     output = tmp_path_factory.mktemp("evaluated") / "evaluation"
-    evaluate_model(EvaluateParams(num_pictures=5), review_records, trained_reviews, output)
+    with drawn():
+        evaluate_model(EvaluateParams(num_pictures=5), review_records, trained_reviews, output)
     return output / "report.html"
 
 

@@ -1,5 +1,9 @@
+import contextlib
+import datetime
 import functools
+import io
 import json
+import multiprocessing
 import os
 import subprocess
 import types
@@ -11,6 +15,7 @@ import pytest
 
 from tests.components.conftest import judged_here
 from tests.support.cli import QUICK, set_environment, steps_here, tpu_pipelines_here
+from tests.support.drawings import drawn
 from tests.support.fakes.clock import Clock
 from tests.support.pictures import encode, image_folder  # noqa: F401 (fixtures)
 from tests.support.sharing import made_once
@@ -19,19 +24,28 @@ from tpu_components.core.examples.interface import ImageInput
 from tpu_components.core.results.evaluation_info import Decision, EvaluatedModel, Evaluation
 from tpu_components.export_model.exporting import Trial
 from tpu_pipelines.config.steps import STEP_TABLE
+from tpu_pipelines.runs import prerequisites
 
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_client():
-    """KFP's client reads answers as ever, but parses a time once, and leaves the loggers alone.
+    """KFP's client reads answers as ever, but parses times in C, counts the CPUs once, and leaves the loggers alone.
 
-    It sets all of them for every part of an answer, of which a run has hundreds: twice the time of all else.
+    It does all this for every part of an answer, of which a run has hundreds: twice the time of all else.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kfp_server_api.Configuration, "debug", False)
-        parse, cached = dateutil.parser.parse, functools.cache(dateutil.parser.parse)
-        # S3's client asks with a mapping of zones, which no cache takes.
-        patch.setattr(dateutil.parser, "parse", lambda text, **how: parse(text, **how) if how else cached(text))
+        patch.setattr(multiprocessing, "cpu_count", functools.cache(multiprocessing.cpu_count))
+        parse = dateutil.parser.parse
+
+        def parse_quickly(text, **how):
+            """As dateutil does; S3's client asks for zones of its own."""
+            with contextlib.suppress(ValueError, TypeError):
+                if not how:
+                    return datetime.datetime.fromisoformat(text)
+            return parse(text, **how)
+
+        patch.setattr(dateutil.parser, "parse", parse_quickly)
         yield
 
 
@@ -62,6 +76,17 @@ def no_sign_in(tmp_path, monkeypatch):
     monkeypatch.setattr("kfp.client.Client._LOCAL_KFP_CONTEXT", str(tmp_path / "context.json"))
     for name in [name for name in os.environ if name.startswith(("KF_PIPELINES_", "TPU_PIPELINES_KFP"))]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def models_here(monkeypatch):
+    """Checks of a configuration build its model in this process, which has TensorFlow; they print nothing."""
+    monkeypatch.setattr(prerequisites, "in_fresh_process", _call_in_silence)
+
+
+def _call_in_silence(function, *arguments):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return function(*arguments)
 
 
 @pytest.fixture
@@ -119,7 +144,7 @@ def finished_run(warm, tmp_path_factory):
     """A workspace with one finished digits run in it, and what the command printed. Not to be written to."""
 
     def make(folder):
-        with steps_here(), judged_here(), warm.takes_over():
+        with drawn(), steps_here(), judged_here(), warm.takes_over():
             done = tpu_pipelines_here("run", "digits", "--workspace", str(folder / "workspace"), "--json", *QUICK)
         assert done.returncode == 0, done.stderr
         (folder / "printed.json").write_text(json.dumps([done.args, done.returncode, done.stdout, done.stderr]))

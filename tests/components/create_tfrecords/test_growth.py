@@ -1,5 +1,6 @@
 """Claims about data sets that grow: whatever is added, no example that has been tested is ever trained on."""
 
+import functools
 import itertools
 import json
 
@@ -24,12 +25,14 @@ def _original(number: int) -> int:
     return number % 10 + 10 * (number // (10 * _SERIES)) if number % 10 == 3 and number >= 10 else number
 
 
+@functools.cache
 def _picture(number: int) -> np.ndarray:
     noise = np.random.default_rng(_original(number)).integers(20, 200, (7, 9, 3), np.uint8)
     picture = Image.fromarray(noise).resize((24, 24), Image.Resampling.BICUBIC)
     return np.asarray(picture) + np.uint8(number // 10 % 50 if _original(number) != number else 0)
 
 
+@functools.cache
 def _png(number: int) -> bytes:
     return encoded(_picture(number))
 

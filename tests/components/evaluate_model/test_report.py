@@ -161,7 +161,7 @@ _REPORTS = {
 
 
 @pytest.mark.parametrize("report", _REPORTS)
-def test_a_report_shows_hostile_names_as_text_and_loads_nothing(report):
+def test_a_report_shows_hostile_names_as_text_and_loads_nothing(report, drawings):
     text = _REPORTS[report]()
     shown = Page(text)
     assert "<script" not in text.lower()
@@ -204,13 +204,13 @@ def test_the_report_is_named_after_its_run_and_says_how_it_was_trained(monkeypat
     assert re.search(r"<title>flowers: digits_cnn on images:x: [^<]* UTC, learning rate", text)
 
 
-def test_a_training_of_one_epoch_has_no_fraction_of_an_epoch_on_its_axis():
+def test_a_training_of_one_epoch_has_no_fraction_of_an_epoch_on_its_axis(drawings):
     for chart in chart_training(_HISTORY[:1])[0]:
         before, _, _ = chart.partition(">epoch</text>")
         assert re.findall(r">([^<>]+)</text>", before) == ["1"]
 
 
-def test_every_point_of_a_curve_tells_its_values_under_the_pointer_and_the_legend_covers_none():
+def test_every_point_of_a_curve_tells_its_values_under_the_pointer_and_the_legend_covers_none(drawings):
     text = _render(history=_HISTORY)
     told = re.findall(r'<circle class="point" cx="([\d.]+)" cy="([\d.]+)" r="4.5"><title>([^<]*)', text)
     points = {text: (float(x), float(y)) for x, y, text in told}
@@ -229,7 +229,7 @@ def test_every_point_of_a_curve_tells_its_values_under_the_pointer_and_the_legen
     assert min(map(float, names)) > lowest + 20, "below the axis and its name"
 
 
-def test_a_stage_begins_at_a_dotted_line():
+def test_a_stage_begins_at_a_dotted_line(drawings):
     text = _render(history=[{**epoch, "stage": stage} for epoch, stage in zip(_HISTORY, (1, 1, 2), strict=True)])
     assert "Dotted lines mark the starts" in text
     assert text.count("stroke-dasharray: 1,1.65") == 2, "of two figures"
@@ -238,7 +238,7 @@ def test_a_stage_begins_at_a_dotted_line():
 @pytest.mark.parametrize(
     "row", [{}, {"validation_loss": None}, {"validation_loss": float("nan")}, {"validation_accuracy": 0.5}]
 )
-def test_training_curves_accept_a_single_epoch_and_missing_values(row):
+def test_training_curves_accept_a_single_epoch_and_missing_values(row, drawings):
     text = _render(history=[{"epoch": 1, "loss": 2.3, "accuracy": 0.1, **row}])
     assert {"training loss: loss by epoch", "training accuracy: accuracy by epoch"} <= set(
         Page(text).values("aria-label")
@@ -247,7 +247,7 @@ def test_training_curves_accept_a_single_epoch_and_missing_values(row):
     assert "training seconds" not in text
 
 
-def test_the_time_of_every_epoch_is_split_by_what_the_device_waited_for():
+def test_the_time_of_every_epoch_is_split_by_what_the_device_waited_for(drawings):
     row = {"epoch": 2, "loss": 2.3, "compute_seconds": 4.0, "checkpoint_seconds": 0.25, "host_seconds": 0.5}
     text = _render(history=[{**row, "epoch": 1}, {**row, "input_seconds": 1.5}])
     assert "training seconds: seconds by epoch" in Page(text).values("aria-label")
@@ -411,7 +411,7 @@ def test_on_a_telephone_every_column_of_the_classes_is_seen(tmp_path):
 
 
 @needs_browser
-def test_browser_shows_wrong_predictions_first_with_picture_and_red_answer(tmp_path):
+def test_browser_shows_wrong_predictions_first_with_picture_and_red_answer(drawings, tmp_path):
     magenta, cyan = (255, 0, 255), (0, 255, 255)
     pixels = {i: np.full((8, 8, 3), color, np.uint8) for i, color in enumerate((magenta, cyan))}
     examples = _examples("classification", [0, 1], _answers((1, 0.9), (1, 0.9)), contents=pixels)
@@ -429,7 +429,7 @@ def test_browser_shows_wrong_predictions_first_with_picture_and_red_answer(tmp_p
 
 @needs_browser
 @pytest.mark.parametrize("make", [_labels_report, _numbers_report])
-def test_reports_of_other_tasks_open_in_a_browser_without_a_complaint(make, tmp_path):
+def test_reports_of_other_tasks_open_in_a_browser_without_a_complaint(make, drawings, tmp_path):
     (tmp_path / "report.html").write_text(make())
     assert_opens(tmp_path / "report.html", tmp_path)
 

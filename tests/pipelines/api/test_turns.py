@@ -1,8 +1,8 @@
 """Only one thread of a process works at a time where the work changes the process."""
 
 import threading
-import time
 
+from tpu_pipelines.api import turns
 from tpu_pipelines.api.turns import in_turn
 
 
@@ -14,15 +14,17 @@ def in_threads(*functions):
         thread.join()
 
 
-def test_calls_of_several_threads_follow_each_other_and_the_second_says_that_it_waits(capsys):
+def test_calls_of_several_threads_follow_each_other_and_the_second_says_that_it_waits(capsys, monkeypatch):
+    """The first goes on when the second has said that it waits, or has begun without its turn."""
     spans = []
-    has_begun = threading.Event()
+    has_begun, goes_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(turns, "in_one_line", lambda text: goes_on.set() or text)
 
     @in_turn
     def run(name):
         spans.append(f"{name} begins")
         has_begun.set()
-        time.sleep(0.05)
+        assert goes_on.wait(60)
         spans.append(f"{name} ends")
 
     def second():
@@ -31,6 +33,7 @@ def test_calls_of_several_threads_follow_each_other_and_the_second_says_that_it_
 
     @in_turn
     def predict(name):
+        goes_on.set()
         run(name)
 
     in_threads(lambda: run("first"), second)

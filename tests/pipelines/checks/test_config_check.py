@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.cli import tpu_pipelines_here
 from tests.support.signing_keys import write_keys
+from tpu_components.core.base.errors import InputError
 from tpu_components.export_model.exporting import Trial
 from tpu_pipelines.checks.check_list import UNASKED, ConfigChecks, contradicted_by, contradictions, examine
 from tpu_pipelines.config.configuration import load_config
@@ -14,7 +15,10 @@ from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.findings import answer, errors_in
 from tpu_pipelines.platforms.machines import place_training
 from tpu_pipelines.platforms.platform import PLATFORMS
+from tpu_pipelines.runs import prerequisites
 from tpu_pipelines.starting.data_overview import DataOverview
+
+_SMALL = ("--set", "model={name: digits_cnn, parameters: {filters: 4, units: 8}}")  # Compiles in half a second.
 
 pytestmark = pytest.mark.usefixtures("quick_models")
 
@@ -68,14 +72,15 @@ def test_a_price_is_that_of_the_platform_and_of_the_region_that_submit_trains_in
     assert f"{price.usd_per_hour:.2f} $ an hour in {price.region}" in finding.said
 
 
-def test_the_commands_check_and_preflight_take_the_region_from_the_settings(tmp_path):
+def test_the_commands_check_and_preflight_take_the_region_from_the_settings(warm, tmp_path):
     """A spot v5e-4 costs 1.37 $ an hour at Vertex AI's price in the cheapest region, and 2.42 $ in us-west4."""
     machine = ("--set", "machine={name: v5e-4, spot: true}", "--workspace", str(tmp_path / "runs"))
     (tmp_path / "settings.yaml").write_text("region: us-west4")
     settings = ("--settings", str(tmp_path / "settings.yaml"))
     told = tpu_pipelines_here("check", "digits", *machine, *settings).stdout
     assert "v5e-4: 4 devices, 2.42 $ an hour in us-west4 at Vertex AI's price" in told
-    done = tpu_pipelines_here("preflight", "digits", *machine, *settings, "--json")
+    with warm.takes_over():
+        done = tpu_pipelines_here("preflight", "digits", *machine, *settings, "--json", *_SMALL)
     (report,) = json.loads(done.stdout)["machines"]
     assert (report["region"], report["cost"]["region"], report["cost"]["usd_per_hour"]) == (
         "us-west4",
@@ -211,9 +216,30 @@ def test_settings_that_contradict_are_named(overrides, words):
     assert list(contradictions(plain)) == []
 
 
+# As `prerequisites` does in a process that imports JAX for it.
+_PREPARE = """
+import sys
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines import device
+
+try:
+    device.prepare(*sys.argv[1:3], int(sys.argv[3]))
+except InputError as error:
+    print(error, end="")
+"""
+
+
 @pytest.mark.parametrize(("command", "accelerator"), [("check", "tpu"), ("run", "gpu")])
-def test_an_accelerator_that_this_machine_lacks_is_an_error_before_anything_runs(command, accelerator, tmp_path):
+def test_an_accelerator_that_this_machine_lacks_is_an_error_before_anything_runs(
+    command, accelerator, warm, tmp_path, monkeypatch
+):
     """No device is visible to the tests, whatever the machine has; the run had failed at its third step."""
+
+    def prepare_in_a_copy(_, *arguments):
+        if said := warm.run(_PREPARE, *arguments):
+            raise InputError(said)
+
+    monkeypatch.setattr(prerequisites, "in_fresh_process", prepare_in_a_copy)
     missing = ("--set", f"training.accelerator={accelerator}", "--workspace", str(tmp_path / "runs"))
     done = tpu_pipelines_here(command, "digits", *missing)
     assert done.returncode == 2

@@ -29,7 +29,9 @@ _IN_ORDER = ("image", "variables", "data", "machine", "model", "registry")
     "command", [("check",), ("doctor",), ("submit", "--dry-run"), ("submit",), ("schedule", "--cron", "0 3 * * *")]
 )
 @pytest.mark.parametrize("target", ["vertex", "kubeflow"])
-def test_every_command_names_all_that_is_missing_in_the_order_of_doing(command, target, tmp_path, monkeypatch):
+def test_every_command_names_all_that_is_missing_in_the_order_of_doing(
+    command, target, models_here, tmp_path, monkeypatch
+):
     """They came one at a time: first the settings, then the data, then the image. Nothing signs in for them."""
     for name in [name for name in os.environ if name.startswith("TPU_PIPELINES_")]:
         if name not in ("TPU_PIPELINES_CACHE_DIR", "TPU_PIPELINES_TESTS_SOCKET"):

@@ -125,7 +125,7 @@ def test_best_stands_out_only_where_something_is_worse(values, direction, best):
     assert Row("", values, texts, direction).best == best
 
 
-def test_an_epoch_alone_is_seen_and_runs_are_named_in_the_legend(two_runs, tmp_path):
+def test_an_epoch_alone_is_seen_and_runs_are_named_in_the_legend(drawings, two_runs, tmp_path):
     path = two_runs[1] / "model" / "history.jsonl"
     path.write_text(path.read_text().splitlines()[0] + "\n")
     write_page(compare(two_runs), tmp_path / "page.html")
@@ -209,7 +209,7 @@ def test_the_page_shows_every_run_with_its_curves_and_needs_nothing_else(two_run
 
 
 @needs_browser
-def test_the_page_opens_in_a_browser_without_a_complaint(two_runs, tmp_path):
+def test_the_page_opens_in_a_browser_without_a_complaint(drawings, two_runs, tmp_path):
     write_page(compare(two_runs), tmp_path / "page.html")
     assert_opens(tmp_path / "page.html", tmp_path)
 

@@ -414,6 +414,7 @@ def test_listing_all_runs_writes_the_page(three_runs):
     assert not (three_runs / "index.html").exists()
 
 
+@pytest.mark.heavy  # TensorBoard and the command, each in a process of its own: 7 s of CPU time.
 def test_tensorboard_ends_with_the_board(three_runs):
     (three_runs / "photos/model/tensorboard").mkdir(parents=True)
     command = [sys.executable, "-m", "tpu_pipelines.cli", "board", "--workspace", str(three_runs), "--port", "0"]

@@ -228,7 +228,7 @@ def _saved(path, *layers):
 
 
 @pytest.mark.parametrize("shape", [(24, 32, 1), (24, 32, 3), (70, 70, 1)])
-def test_the_check_after_init_passes_with_a_saved_model_of_images(photos, monkeypatch, shape):
+def test_the_check_after_init_passes_with_a_saved_model_of_images(photos, models_here, monkeypatch, shape):
     """The height and width came from the file, but not the channels: colour for a model of grey images."""
     monkeypatch.chdir(photos.parent)
     _saved("net.keras", keras.Input(shape), keras.layers.Rescaling(1 / 255), keras.layers.Flatten())
@@ -241,7 +241,7 @@ def test_the_check_after_init_passes_with_a_saved_model_of_images(photos, monkey
     assert other.endswith(f"Set data.image_size={shape[0]},{shape[1]} and data.channels={shape[2]}.")
 
 
-def test_the_check_after_init_passes_with_a_saved_model_of_texts(tmp_path, monkeypatch):
+def test_the_check_after_init_passes_with_a_saved_model_of_texts(models_here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [f"a text of number {i},{'abc'[i % 3]}" for i in range(90)]
     (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]))

@@ -1,5 +1,6 @@
 """Claims about the execution of a compiled pipeline by Kubeflow Pipelines."""
 
+import functools
 import json
 
 import pytest
@@ -12,8 +13,13 @@ from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline.compile import compile_pipeline
 from tpu_pipelines.platforms.platform import PLATFORMS
 
-COMPILED = compile_pipeline(load_config("digits", ["machine=v5e-4"]), PLATFORMS["kubeflow"], Settings()).package
 STEPS = ("list-source", "create-tfrecords", "preflight-training", "train-model", "evaluate-model", "export-model")
+
+
+@functools.cache
+def compiled_digits():
+    """The digits pipeline for Kubeflow, as YAML. Compiled by the first test that runs it, not when tests are listed."""
+    return compile_pipeline(load_config("digits", ["machine=v5e-4"]), PLATFORMS["kubeflow"], Settings()).package
 
 
 class Pods:
@@ -48,8 +54,8 @@ def pods(tmp_path):
     return Pods(tmp_path)
 
 
-def drive(pods, compiled=COMPILED, **options):
-    driver = Driver(compiled, pods.store, pods.store / "launcher.py", pods.start, **options)
+def drive(pods, compiled=None, **options):
+    driver = Driver(compiled or compiled_digits(), pods.store, pods.store / "launcher.py", pods.start, **options)
     driver.run()
     return driver
 
@@ -93,7 +99,7 @@ def test_a_failed_step_ends_the_run_and_says_which(pods):
 
 
 def test_a_step_is_started_again_as_often_as_its_policy_says(pods):
-    spec, platforms = yaml.safe_load_all(COMPILED)
+    spec, platforms = yaml.safe_load_all(compiled_digits())
     for task in spec["root"]["dag"]["tasks"].values():
         task["retryPolicy"] = {"maxRetryCount": 2}
     pods.failures = 2
@@ -104,7 +110,7 @@ def test_a_step_is_started_again_as_often_as_its_policy_says(pods):
 
 
 def test_what_it_does_not_know_is_refused(pods):
-    spec, platforms = yaml.safe_load_all(COMPILED)
+    spec, platforms = yaml.safe_load_all(compiled_digits())
     executors = platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     executors["exec-train-model"]["pvcMount"] = [{"mountPath": "/data"}]
     with pytest.raises(NotImplementedError, match=r"\['pvcMount'\]"):
