@@ -75,7 +75,8 @@ def write_prepared(prepared: Prepared, directory: Path, parts: Written | None = 
         parts: The parts that other machines have written; only the data set is finished then. None writes every
             part here.
     """
-    storage.require_free_bytes(directory, prepared.plan.num_examples * prepared.bytes_each)
+    if prepared.plan.listing.stored is None:
+        storage.require_free_bytes(directory, prepared.plan.num_examples * prepared.bytes_each)
     with storage.staged_directory(directory) as staged:
         parts = parts or prepared.write(prepared.cut(count_workers(prepared.plan.params)), staged)
         manifest = write_files(prepared, parts, staged)
@@ -155,6 +156,7 @@ def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
             examples = merger.examples
             merger = regroup(plan.redivided(examples, kept[examples]), merger, prepared.bytes_each, staged)
     kind = TASKS[params.asked]
+    stored = listing.stored
     own = (TEXT_FEATURE,) if isinstance(encoder, TextEncoder) else ()
     manifest = Manifest(
         fingerprint=merger.fingerprint(encoder.input),
@@ -166,7 +168,7 @@ def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
         features={
             **dict.fromkeys((encoder.input.feature, *own), "bytes"),
             LABEL_FEATURE: kind.stored_dtype,
-            KEY_FEATURE: "bytes",
+            **({} if stored else {KEY_FEATURE: "bytes"}),
             **({} if listing.weights is None else {WEIGHT_FEATURE: "float32"}),
         },
         class_names=listing.class_names,
@@ -174,6 +176,8 @@ def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
         quarantined=(*listing.bad, *merger.bad),
         common_words=list_common(survey.counts) if survey else {},
         columns=params.columns,
+        feature_names=stored.feature_names if stored else {},
+        compression=stored.compression if stored else "",
     )
     check_budget(plan, manifest)
     if copies is None:
