@@ -49,6 +49,7 @@ _STEPS = {
     "deploy_model": "DeployParams",
     "predict_batch": "PredictParams",
     "find_drift": "DriftParams",
+    "import_model": "ImportParams",
 }
 
 
@@ -104,6 +105,7 @@ def test_every_input_reaches_its_field_with_its_type_after_it_has_travelled_as_j
     values["TrainParams"] = {"model": "digits_cnn", "model_parameters": {"filters": 4}, "epochs": 7}
     values["TrainParams"]["stages"] = (Stage(3, ("conv*",)), Stage(4, learning_rate=0.5))
     values["PreflightParams"] = {"training": TrainParams(**values["TrainParams"]), "paid": PaidMachine("v6e-1")}
+    values["ImportParams"] = {"class_names": ("a", "b"), "pixel_range": (0.0, 1.0)}
     values["DriftParams"] = {"against": "registry/digits@champion"}
     values["EvaluateParams"] = {"minimum": {"accuracy": 1.0}, "top_k": 3}
     values["DeployParams"] = {"registry": "r", "model_name": "m", "lineage": {"config": {"epochs": 4}}}
@@ -385,6 +387,7 @@ def test_component_leaves_a_record_of_its_failure(step, tmp_path):
     values["deploy_model"] = {"registry": str(tmp_path / "registry"), "model_name": "digits"}
     values["predict_batch"] = {"source": f"images:{gone}"}
     values["find_drift"] = {"against": gone}
+    values["import_model"] = {"class_names": ["a", "b"]}
     with pytest.raises(InputError, match="gone"):
         component.python_func(**artifacts, **values.get(step, {}))
     record = _record(artifacts[outputs[0]])

@@ -5,6 +5,7 @@ from tpu_components.deploy_model.component import deploy_model
 from tpu_components.evaluate_model.component import evaluate_model
 from tpu_components.export_model.component import export_model
 from tpu_components.find_drift.component import find_drift
+from tpu_components.import_model.component import import_model
 from tpu_components.kfp.components import Components, create_tfrecords, predict_batch, with_image, with_images
 from tpu_components.kfp.current_data import StaleCacheWarning, on_current_data
 from tpu_components.preflight_training.component import preflight_training
@@ -18,6 +19,7 @@ __all__ = [
     "evaluate_model",
     "export_model",
     "find_drift",
+    "import_model",
     "list_source",
     "on_current_data",
     "predict_batch",

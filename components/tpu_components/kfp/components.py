@@ -13,6 +13,7 @@ from tpu_components.deploy_model.component import deploy_model
 from tpu_components.evaluate_model.component import evaluate_model
 from tpu_components.export_model.component import export_model
 from tpu_components.find_drift.component import find_drift
+from tpu_components.import_model.component import import_model
 from tpu_components.kfp.current_data import SourceComponent, StaleCacheWarning
 from tpu_components.predict_batch.component import predict_batch as _predict_batch
 from tpu_components.preflight_training.component import preflight_training
@@ -32,6 +33,7 @@ class Components:
         evaluate_model: Evaluates a model, and decides whether it passes the gate.
         export_model: Converts a model to formats for CPUs, and compares their predictions.
         find_drift: Compares new data with those of a registered model.
+        import_model: Imports a model that another program trained.
         list_source: Returns a digest of a source's current content.
         predict_batch: Predicts every example of a source.
         preflight_training: Compiles a training for a TPU on CPUs: memory, step time and price.
@@ -43,6 +45,7 @@ class Components:
     evaluate_model: Any = evaluate_model
     export_model: Any = export_model
     find_drift: Any = find_drift
+    import_model: Any = import_model
     list_source: Any = list_source
     predict_batch: Any = predict_batch
     preflight_training: Any = preflight_training

@@ -28,6 +28,7 @@ def test_every_component_of_a_step_is_imported_from_one_place():
         "evaluate_model",
         "export_model",
         "find_drift",
+        "import_model",
         "list_source",
         "predict_batch",
         "preflight_training",
