@@ -1,7 +1,7 @@
 """KFP components of all steps, to use in a pipeline of your own."""
 
 from tpu_components.create_tfrecords.component import list_source
-from tpu_components.deploy_model.component import deploy_model
+from tpu_components.deploy_model.component import deploy_model, make_container_model
 from tpu_components.evaluate_model.component import evaluate_model
 from tpu_components.export_model.component import export_model
 from tpu_components.find_drift.component import find_drift
@@ -21,6 +21,7 @@ __all__ = [
     "find_drift",
     "import_model",
     "list_source",
+    "make_container_model",
     "on_current_data",
     "predict_batch",
     "preflight_training",

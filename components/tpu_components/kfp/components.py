@@ -9,7 +9,7 @@ from tpu_components.core.base.container_images import is_pinned
 from tpu_components.core.base.errors import InputError
 from tpu_components.create_tfrecords.component import create_tfrecords as _create_tfrecords
 from tpu_components.create_tfrecords.component import list_source
-from tpu_components.deploy_model.component import deploy_model
+from tpu_components.deploy_model.component import deploy_model, make_container_model
 from tpu_components.evaluate_model.component import evaluate_model
 from tpu_components.export_model.component import export_model
 from tpu_components.find_drift.component import find_drift
@@ -35,6 +35,7 @@ class Components:
         find_drift: Compares new data with those of a registered model.
         import_model: Imports a model that another program trained.
         list_source: Returns a digest of a source's current content.
+        make_container_model: Turns an export into the artifact that Google's ModelUploadOp takes.
         predict_batch: Predicts every example of a source.
         preflight_training: Compiles a training for a TPU on CPUs: memory, step time and price.
         train_model: Trains a model.
@@ -47,6 +48,7 @@ class Components:
     find_drift: Any = find_drift
     import_model: Any = import_model
     list_source: Any = list_source
+    make_container_model: Any = make_container_model
     predict_batch: Any = predict_batch
     preflight_training: Any = preflight_training
     train_model: Any = train_model
