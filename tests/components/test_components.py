@@ -282,6 +282,32 @@ def test_evaluate_model_component_gives_its_decision(digits_records, trained_dig
     assert _record(evaluation)["state"] == "succeeded"
 
 
+def test_figures_of_an_evaluation_have_the_names_that_the_pages_of_kfp_and_vertex_ai_draw(
+    review_records, trained_reviews, tmp_path
+):
+    """kfp/dsl/types/artifact_types.py and frontend/src/components/viewers/MetricsVisualizations.tsx of KFP 2.17."""
+    kinds = {"metrics": dsl.Metrics, "classification": dsl.ClassificationMetrics, "report": dsl.HTML}
+    outputs = {name: _artifact(kind, tmp_path, name) for name, kind in kinds.items()}
+    outputs["evaluation"] = _artifact(dsl.Artifact, tmp_path, "evaluation")
+    data = {"records": str(review_records), "model": str(trained_reviews)}
+    inputs = {name: dsl.Artifact(name=name, uri=uri) for name, uri in data.items()}
+    _component("evaluate_model").python_func(**inputs, **outputs, accelerator="cpu", num_pictures=0)
+    drawn = outputs["classification"].metadata
+    assert drawn["confusionMatrix"]["annotationSpecs"] == [{"displayName": "neg"}, {"displayName": "pos"}]
+    assert [len(row["row"]) for row in drawn["confusionMatrix"]["rows"]] == [2, 2]
+    assert drawn["confidenceMetrics"]
+    for point in drawn["confidenceMetrics"]:
+        assert point.keys() == {"confidenceThreshold", "recall", "falsePositiveRate"}
+        assert all(0 <= rate <= 1 for rate in point.values())
+    assert all(isinstance(value, float | int) for value in outputs["metrics"].metadata.values())
+    assert [output.schema_title for output in outputs.values()] == [
+        "system.Metrics",
+        "system.ClassificationMetrics",
+        "system.HTML",
+        "system.Artifact",
+    ]
+
+
 def test_outputs_of_an_evaluation_with_many_classes_stay_within_what_vertex_takes(
     digits_records, trained_digits, tmp_path, monkeypatch
 ):

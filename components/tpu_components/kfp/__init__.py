@@ -5,8 +5,14 @@ from tpu_components.deploy_model.component import deploy_model, make_container_m
 from tpu_components.evaluate_model.component import evaluate_model
 from tpu_components.export_model.component import export_model
 from tpu_components.find_drift.component import find_drift
-from tpu_components.import_model.component import import_model
-from tpu_components.kfp.components import Components, create_tfrecords, predict_batch, with_image, with_images
+from tpu_components.kfp.components import (
+    Components,
+    create_tfrecords,
+    import_model,
+    predict_batch,
+    with_image,
+    with_images,
+)
 from tpu_components.kfp.current_data import StaleCacheWarning, on_current_data
 from tpu_components.preflight_training.component import preflight_training
 from tpu_components.train_model.component import train_model

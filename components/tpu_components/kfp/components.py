@@ -7,19 +7,23 @@ from typing import Any
 from tpu_components.core.base import container_images
 from tpu_components.core.base.container_images import is_pinned
 from tpu_components.core.base.errors import InputError
+from tpu_components.create_tfrecords import WriteParams
 from tpu_components.create_tfrecords.component import create_tfrecords as _create_tfrecords
 from tpu_components.create_tfrecords.component import list_source
 from tpu_components.deploy_model.component import deploy_model, make_container_model
 from tpu_components.evaluate_model.component import evaluate_model
 from tpu_components.export_model.component import export_model
 from tpu_components.find_drift.component import find_drift
-from tpu_components.import_model.component import import_model
+from tpu_components.import_model import ImportParams
+from tpu_components.import_model.component import import_model as _import_model
+from tpu_components.kfp.checked_component import CheckedComponent
 from tpu_components.kfp.current_data import SourceComponent, StaleCacheWarning
 from tpu_components.predict_batch.component import predict_batch as _predict_batch
 from tpu_components.preflight_training.component import preflight_training
 from tpu_components.train_model.component import train_model
 
-create_tfrecords = SourceComponent.from_component(_create_tfrecords)
+create_tfrecords = SourceComponent.from_component(_create_tfrecords, WriteParams)
+import_model = CheckedComponent.from_component(_import_model, ImportParams)
 predict_batch = SourceComponent.from_component(_predict_batch)
 
 

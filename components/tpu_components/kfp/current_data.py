@@ -6,14 +6,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kfp.dsl.python_component import PythonComponent
-
 from tpu_components.core.base.container_images import with_image
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.sources.kinds import find_location
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.source_ref import SourceRef
 from tpu_components.create_tfrecords.component import list_source
+from tpu_components.kfp.checked_component import CheckedComponent
 
 _INPUTS_OF_THE_SOURCE = {field.name for field in dataclasses.fields(WriteParams)} - {"source"}
 
@@ -22,13 +21,8 @@ class StaleCacheWarning(UserWarning):
     """The platform's cache may return results of data or code that have changed since."""
 
 
-class SourceComponent(PythonComponent):
+class SourceComponent(CheckedComponent):
     """A component with the inputs `source` and `data_version`; a call warns if the cache could return old results."""
-
-    @classmethod
-    def from_component(cls, component: PythonComponent) -> "SourceComponent":
-        """Return a component as one that warns."""
-        return cls(component.component_spec, component.python_func)
 
     def __call__(self, *args: Any, **inputs: Any) -> Any:
         """Return the task, as every component does."""
