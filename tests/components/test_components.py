@@ -285,7 +285,7 @@ def test_evaluate_model_component_gives_its_decision(digits_records, trained_dig
 def test_figures_of_an_evaluation_have_the_names_that_the_pages_of_kfp_and_vertex_ai_draw(
     review_records, trained_reviews, tmp_path
 ):
-    """kfp/dsl/types/artifact_types.py and frontend/src/components/viewers/MetricsVisualizations.tsx of KFP 2.17."""
+    """kubeflow/pipelines at 02a5c70, frontend/src/components/viewers/MetricsVisualizations.tsx."""
     kinds = {"metrics": dsl.Metrics, "classification": dsl.ClassificationMetrics, "report": dsl.HTML}
     outputs = {name: _artifact(kind, tmp_path, name) for name, kind in kinds.items()}
     outputs["evaluation"] = _artifact(dsl.Artifact, tmp_path, "evaluation")
