@@ -145,6 +145,12 @@ def test_records_in_a_bucket_are_referred_to_and_checked_by_the_checksum_of_the_
         Manifest.load(tmp_path / "records", verify=False)
 
 
+def test_a_folder_of_records_without_a_manifest_is_told_how_to_get_one(tmp_path):
+    write_few(tmp_path, FEW)
+    with pytest.raises(InputError, match=rf"no dataset.json. .* --source tfrecords:{tmp_path} --no-rewrite --output"):
+        Manifest.load(tmp_path)
+
+
 def test_a_sample_for_a_preflight_is_a_data_set_of_its_own(tmp_path):
     plan = plan_dataset(write_digits(tmp_path / "own", as_files))
     with written(dataclasses.replace(plan, order={"train": plan.order["train"][:20]})) as (folder, manifest):

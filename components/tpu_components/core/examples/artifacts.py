@@ -237,7 +237,17 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         Raises:
             InputError: If the manifest is missing or malformed, or a shard does not match it.
         """
-        manifest = super().load(directory)
+        try:
+            manifest = super().load(directory)
+        except InputError as error:
+            names = storage.names_in(str(directory))
+            if MANIFEST_FILE in names or not any(".tfrec" in name for name in names):
+                raise
+            raise InputError(
+                f"Cannot use {directory}: it has TFRecord files of another program, and no {MANIFEST_FILE}. Check and "
+                f"describe them with `python -m tpu_components.create_tfrecords --source tfrecords:{directory} "
+                "--no-rewrite --output FOLDER`, and use FOLDER."
+            ) from error
         manifest.check_shards(Path(directory), verify)
         return manifest
 
