@@ -11,7 +11,6 @@ from tpu_components.core.examples.interface import CLASSIFICATION, REGRESSION
 from tpu_components.core.sources.kinds import list_examples, require_version
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.stored_records import StoredRecords
 from tpu_components.core.sources.targets import check_variation
 from tpu_components.create_tfrecords.splitting import (
     LEFT_OUT,
@@ -130,7 +129,7 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None, data_versi
         places = {name: np.flatnonzero(listing.splits == name) for name in listing.corpus.ids}
         return DatasetPlan(params, listing, places, listing.corpus.split_rule, rule_version=1)
     if listing.stored is not None:
-        return _plan_stored(params, listing, listing.stored)
+        return _plan_stored(params, listing)
     identities: Sequence[str] = listing.identities or listing.keys
     apart = tell_apart(identities, listing.labels)
     splits, rule = assign_splits(
@@ -162,9 +161,10 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None, data_versi
     )
 
 
-def _plan_stored(params: WriteParams, listing: Listing, stored: StoredRecords) -> DatasetPlan:
+def _plan_stored(params: WriteParams, listing: Listing) -> DatasetPlan:
     """Return the plan of records that are used as they are: in their splits, files and order."""
-    splits = np.repeat([file.split for file in stored.files], [file.num_examples for file in stored.files])
+    splits = listing.splits
+    assert splits is not None
     order = {name: np.flatnonzero(splits == name).astype(np.int32) for name in SPLITS if name in splits}
     if TRAIN not in order:
         raise InputError(

@@ -40,7 +40,7 @@ from tpu_components.create_tfrecords.log_messages import (
 )
 from tpu_components.create_tfrecords.merging import Merger, regroup
 from tpu_components.create_tfrecords.parts import Written
-from tpu_components.create_tfrecords.planning import plan_dataset
+from tpu_components.create_tfrecords.planning import plan_dataset, require_few
 from tpu_components.create_tfrecords.preparing import Prepared, count_workers, list_common, prepare
 
 
@@ -62,6 +62,9 @@ def write_records(params: WriteParams, directory: str | Path, data_version: str 
     """
     directory = Location(directory).as_path()
     plan = plan_dataset(params, data_version=data_version)
+    if plan.listing.stored is not None:  # A record that stays in its file cannot be left out.
+        plan = dataclasses.replace(plan, params=dataclasses.replace(params, max_bad_fraction=0.0))
+        require_few(plan.listing.bad, plan.listing.num_inputs, plan.params, "cannot be used")
     check_target(directory, params.source)
     return write_prepared(prepare(plan), directory)
 

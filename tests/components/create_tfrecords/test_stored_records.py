@@ -224,6 +224,15 @@ def test_a_record_that_training_cannot_use_is_named_with_what_to_do(row, message
     assert not (tmp_path / "records").exists()
 
 
+@pytest.mark.parametrize("row", [{"label": 7}, {"image": b"no image" * 20}])
+def test_no_share_of_unusable_records_is_allowed_but_a_check_counts_them(row, tmp_path):
+    names = ("cat", "dog")
+    params = write_few(tmp_path, [*FEW, {**FEW[0], **row}], class_names=names, max_bad_fraction=0.9)
+    assert plan_dataset(params).num_examples >= 12
+    with pytest.raises(InputError, match=r"2 of 14 inputs .*Expected at most 0.00%"):
+        write_records(params, tmp_path / "records")
+
+
 def test_a_photo_that_exif_rotates_is_refused_unless_it_is_to_stay_unrotated(tmp_path):
     rows = [{"image": turned_jpeg(), "label": number % 2} for number in range(4)]
     params = write_few(tmp_path, rows)

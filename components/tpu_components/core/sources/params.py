@@ -203,7 +203,6 @@ class WriteParams:
             "retired_tests": bool(self.retired_tests),
             "encoding": self.encoding != "auto",
             "crop_margin": bool(self.crop_margin),
-            "max_bad_fraction": bool(self.max_bad_fraction),
             "group_column": bool(self.group_column),
             "columns.split": "split" in self.columns,
         }
