@@ -135,7 +135,7 @@ def test_tensorboard_shows_the_curves(tmp_path):
 def test_the_steps_commands_run_as_they_stand(tmp_path):
     """Each once, in the order in which deploy_model's README has them; then those of the others."""
     order = ["create_tfrecords", "preflight_training", "train_model", "evaluate_model", "export_model", "deploy_model"]
-    order += ["predict_batch", "find_drift"]
+    order += ["import_model", "predict_batch", "find_drift"]
     steps = [one for one in commands(in_blocks) if one.startswith("python -m tpu_components.")]
     steps = [one for one in steps if "images:DIR" not in one]
     for command in sorted(steps, key=lambda one: (order.index(one.split()[2].split(".")[1]), "--minimum" not in one)):

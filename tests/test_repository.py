@@ -20,6 +20,7 @@ from tpu_components.deploy_model import DeployParams
 from tpu_components.evaluate_model import EvaluateParams
 from tpu_components.export_model import ExportParams
 from tpu_components.find_drift import DriftParams
+from tpu_components.import_model import ImportParams
 from tpu_components.predict_batch import PredictParams
 from tpu_components.preflight_training import PreflightParams
 from tpu_components.train_model import TrainParams
@@ -35,6 +36,7 @@ STEPS = {
     "deploy_model": DeployParams,
     "predict_batch": PredictParams,
     "find_drift": DriftParams,
+    "import_model": ImportParams,
 }
 PACKAGES = (COMPONENTS, PIPELINES)
 SOURCES = COMPONENTS / "core" / "sources"  # A file for each kind of source.

@@ -49,6 +49,7 @@ _STEPS = {
     "deploy_model": "DeployParams",
     "predict_batch": "PredictParams",
     "find_drift": "DriftParams",
+    "import_model": "ImportParams",
 }
 
 
@@ -104,6 +105,7 @@ def test_every_input_reaches_its_field_with_its_type_after_it_has_travelled_as_j
     values["TrainParams"] = {"model": "digits_cnn", "model_parameters": {"filters": 4}, "epochs": 7}
     values["TrainParams"]["stages"] = (Stage(3, ("conv*",)), Stage(4, learning_rate=0.5))
     values["PreflightParams"] = {"training": TrainParams(**values["TrainParams"]), "paid": PaidMachine("v6e-1")}
+    values["ImportParams"] = {"class_names": ("a", "b"), "pixel_range": (0.0, 1.0)}
     values["DriftParams"] = {"against": "registry/digits@champion"}
     values["EvaluateParams"] = {"minimum": {"accuracy": 1.0}, "top_k": 3}
     values["DeployParams"] = {"registry": "r", "model_name": "m", "lineage": {"config": {"epochs": 4}}}
@@ -280,6 +282,32 @@ def test_evaluate_model_component_gives_its_decision(digits_records, trained_dig
     assert _record(evaluation)["state"] == "succeeded"
 
 
+def test_figures_of_an_evaluation_have_the_names_that_the_pages_of_kfp_and_vertex_ai_draw(
+    review_records, trained_reviews, tmp_path
+):
+    """kubeflow/pipelines at 02a5c70, frontend/src/components/viewers/MetricsVisualizations.tsx."""
+    kinds = {"metrics": dsl.Metrics, "classification": dsl.ClassificationMetrics, "report": dsl.HTML}
+    outputs = {name: _artifact(kind, tmp_path, name) for name, kind in kinds.items()}
+    outputs["evaluation"] = _artifact(dsl.Artifact, tmp_path, "evaluation")
+    data = {"records": str(review_records), "model": str(trained_reviews)}
+    inputs = {name: dsl.Artifact(name=name, uri=uri) for name, uri in data.items()}
+    _component("evaluate_model").python_func(**inputs, **outputs, accelerator="cpu", num_pictures=0)
+    drawn = outputs["classification"].metadata
+    assert drawn["confusionMatrix"]["annotationSpecs"] == [{"displayName": "neg"}, {"displayName": "pos"}]
+    assert [len(row["row"]) for row in drawn["confusionMatrix"]["rows"]] == [2, 2]
+    assert drawn["confidenceMetrics"]
+    for point in drawn["confidenceMetrics"]:
+        assert point.keys() == {"confidenceThreshold", "recall", "falsePositiveRate"}
+        assert all(0 <= rate <= 1 for rate in point.values())
+    assert all(isinstance(value, float | int) for value in outputs["metrics"].metadata.values())
+    assert [output.schema_title for output in outputs.values()] == [
+        "system.Metrics",
+        "system.ClassificationMetrics",
+        "system.HTML",
+        "system.Artifact",
+    ]
+
+
 def test_outputs_of_an_evaluation_with_many_classes_stay_within_what_vertex_takes(
     digits_records, trained_digits, tmp_path, monkeypatch
 ):
@@ -385,6 +413,7 @@ def test_component_leaves_a_record_of_its_failure(step, tmp_path):
     values["deploy_model"] = {"registry": str(tmp_path / "registry"), "model_name": "digits"}
     values["predict_batch"] = {"source": f"images:{gone}"}
     values["find_drift"] = {"against": gone}
+    values["import_model"] = {"class_names": ["a", "b"]}
     with pytest.raises(InputError, match="gone"):
         component.python_func(**artifacts, **values.get(step, {}))
     record = _record(artifacts[outputs[0]])

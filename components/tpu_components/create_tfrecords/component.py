@@ -27,6 +27,8 @@ def create_tfrecords(
     group_column: str = "",
     slice_columns: List[str] = [],
     columns: Dict[str, str] = {},
+    split_files: Dict[str, str] = {},
+    rewrite: bool = True,
     join_copies: bool = True,
     retired_tests: List[str] = [],
     seed: int = 0,
@@ -78,6 +80,11 @@ def create_tfrecords(
             they differ from `path` (CSV only), `image`, `text`, `label`, `split` and `id`, for example {"path":
             "filename"}. Common names such as `review` and `sentiment` are detected. A `weight`, as {"weight":
             "confidence"}, multiplies the loss of its example in training; metrics are not weighted.
+        split_files: Pattern of the names of each split's files, such as {"train": "mnist-train*", "test":
+            "mnist-test*"}, if the names do not begin with the split. Only for TFRecord, Parquet and WebDataset files.
+        rewrite: Write the examples as new records. If false, the records of a tfrecords: source are checked and used
+            where they are: `dataset.json` refers to them. Labels must be stored as training reads them; `class_names`
+            names the labels 0, 1 and so on.
         join_copies: In splits that are drawn by hash, leave exact and near copies of test examples out of training and
             validation, and those of validation examples out of training.
         retired_tests: Files `REGISTRY/MODEL/tests/…/examples.npy` of test sets that were used for too many gate

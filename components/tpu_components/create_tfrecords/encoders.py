@@ -24,7 +24,7 @@ from tpu_components.core.examples.images import (
     original_pixels,
     read_image,
 )
-from tpu_components.core.examples.interface import CorpusInput, ImageInput, ImageRule, TextInput
+from tpu_components.core.examples.interface import CorpusInput, ImageInput, ImageRule, TextInput, UnreadableError
 from tpu_components.core.examples.records import ENCODED, RAW, RESIZED
 from tpu_components.core.examples.resizing import check_resized
 from tpu_components.core.examples.text import Tokenizer, build_vocabulary, vocabulary_bytes
@@ -69,12 +69,14 @@ class ImageEncoder:
         input: Description of the examples in the manifest.
         jpeg_quality: Quality of the JPEG files of one shape.
         measured_share: Share of the images for which `figures` are computed.
+        keeps_bytes: Whether the images stay in records of another program, so that they cannot be converted.
     """
 
     image: ImageRule
     input: ImageInput
     jpeg_quality: int
     measured_share: float = 1.0
+    keeps_bytes: bool = False
 
     def store(self, key: str, content: Any, known: bytes | None) -> EncodedExample:
         """Check and encode a file's bytes or an array's element.
@@ -98,6 +100,12 @@ class ImageEncoder:
             shape = picture.pixels.shape
         if shape != self.input.fed_shape:
             raise _odd_shape_error(self.input.fed_shape, key, shape)
+        if self.keeps_bytes and not content.endswith(payload):
+            turned = "a photo that its EXIF orientation rotates (data.apply_rotation=false accepts it unrotated)"
+            received = turned if picture.was_turned else "another format or colour space"
+            raise UnreadableError(
+                f"training cannot read it as it is stored: expected JPEG or PNG in grey or RGB, received {received}"
+            )
         # If files stay encoded, only the perceptual hash shows that two files have the same pixels.
         stored = known if known and picture.pixels is content else identify(payload)
         height, width = picture.size
@@ -246,6 +254,13 @@ def _choose_image_encoder(plan: DatasetPlan) -> tuple[ImageEncoder, int]:
         shape = _first_shape(plan, image)
     raw_bytes = math.prod(shape)
     encoding = params.encoding
+    if listing.stored is not None:
+        encoding = listing.stored.encoding
+        if encoding == RAW and (size or params.channels):
+            raise InputError(
+                "Training reads raw pixels as they are stored, without data.image_size and data.channels. Remove them, "
+                "or set data.rewrite to true."
+            )
     if listing.images is not None:
         if encoding not in ("auto", RAW) or any(margin):
             raise InputError(
@@ -265,7 +280,7 @@ def _choose_image_encoder(plan: DatasetPlan) -> tuple[ImageEncoder, int]:
     of_model = shape[0] - margin[0], shape[1] - margin[1], shape[2]
     inputs = ImageInput(of_model, encoding, image.upright, image.reduced, margin)
     measured_share = min(1.0, MOST_MEASURED / len(listing.keys))
-    encoder = ImageEncoder(image, inputs, params.jpeg_quality, measured_share)
+    encoder = ImageEncoder(image, inputs, params.jpeg_quality, measured_share, listing.stored is not None)
     return encoder, payload + _RECORD_OVERHEAD_BYTES
 
 

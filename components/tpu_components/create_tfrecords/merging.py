@@ -15,7 +15,7 @@ import numpy as np
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.measuring import COUNTS, count_independent, count_labels, distributions
-from tpu_components.core.examples.artifacts import TRAIN, Quarantined, Shard, Split
+from tpu_components.core.examples.artifacts import TRAIN, Quarantined, Shard, Split, stat_shards
 from tpu_components.core.examples.example_ids import are_among, identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT, UNKNOWN, AnyInput
 from tpu_components.core.examples.slice_values import number_groups
@@ -90,9 +90,10 @@ class Merger:
         self.bad: list[Quarantined] = []
 
     def add(self, task: WorkerTask, part: Part) -> None:
-        """Append the examples of a task to its shard."""
-        with open(self._directory / task.shard, "ab") as file:
-            file.write(part.content)
+        """Append the examples of a task to its shard, unless they stay in a file of another program."""
+        if self._plan.listing.stored is None:
+            with open(self._directory / task.shard, "ab") as file:
+                file.write(part.content)
         if not self._shards or self._shards[-1].split != task.split:
             self._digest.update(f"{task.split}\0".encode())
         if not self._shards or self._shards[-1].name != task.shard:
@@ -213,11 +214,16 @@ class Merger:
         return Split(len(passages), tuple(counts), self._shards_of(split), statistics)
 
     def _shards_of(self, split: str) -> tuple[Shard, ...]:
-        return tuple(
-            Shard(shard.name, shard.num_examples, os.path.getsize(self._directory / shard.name), f"{shard.crc:08x}")
-            for shard in self._shards
-            if shard.split == split
-        )
+        own = [shard for shard in self._shards if shard.split == split]
+        if self._plan.listing.stored is None:
+            sizes = [os.path.getsize(self._directory / shard.name) for shard in own]
+            checksums = [f"{shard.crc:08x}" for shard in own]
+        else:
+            files = stat_shards([shard.name for shard in own])
+            sizes = [files[shard.name][0] for shard in own]
+            checksums = [files[shard.name][1] for shard in own]
+        rows = zip(own, sizes, checksums, strict=True)
+        return tuple(Shard(shard.name, shard.num_examples, num_bytes, crc) for shard, num_bytes, crc in rows)
 
     def _describe(self, split: str, examples: np.ndarray, counts: np.ndarray, figures: np.ndarray) -> Split:
         task = self._plan.params.task

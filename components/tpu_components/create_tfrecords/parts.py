@@ -23,6 +23,7 @@ from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.sources.columns import Pieces, pick
 from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.stored_records import StoredRecords
 from tpu_components.core.sources.tasks import Selection
 from tpu_components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
 from tpu_components.create_tfrecords.encoders import EncodedExample, Encoder
@@ -130,6 +131,17 @@ def cut_into_tasks(
         for name, (start, end) in plan_shards(split, len(indices), len(indices) * bytes_each, target_shard_mib).items():
             for at in range(start, end, task_examples):
                 yield WorkerTask(split, name, indices[at : min(at + task_examples, end)])
+
+
+def cut_files(stored: StoredRecords, order: Mapping[str, np.ndarray], task_examples: int) -> Iterator[WorkerTask]:
+    """Yield the tasks of files that stay where they are, in storage order; the shard of a task is the file's path."""
+    starts = dict.fromkeys(order, 0)
+    for split, indices in order.items():
+        for file in (file for file in stored.files if file.split == split):
+            end = starts[split] + file.num_examples
+            for at in range(starts[split], end, task_examples):
+                yield WorkerTask(split, file.path, indices[at : min(at + task_examples, end)])
+            starts[split] = end
 
 
 def write_part(encoder: Encoder, path: str, examples: Selection) -> Part:

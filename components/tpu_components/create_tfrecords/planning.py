@@ -100,10 +100,13 @@ def require_few(bad: Sequence[Quarantined], total: int, params: WriteParams, wha
         InputError: If their share is larger than `max_bad_fraction`.
     """
     if len(bad) > params.max_bad_fraction * total:
+        raised = "raise data.max_bad_fraction"
+        if not params.rewrite:
+            raised = "set data.rewrite to true, which writes records without them if data.max_bad_fraction allows it"
         listed = "; ".join(f"{item.key!r} ({item.reason})" for item in bad[:_SHOWN])
         raise InputError(
             f"{len(bad)} of {total} inputs {what}: {listed}{' …' if len(bad) > _SHOWN else ''}. Expected at most "
-            f"{params.max_bad_fraction:.2%}. Repair or remove them, or raise data.max_bad_fraction."
+            f"{params.max_bad_fraction:.2%}. Repair or remove them, or {raised}."
         )
 
 
@@ -125,6 +128,8 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None, data_versi
     if listing.corpus is not None and listing.splits is not None:
         places = {name: np.flatnonzero(listing.splits == name) for name in listing.corpus.ids}
         return DatasetPlan(params, listing, places, listing.corpus.split_rule, rule_version=1)
+    if listing.stored is not None:
+        return _plan_stored(params, listing)
     identities: Sequence[str] = listing.identities or listing.keys
     apart = tell_apart(identities, listing.labels)
     splits, rule = assign_splits(
@@ -150,13 +155,33 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None, data_versi
                 else f"The 'train' split of {params.source!r} has no examples. Add a train/ folder, or lower the "
                 "fractions."
             )
+    _check_training(params, listing, by_split[TRAIN])
+    return DatasetPlan(
+        params, listing, {name: indices for name, indices in by_split.items() if len(indices)}, rule, whole=order
+    )
+
+
+def _plan_stored(params: WriteParams, listing: Listing) -> DatasetPlan:
+    """Return the plan of records that are used as they are: in their splits, files and order."""
+    splits = listing.splits
+    assert splits is not None
+    order = {name: np.flatnonzero(splits == name).astype(np.int32) for name in SPLITS if name in splits}
+    if TRAIN not in order:
+        raise InputError(
+            f"The records of {params.source!r} have no training split: {', '.join(order)}. Name its files in "
+            "data.split_files."
+        )
+    _check_training(params, listing, order[TRAIN])
+    rule = "the source's own " + ", ".join(sorted(order))
+    return DatasetPlan(params, listing, order, rule, whole=np.concatenate([*order.values()]))
+
+
+def _check_training(params: WriteParams, listing: Listing, training: np.ndarray) -> None:
+    """Raise InputError if there is nothing to learn from the training examples, indices into the listing."""
     if params.task == REGRESSION:
-        check_variation(listing.labels[by_split[TRAIN]], listing.class_names)
-    if listing.weights is not None and not listing.weights[by_split[TRAIN]].any():
+        check_variation(listing.labels[training], listing.class_names)
+    if listing.weights is not None and not listing.weights[training].any():
         raise InputError(
             f"All weights of training examples in {params.source!r} are 0: there is nothing to learn. Correct the "
             f"column {params.columns['weight']!r}, or remove weight from data.columns."
         )
-    return DatasetPlan(
-        params, listing, {name: indices for name, indices in by_split.items() if len(indices)}, rule, whole=order
-    )

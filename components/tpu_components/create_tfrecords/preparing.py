@@ -28,6 +28,7 @@ from tpu_components.create_tfrecords.parts import (
     WorkerTask,
     Written,
     count_per_task,
+    cut_files,
     cut_into_tasks,
     read_records,
     share_out,
@@ -165,6 +166,8 @@ class Prepared:
         task_examples = share_out(
             self.plan.num_examples, self._most_per_task, min(num_workers, self._num_useful_workers)
         )
+        if self.plan.listing.stored is not None:
+            return list(cut_files(self.plan.listing.stored, self.plan.order, task_examples))
         return list(cut_into_tasks(self.plan.order, self.bytes_each, self.plan.params.target_shard_mib, task_examples))
 
     def write(self, tasks: Sequence[WorkerTask], folder: Path) -> Written:

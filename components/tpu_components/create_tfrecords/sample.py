@@ -1,6 +1,7 @@
 """A sample of a planned data set: which examples it has, and its records in a temporary folder."""
 
 import contextlib
+import dataclasses
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,10 @@ def written(sample: DatasetPlan) -> Iterator[tuple[Path, Manifest]]:
     """
     with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
         records_dir = Path(folder)
+        if stored := sample.listing.stored:  # A sample has its own records.
+            listing = dataclasses.replace(sample.listing, stored=None)
+            params = dataclasses.replace(sample.params, rewrite=True, encoding=stored.encoding)
+            sample = dataclasses.replace(sample, listing=listing, params=params)
         prepared = prepare(sample)
         write_files(prepared, prepared.write(prepared.cut(1), records_dir), records_dir).save(records_dir)
         yield records_dir, Manifest.load(records_dir, verify=False)

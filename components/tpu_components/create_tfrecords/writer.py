@@ -40,7 +40,7 @@ from tpu_components.create_tfrecords.log_messages import (
 )
 from tpu_components.create_tfrecords.merging import Merger, regroup
 from tpu_components.create_tfrecords.parts import Written
-from tpu_components.create_tfrecords.planning import plan_dataset
+from tpu_components.create_tfrecords.planning import plan_dataset, require_few
 from tpu_components.create_tfrecords.preparing import Prepared, count_workers, list_common, prepare
 
 
@@ -62,6 +62,9 @@ def write_records(params: WriteParams, directory: str | Path, data_version: str 
     """
     directory = Location(directory).as_path()
     plan = plan_dataset(params, data_version=data_version)
+    if plan.listing.stored is not None:  # A record that stays in its file cannot be left out.
+        plan = dataclasses.replace(plan, params=dataclasses.replace(params, max_bad_fraction=0.0))
+        require_few(plan.listing.bad, plan.listing.num_inputs, plan.params, "cannot be used")
     check_target(directory, params.source)
     return write_prepared(prepare(plan), directory)
 
@@ -75,7 +78,8 @@ def write_prepared(prepared: Prepared, directory: Path, parts: Written | None = 
         parts: The parts that other machines have written; only the data set is finished then. None writes every
             part here.
     """
-    storage.require_free_bytes(directory, prepared.plan.num_examples * prepared.bytes_each)
+    if prepared.plan.listing.stored is None:
+        storage.require_free_bytes(directory, prepared.plan.num_examples * prepared.bytes_each)
     with storage.staged_directory(directory) as staged:
         parts = parts or prepared.write(prepared.cut(count_workers(prepared.plan.params)), staged)
         manifest = write_files(prepared, parts, staged)
@@ -155,6 +159,7 @@ def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
             examples = merger.examples
             merger = regroup(plan.redivided(examples, kept[examples]), merger, prepared.bytes_each, staged)
     kind = TASKS[params.asked]
+    stored = listing.stored
     own = (TEXT_FEATURE,) if isinstance(encoder, TextEncoder) else ()
     manifest = Manifest(
         fingerprint=merger.fingerprint(encoder.input),
@@ -166,7 +171,7 @@ def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
         features={
             **dict.fromkeys((encoder.input.feature, *own), "bytes"),
             LABEL_FEATURE: kind.stored_dtype,
-            KEY_FEATURE: "bytes",
+            **({} if stored else {KEY_FEATURE: "bytes"}),
             **({} if listing.weights is None else {WEIGHT_FEATURE: "float32"}),
         },
         class_names=listing.class_names,
@@ -174,6 +179,8 @@ def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
         quarantined=(*listing.bad, *merger.bad),
         common_words=list_common(survey.counts) if survey else {},
         columns=params.columns,
+        feature_names=stored.feature_names if stored else {},
+        compression=stored.compression if stored else "",
     )
     check_budget(plan, manifest)
     if copies is None:

@@ -98,3 +98,40 @@ def deploy_model(
 
     folders = ("records", "model", "export", "evaluation", "deployment")
     run_component("deploy_model", deploy_model, DeployParams, inputs, *folders)
+
+
+class UnmanagedContainerModel(dsl.Artifact):
+    """A model with its serving container, as `ModelUploadOp` of google-cloud-pipeline-components takes it.
+
+    Name and metadata: google_cloud_pipeline_components/types/artifact_types.py of release 2.22.
+    """
+
+    schema_title = "google.UnmanagedContainerModel"
+    schema_version = "0.0.1"
+
+
+@in_place_of_shell
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
+def make_container_model(
+    export: dsl.Input[dsl.Model],
+    container_model: dsl.Output[UnmanagedContainerModel],
+    serving_image: str,
+    fingerprint: Dict[str, str] = {},
+) -> None:
+    """Turn an export into the artifact that Google's ModelUploadOp takes as `unmanaged_container_model`.
+
+    Args:
+        export: Export of export_model, with the float LiteRT file, which the server loads.
+        serving_image: Image of the server, which `make image-serving` builds, in a registry that Vertex AI can pull
+            from.
+        fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
+            when it changes.
+
+    Returns:
+        container_model: Copy of the export, with image, port and routes of its server as metadata.
+    """
+    from tpu_components.core.component.step_record import step_record
+    from tpu_components.deploy_model.container_model import copy_with_server
+
+    with step_record("make_container_model", container_model.path):
+        container_model.metadata.update(copy_with_server(export.path, container_model.path, serving_image))

@@ -124,12 +124,15 @@ def describe_run(manifest: Manifest, info: ModelInfo) -> tuple[str, str]:
     """Return title and subtitle of a report."""
     training = info.training
     title = f"{info.name.rpartition('/')[2]} on {manifest.source}"
+    title = f"{page.run_name()}: {title}" if page.run_name() else title
+    if not training:
+        return title, f"{page.now()}, trained by another program"
     several = f" × {training['num_replicas']:,}" if training["num_replicas"] > 1 else ""
     batch = f"{training['batch_size_per_replica']:,}{several}"
     host = f" of {training['host']}" if training.get("host") else ""
     trained_on = f"trained on {list_replicas(training)}{host}"
     subtitle = f"{page.now()}, learning rate {learning_rates(training)}, batch {batch}, {trained_on}"
-    return f"{page.run_name()}: {title}" if page.run_name() else title, subtitle
+    return title, subtitle
 
 
 def _headline_figures(evaluation: Evaluation, task: str) -> list[Figure]:

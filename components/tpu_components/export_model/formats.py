@@ -32,6 +32,7 @@ from tpu_components.core.examples.interface import (
 from tpu_components.core.examples.text import load_vocabulary, tokenizer_ops
 from tpu_components.core.models.language_model import StepModel
 from tpu_components.core.models.lookup import UNITS_LAYER
+from tpu_components.core.models.saved_model import SIGNATURE_LAYER
 
 # Description of the signatures in export.json, by the kind of input.
 INPUT_FACTS: Mapping[str, Mapping[str, Any]] = {
@@ -107,6 +108,8 @@ def write_saved_model(trained: TrainedModel, path: Path) -> str:
     module = tf.Module()
     # Keras's own ExportArchive would store every weight twice.
     module.weights = [variable.value for variable in trained.model.variables]
+    # Tables and other resources of an imported SavedModel.
+    module.imported = [layer for layer in trained.model.layers if layer.name == SIGNATURE_LAYER]
     inputs = trained.info.input
     signatures = _SIGNATURES[inputs.kind](inputs, trained, module)
     tf.saved_model.save(module, str(path), signatures=signatures)

@@ -1,5 +1,6 @@
 """Compares two data sets; writes the differences, and a page with histograms and example images of both."""
 
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ import markupsafe
 import numpy as np
 
 from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.histograms import SWATCH, draw_histograms, draw_legend
 from tpu_components.core.drift.measuring import FIGURES, measure_pictures, thin_out
 from tpu_components.core.drift.shifts import (
@@ -25,7 +27,7 @@ from tpu_components.core.examples.artifacts import KEY_FEATURE, Distribution, Ma
 from tpu_components.core.examples.decoding import decode_batch
 from tpu_components.core.examples.images import UnreadableImageError
 from tpu_components.core.examples.interface import IMAGE, ImageInput
-from tpu_components.core.examples.records import RAW, DamagedRecordError, read_fields, read_frames
+from tpu_components.core.examples.records import RAW, DamagedRecordError, read_shard
 from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location
 from tpu_components.core.pages import page
@@ -122,7 +124,7 @@ def _choose_pictures(place: str, figures: Sequence[str]) -> Mapping[str, markups
         return {}
     try:
         keys, pictures = _read(Path(place), manifest, manifest.input)
-    except (OSError, DamagedRecordError, UnreadableImageError):
+    except (OSError, InputError, DamagedRecordError, UnreadableImageError):
         return {}  # A comparison does not need the records; they may be moved or damaged.
     measured = measure_pictures([thin_out(picture) for picture in pictures])
     shares = np.linspace(_FROM, _TO, min(_SHOWN, len(pictures)))
@@ -141,9 +143,8 @@ def _read(folder: Path, manifest: Manifest, inputs: ImageInput) -> tuple[list[st
     """Return the names of the first records, and their images, uint8[N, height, width, channels]."""
     fields: list[dict[str, list[bytes]]] = []
     for shard in itertools.chain.from_iterable(split.shards for split in manifest.splits.values()):
-        with open(folder / shard.name, "rb") as file:
-            frames = itertools.islice(read_frames(file), _MOST_READ - len(fields))
-            fields += [read_fields(frame) for frame, _ in frames]
+        with contextlib.closing(read_shard(folder, manifest, shard)) as records:
+            fields += itertools.islice(records, _MOST_READ - len(fields))
     keys = [own[KEY_FEATURE][0].decode("utf-8", "replace") for own in fields]
     contents = [own[inputs.feature][0] for own in fields]
     if inputs.encoding != RAW:

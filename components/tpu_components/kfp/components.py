@@ -18,6 +18,8 @@ from tpu_components.export_model import component as _export_model
 from tpu_components.export_model.params import ExportParams
 from tpu_components.find_drift import component as _find_drift
 from tpu_components.find_drift.params import DriftParams
+from tpu_components.import_model import component as _import_model
+from tpu_components.import_model.params import ImportParams
 from tpu_components.kfp.step_component import StaleCacheWarning, StepComponent
 from tpu_components.predict_batch import component as _predict_batch
 from tpu_components.predict_batch.params import PredictParams
@@ -30,7 +32,9 @@ deploy_model = StepComponent.from_component(_deploy_model.deploy_model, DeployPa
 evaluate_model = StepComponent.from_component(_evaluate_model.evaluate_model, EvaluateParams)
 export_model = StepComponent.from_component(_export_model.export_model, ExportParams)
 find_drift = StepComponent.from_component(_find_drift.find_drift, DriftParams)
+import_model = StepComponent.from_component(_import_model.import_model, ImportParams)
 list_source = StepComponent.from_component(_create_tfrecords.list_source)
+make_container_model = StepComponent.from_component(_deploy_model.make_container_model)
 predict_batch = StepComponent.from_component(_predict_batch.predict_batch, PredictParams)
 preflight_training = StepComponent.from_component(_preflight_training.preflight_training, PreflightParams)
 train_model = StepComponent.from_component(_train_model.train_model, TrainParams)
@@ -46,7 +50,9 @@ class Components:
         evaluate_model: Evaluates a model, and decides whether it passes the gate.
         export_model: Converts a model to formats for CPUs, and compares their predictions.
         find_drift: Compares new data with those of a registered model.
+        import_model: Imports a model that another program trained.
         list_source: Returns a digest of a source's current content.
+        make_container_model: Turns an export into the artifact that Google's ModelUploadOp takes.
         predict_batch: Predicts every example of a source.
         preflight_training: Compiles a training for a TPU on CPUs: memory, step time and price.
         train_model: Trains a model.
@@ -57,7 +63,9 @@ class Components:
     evaluate_model: Any = evaluate_model
     export_model: Any = export_model
     find_drift: Any = find_drift
+    import_model: Any = import_model
     list_source: Any = list_source
+    make_container_model: Any = make_container_model
     predict_batch: Any = predict_batch
     preflight_training: Any = preflight_training
     train_model: Any = train_model

@@ -149,6 +149,12 @@ def _list_records(place: Location, model: ExportedModel) -> Inputs:
             f"Cannot answer {place}: expected {model.input.plural}, which {model.name!r} takes, received "
             f"{manifest.input.plural}."
         )
+    if manifest.feature_names or any(
+        shard.path(place) == shard.name for split in manifest.splits.values() for shard in split.shards
+    ):
+        raise InputError(
+            f"Cannot answer {place}: it refers to records of another program. Name their files: {manifest.source}"
+        )
     places = RecordPlaces(shard for split in manifest.splits.values() for shard in split.shards)
     return Inputs(
         places,

@@ -1,10 +1,11 @@
 """Names and schemas of the files that one step writes and another reads."""
 
+import base64
 import dataclasses
 import hashlib
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -15,7 +16,7 @@ from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples.class_names import advise_on_order, are_same
 from tpu_components.core.examples.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, as_fields
-from tpu_components.core.files import typed_json
+from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.location import Location
 from tpu_components.core.files.typed_json import JsonFile
 
@@ -42,18 +43,32 @@ DEPLOYMENT_FILE = "deployment.json"
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
 
+COMPRESSIONS = ("", "GZIP")  # As tf.data.TFRecordDataset names them.
+
 # Features of a tf.train.Example. The name of the input's feature is `AnyInput.feature`.
 LABEL_FEATURE, KEY_FEATURE, TEXT_FEATURE, WEIGHT_FEATURE = "label", "key", "text", "weight"
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One TFRecord file: its name, its number of examples, its size, and its checksum as eight hex digits."""
+    """One TFRecord file.
+
+    Attributes:
+        name: Name in the folder of the manifest. An absolute path or gs:// URI for records that create_tfrecords has
+            not written, but uses where they are.
+        num_examples: Number of examples.
+        num_bytes: Size in bytes.
+        crc32c: Checksum as eight hex digits.
+    """
 
     name: str
     num_examples: int
     num_bytes: int
     crc32c: str
+
+    def path(self, directory: Path | str) -> str:
+        """Return the path or URI of the file, if the manifest is in this folder."""
+        return self.name if Location(self.name).is_remote else os.path.join(directory, self.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +185,9 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
             words. Empty for images and in older files.
         num_left_out: Number of examples in no split, because they are copies of held-out examples.
         columns: Columns of the source by this project's names, as in `data.columns`; empty in older files.
+        feature_names: Features of a tf.train.Example in records that another program has written, by this project's
+            names; empty if they are equal.
+        compression: Compression of the shards, `GZIP` or empty.
     """
 
     fingerprint: str
@@ -185,6 +203,8 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
     common_words: Mapping[str, int] = dataclasses.field(default_factory=dict)
     num_left_out: int = 0
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    feature_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    compression: Annotated[str, COMPRESSIONS] = ""
 
     @classmethod
     def parse(cls, raw: Any) -> Self:
@@ -217,7 +237,17 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         Raises:
             InputError: If the manifest is missing or malformed, or a shard does not match it.
         """
-        manifest = super().load(directory)
+        try:
+            manifest = super().load(directory)
+        except InputError as error:
+            names = storage.names_in(str(directory))
+            if MANIFEST_FILE in names or not any(".tfrec" in name for name in names):
+                raise
+            raise InputError(
+                f"Cannot use {directory}: it has TFRecord files of another program, and no {MANIFEST_FILE}. Let "
+                f"create_tfrecords check and describe them, with source=tfrecords:{directory} and rewrite=false, and "
+                "use its output folder."
+            ) from error
         manifest.check_shards(Path(directory), verify)
         return manifest
 
@@ -236,12 +266,14 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         Raises:
             InputError: If a shard does not match the manifest.
         """
+        shards = [shard for split in self.splits.values() for shard in split.shards]
+        remote = stat_remote([shard.name for shard in shards if Location(shard.name).is_remote])
         for split in self.splits.values():
             own = share.within(split.num_examples)
             start = 0
             for shard in split.shards:
                 is_own = start < own.stop and own.start < start + shard.num_examples
-                _check_shard(directory / shard.name, shard, verify and is_own)
+                _check_shard(shard.path(directory), shard, verify and is_own, remote)
                 start += shard.num_examples
 
     def split(self, name: str) -> Split:
@@ -258,22 +290,47 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         return self.splits[name]
 
 
-def _check_shard(path: Path, shard: Shard, verify: bool) -> None:
+def stat_remote(uris: Sequence[str]) -> dict[str, tuple[int, str]]:
+    """Return the size and the CRC32C of files in one bucket, without reading them; missing files are left out.
+
+    Cloud Storage has the CRC32C of every object: https://cloud.google.com/storage/docs/data-validation
+    """
+    stored = zip(uris, storage.stat_paths(uris) if uris else (), strict=True)
+    return {
+        uri: (file.num_bytes, base64.b64decode(file.version).hex())
+        for uri, file in stored
+        if file.version != storage.MISSING
+    }
+
+
+def stat_shards(paths: Sequence[str]) -> dict[str, tuple[int, str]]:
+    """Return the size and the CRC32C of files, all local or all in one bucket; local files are read."""
+    if paths and Location(paths[0]).is_remote:
+        return stat_remote(paths)
+    return {path: (os.stat(path).st_size, file_crc32c(path)) for path in paths}
+
+
+def _check_shard(path: str, shard: Shard, verify: bool, remote: Mapping[str, tuple[int, str]]) -> None:
     advice = "The records have been changed: write them again with create_tfrecords."
-    if not os.path.isfile(path):  # `Path.is_file` raises an OSError if the name is too long.
+    is_remote = Location(path).is_remote
+    if path not in remote if is_remote else not os.path.isfile(path):
         raise InputError(f"Shard {path} is missing, although the manifest lists it. {advice}")
-    if path.stat().st_size != shard.num_bytes:
+    num_bytes = remote[path][0] if is_remote else os.stat(path).st_size
+    if num_bytes != shard.num_bytes:
         raise InputError(
-            f"Shard {path} does not match its manifest: expected {shard.num_bytes} bytes, "
-            f"received {path.stat().st_size}. {advice}"
+            f"Shard {path} does not match its manifest: expected {shard.num_bytes} bytes, received {num_bytes}. "
+            f"{advice}"
         )
-    if verify and (received := file_crc32c(path)) != shard.crc32c:
+    if not verify and not is_remote:
+        return
+    received = remote[path][1] if is_remote else file_crc32c(path)
+    if received != shard.crc32c:
         raise InputError(
             f"Shard {path} does not match its manifest: expected checksum {shard.crc32c}, received {received}. {advice}"
         )
 
 
-def file_crc32c(path: Path) -> str:
+def file_crc32c(path: Path | str) -> str:
     """Return the CRC32C of a file, as eight hex digits."""
     checksum = google_crc32c.Checksum()
     with open(path, "rb") as file:

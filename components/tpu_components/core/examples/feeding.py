@@ -155,7 +155,7 @@ class StreamingReader:
             read, parse = self._stages
             serialized = read(tf.constant(files[parts[:, 0]]), tf.constant(parts[:, 1:]))
             serialized = serialized.shuffle(self._shuffle_buffer, seed=draw, reshuffle_each_iteration=False)
-            stored = tf.data.TFRecordDataset(files[np.sort(parts[:, 0])])
+            stored = records.open_shards(files[np.sort(parts[:, 0])], self._manifest)
             serialized = serialized.concatenate(stored.take(cut.filling))
             batches = serialized.batch(cut.own_batch, drop_remainder=True).skip(start_step)
             return parse(batches, tf.constant(start_step, tf.int64)).with_options(static_options())
@@ -167,12 +167,11 @@ class StreamingReader:
         def read(files: Any, ranges: Any) -> Any:
             if self._cut.share == WHOLE:
                 shards = tf.data.Dataset.from_tensor_slices(files)
-                return shards.interleave(tf.data.TFRecordDataset, **at_once)
+                return shards.interleave(opened, **at_once)
             shards = tf.data.Dataset.from_tensor_slices((files, ranges))
-            return shards.interleave(
-                lambda file, part: tf.data.TFRecordDataset(file).skip(part[0]).take(part[1]), **at_once
-            )
+            return shards.interleave(lambda file, part: opened(file).skip(part[0]).take(part[1]), **at_once)
 
+        opened = functools.partial(records.open_shards, manifest=self._manifest)
         at_once = {"cycle_length": _READ_AT_ONCE, "num_parallel_calls": 2, "deterministic": True}
         return tf.function(read, autograph=False), tf.function(self._parse, autograph=False)
 

@@ -5,13 +5,17 @@ Reading runs in tf.data. Importing this module imports neither TensorFlow nor pr
 Formats: https://www.tensorflow.org/tutorials/load_data/tfrecord and tensorflow/core/example/example.proto.
 """
 
+import contextlib
 import dataclasses
 import functools
+import gzip
 import io
 import itertools
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+import typing
+import zlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +32,7 @@ from tpu_components.core.examples.artifacts import (
     TRAIN,
     WEIGHT_FEATURE,
     Manifest,
+    Shard,
 )
 from tpu_components.core.examples.images import REDUCTIONS
 from tpu_components.core.examples.interface import (
@@ -38,10 +43,12 @@ from tpu_components.core.examples.interface import (
     TextInput,
     UnreadableError,
 )
+from tpu_components.core.files import storage
 
 RAW, RESIZED, ENCODED = "raw", "resized", "encoded"
 _READ_BUFFER_BYTES = 8 << 20
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4  # Bytes before and after the payload of a record.
+_GZIP_MAGIC = b"\x1f\x8b\x08"  # https://www.rfc-editor.org/rfc/rfc1952
 _MOST_RECORD_BYTES = 512 << 20  # The largest image that is decoded, 2**27 pixels, takes 384 MiB.
 _PARSE_BATCH = 512  # Examples parsed by one op; enough to hide the cost of the op, few enough to stay in cache.
 _GREY_WEIGHTS = (19595, 38470, 7471)  # ITU-R 601 luma of red, green and blue, in 1/65536.
@@ -135,18 +142,23 @@ def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:
     offset = 0
     while offset < end:
         file.seek(offset)
-        header = file.read(_HEADER_BYTES)
-        if len(header) < _HEADER_BYTES or _masked_crc(header[:8]) != header[8:]:
-            raise DamagedRecordError(f"no record at byte {offset:,}")
-        num_bytes = _HEADER_BYTES + struct.unpack("<Q", header[:8])[0] + _FOOTER_BYTES
-        if num_bytes > _MOST_RECORD_BYTES:
-            raise DamagedRecordError(
-                f"a record of {num_bytes >> 20:,} MiB at byte {offset:,}, expected at most {_MOST_RECORD_BYTES >> 20}"
-            )
+        num_bytes = _framed_bytes(file.read(_HEADER_BYTES), offset)
         if offset + num_bytes > end:
             raise DamagedRecordError(f"a truncated record at byte {offset:,}")
         yield offset, num_bytes
         offset += num_bytes
+
+
+def _framed_bytes(header: bytes, offset: int) -> int:
+    """Return the size of the framed record with this header, in bytes."""
+    if len(header) < _HEADER_BYTES or _masked_crc(header[:8]) != header[8:]:
+        raise DamagedRecordError(f"no record at byte {offset:,}")
+    num_bytes: int = _HEADER_BYTES + struct.unpack("<Q", header[:8])[0] + _FOOTER_BYTES
+    if num_bytes > _MOST_RECORD_BYTES:
+        raise DamagedRecordError(
+            f"a record of {num_bytes >> 20:,} MiB at byte {offset:,}, expected at most {_MOST_RECORD_BYTES >> 20}"
+        )
+    return num_bytes
 
 
 def read_frames(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
@@ -155,9 +167,49 @@ def read_frames(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
     Raises:
         DamagedRecordError: See `find_records`.
     """
+    if isinstance(file, gzip.GzipFile):
+        yield from _stream_frames(file)
+        return
     for offset, num_bytes in find_records(file):
         file.seek(offset)
         yield file.read(num_bytes), offset
+
+
+@contextlib.contextmanager
+def open_records(path: str) -> Iterator[BinaryIO]:
+    """Open a TFRecord file for reading, local or in a bucket; the content of a GZIP file is decompressed.
+
+    Raises:
+        InputError: If the file does not exist or cannot be read.
+    """
+    with storage.open_file(path) as file:
+        if not is_gzip(file):
+            yield file
+            return
+        with gzip.GzipFile(fileobj=file) as content:
+            yield typing.cast(BinaryIO, content)
+
+
+def is_gzip(file: BinaryIO) -> bool:
+    """Return whether a file, at its start, is compressed with GZIP; the first record may begin with the same bytes."""
+    header = file.read(_HEADER_BYTES)
+    file.seek(0)
+    return header.startswith(_GZIP_MAGIC) and _masked_crc(header[:8]) != header[8:]
+
+
+def _stream_frames(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Yield (framed record, offset) of a file that is decompressed while it is read, whose size is unknown."""
+    offset = 0
+    try:
+        while header := file.read(_HEADER_BYTES):
+            num_bytes = _framed_bytes(header, offset)
+            frame = header + file.read(num_bytes - _HEADER_BYTES)
+            if len(frame) < num_bytes:
+                raise DamagedRecordError(f"a truncated record at byte {offset:,}")
+            yield frame, offset
+            offset += num_bytes
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DamagedRecordError(f"damaged GZIP data after byte {offset:,} ({error})") from error
 
 
 def read_fields(frame: bytes) -> dict[str, list[Any]]:
@@ -239,7 +291,25 @@ def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool 
 
 def shard_paths(directory: Path, manifest: Manifest, split: str) -> list[str]:
     """Return the paths of a split's TFRecord files, in the order of the manifest."""
-    return [str(directory / shard.name) for shard in manifest.split(split).shards]
+    return [shard.path(directory) for shard in manifest.split(split).shards]
+
+
+def open_shards(files: Any, manifest: Manifest, buffer_bytes: int | None = None) -> Any:
+    """Return a tf.data.Dataset of the serialized examples in some of a data set's shards, in order."""
+    return tf.data.TFRecordDataset(files, manifest.compression, buffer_bytes)
+
+
+def read_shard(directory: Path, manifest: Manifest, shard: Shard) -> Generator[dict[str, list[Any]], None, None]:
+    """Yield the features of every record of a shard, as {name: list of values} with this project's names.
+
+    Raises:
+        DamagedRecordError: If a record is damaged.
+    """
+    with open_records(shard.path(directory)) as file:
+        for number, (frame, _) in enumerate(read_frames(file)):
+            fields = read_fields(frame)
+            fields |= {ours: fields[theirs] for ours, theirs in manifest.feature_names.items() if theirs in fields}
+            yield {KEY_FEATURE: [f"{Path(shard.name).name}[{number}]".encode()], **fields}
 
 
 def parts_of_shards(counts: Sequence[int], share: Share) -> np.ndarray:
@@ -291,16 +361,20 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
     names = [feature]
     if with_keys:
         names += [KEY_FEATURE, TEXT_FEATURE] if isinstance(inputs, TextInput) else [KEY_FEATURE]
-    spec = {name: tf.io.FixedLenFeature([], tf.string) for name in names}
+    stored_as = {name: manifest.feature_names.get(name, name) for name in (*names, LABEL_FEATURE, WEIGHT_FEATURE)}
+    spec = {stored_as[name]: tf.io.FixedLenFeature([], tf.string) for name in names}
     # The label in a record of a corpus is the number of targets that count.
-    spec[LABEL_FEATURE] = tf.io.FixedLenFeature(() if is_corpus else interface.target_shape, task.stored_dtype)
+    spec[stored_as[LABEL_FEATURE]] = tf.io.FixedLenFeature(
+        () if is_corpus else interface.target_shape, task.stored_dtype
+    )
     if WEIGHT_FEATURE in manifest.features:
-        spec[WEIGHT_FEATURE] = tf.io.FixedLenFeature((), tf.float32)
+        spec[stored_as[WEIGHT_FEATURE]] = tf.io.FixedLenFeature((), tf.float32)
 
     @tf.autograph.experimental.do_not_convert  # Nothing to convert, and the search for it takes 0.1 s.
     def parse(batch: Any) -> Any:
-        fields = tf.io.parse_example(batch, spec)
-        if WEIGHT_FEATURE not in spec:  # A default would cost a search in every record.
+        stored = tf.io.parse_example(batch, spec)
+        fields = {name: stored[feature] for name, feature in stored_as.items() if feature in stored}
+        if WEIGHT_FEATURE not in manifest.features:  # A default would cost a search in every record.
             fields[WEIGHT_FEATURE] = tf.ones(tf.shape(batch))
         fields[LABEL_FEATURE] = tf.cast(fields[LABEL_FEATURE], task.target_dtype)
         if isinstance(inputs, ImageInput):
@@ -349,12 +423,33 @@ def read_batches(
     """
     files = shard_paths(directory, manifest, split)
     parts = parts_of_shards([shard.num_examples for shard in manifest.split(split).shards], share)
-    serialized = tf.data.TFRecordDataset([files[shard] for shard in parts[:, 0]], buffer_size=_READ_BUFFER_BYTES)
+    serialized = open_shards([files[shard] for shard in parts[:, 0]], manifest, _READ_BUFFER_BYTES)
     if share != WHOLE:
         skipped = int(parts[0, 1]) if len(parts) else 0
         serialized = serialized.skip(skipped).take(int(parts[:, 2].sum()))
     serialized = serialized.batch(batch_size)
-    return parse_batches(serialized, manifest, with_keys, with_margin).prefetch(2).with_options(static_options())
+    are_named = not with_keys or KEY_FEATURE in manifest.features
+    batches = parse_batches(serialized, manifest, with_keys and are_named, with_margin)
+    if not are_named:
+        keys = _key_batches(manifest, split, batch_size, share)
+        batches = tf.data.Dataset.zip((batches, keys)).map(lambda fields, keys: fields | {KEY_FEATURE: keys})
+    return batches.prefetch(2).with_options(static_options())
+
+
+def _key_batches(manifest: Manifest, split: str, batch_size: int, share: Share) -> Any:
+    """Return a tf.data.Dataset of batches of keys, `FILE[NUMBER]`, for records that do not store them."""
+    shards = manifest.split(split).shards
+    names = tf.constant([Path(shard.name).name for shard in shards])
+    ends = np.cumsum([shard.num_examples for shard in shards])
+    starts = ends - [shard.num_examples for shard in shards]
+    wanted = share.within(int(ends[-1]))
+
+    def name(places: Any) -> Any:
+        shard = tf.searchsorted(ends, places, side="right")
+        numbers = tf.strings.as_string(places - tf.gather(starts, shard))
+        return tf.strings.join([tf.gather(names, shard), "[", numbers, "]"])
+
+    return tf.data.Dataset.range(wanted.start, wanted.stop).batch(batch_size).map(name)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -332,12 +332,34 @@ def build_model(
 
 
 def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], warn: Callable[[str], None]) -> Any:
-    module: Mapping[str, Any]
     if name.endswith(".keras"):
-        model = _load_keras_file(name, warn)
-        module = {}
-    else:
-        model, module = _run_builder(name, interface, parameters)
+        return fit_to_data(name, _load_keras_file(name, warn), interface, warn)
+    model, module = _run_builder(name, interface, parameters)
+    return fit_to_data(name, model, interface, warn, module)
+
+
+def fit_to_data(
+    name: str,
+    model: Any,
+    interface: Interface,
+    warn: Callable[[str], None] = lambda warning: None,
+    module: Mapping[str, Any] = {},
+) -> Any:
+    """Check that a model fits a data set, and add the layers that turn its output into the task's.
+
+    Args:
+        name: Name of the model in messages.
+        model: The keras.Model.
+        interface: Required input and output.
+        warn: Function that gets each warning.
+        module: Variables of the model's module, for settings that come with it.
+
+    Returns:
+        See `build_model`.
+
+    Raises:
+        InputError: See `build_model`.
+    """
     if not isinstance(model, keras.Model):
         raise InputError(
             f"{name!r} is not a Keras model: expected a keras.Model, received {type(model).__name__}. Return a Keras "

@@ -4,6 +4,7 @@ If a model has custom layers, their code is saved with it, and the digest of the
 """
 
 import copy
+import dataclasses
 import functools
 import gc
 import json
@@ -12,17 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import keras, tf
-from tpu_components.core.examples.artifacts import ARCHITECTURE_FILE, BEST_WEIGHTS_FILE, CODE_FILE
+from tpu_components.core.examples.artifacts import ARCHITECTURE_FILE, BEST_WEIGHTS_FILE, CODE_FILE, SAVED_MODEL_DIR
 from tpu_components.core.examples.interface import LANGUAGE_MODEL
 from tpu_components.core.metrics.keras_metrics import measured_by, set_measured
 from tpu_components.core.models.bundle import Bundle, custom_objects, objects_of_keras_only, open_bundle
 from tpu_components.core.models.language_model import StepModel
 from tpu_components.core.models.lookup import bundle_of, explain
+from tpu_components.core.models.saved_model import SavedModel, digest_files
 
-# Keys of architecture.json: the SHA-256 of `code.zip`, and the Keras configurations of the additional metrics.
-_CODE, _METRICS = "code_sha256", "metrics"
+# Keys of architecture.json: the SHA-256 of `code.zip`, the Keras configurations of the additional metrics, and instead
+# of everything else a SavedModel that another program wrote.
+_CODE, _METRICS, _SAVED_MODEL = "code_sha256", "metrics", "saved_model"
 
 
 _ADVICE = (
@@ -39,6 +43,12 @@ def save_architecture(model: Any, directory: Path, code: Bundle | None = None) -
         architecture[_CODE] = code.digest
         (directory / CODE_FILE).write_bytes(code.content)
     (directory / ARCHITECTURE_FILE).write_text(json.dumps(architecture, indent=1))
+
+
+def save_saved_model(saved: SavedModel, directory: Path) -> None:
+    """Write to `architecture.json` how data pass through the folder's SavedModel, with the digests of its files."""
+    saved = dataclasses.replace(saved, files=digest_files(directory / SAVED_MODEL_DIR))
+    (directory / ARCHITECTURE_FILE).write_text(json.dumps({_SAVED_MODEL: dataclasses.asdict(saved)}, indent=1))
 
 
 def _config_of(model: Any) -> dict[str, Any]:
@@ -76,6 +86,10 @@ def load_trained_model(directory: Path, weights_file: str = BEST_WEIGHTS_FILE, i
     path = directory / ARCHITECTURE_FILE
     try:
         config = json.loads(path.read_text(), object_hook=_in_float32)
+        if _SAVED_MODEL in config:
+            model = typed_values.read(config[_SAVED_MODEL], SavedModel).build(directory / SAVED_MODEL_DIR)
+            model.load_weights(directory / weights_file)
+            return model
         digest = config.pop(_CODE, None)
         code = directory / CODE_FILE
         objects = custom_objects(open_bundle(code.read_bytes(), digest, str(code))) if digest else {}

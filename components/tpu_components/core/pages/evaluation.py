@@ -75,15 +75,9 @@ def describe_training(split: str, manifest: Manifest, info: ModelInfo) -> Fields
     stages = training.get("stages", ())
     frozen = (f"{stage['epochs']} with {', '.join(stage['frozen']) or 'nothing'} frozen" for stage in stages)
     in_stages = f" ({', then '.join(frozen)})" if stages else ""
-    synchronized = f"synchronised over the batch of all {training['num_replicas']} replicas"
+    synchronized = f"synchronised over the batch of all {training.get('num_replicas')} replicas"
     copies = manifest.split(split).statistics.get("num_also_in_train")
-    facts = {
-        "Model": info.name,
-        "Data": manifest.source,
-        "Data fingerprint": manifest.fingerprint[:16],
-        "Splits": ", ".join(f"{name} {split.num_examples:,}" for name, split in manifest.splits.items()),
-        "Scored on": split,
-        "Quarantined": f"{len(manifest.quarantined):,} unreadable inputs",
+    run = training and {
         "Trained on": f"{list_replicas(training)}, {training['backend']}, {training['precision']}",
         "Training": f"{training['epochs']} epochs{in_stages}, {training['seconds']:,.0f} s, "
         f"{training['examples_per_second']:,.0f} {manifest.input.plural}/s",
@@ -91,6 +85,15 @@ def describe_training(split: str, manifest: Manifest, info: ModelInfo) -> Fields
         "Goodput": _describe_goodput(training),
         "Best epoch": f"{training['best_epoch']}{_BEST_EPOCH.get(training.get('judged_by', ''), '')}",
         "Batch normalisation": synchronized if training.get("num_synchronized_layers") else "",
+    }
+    facts = {
+        "Model": info.name,
+        "Data": manifest.source,
+        "Data fingerprint": manifest.fingerprint[:16],
+        "Splits": ", ".join(f"{name} {split.num_examples:,}" for name, split in manifest.splits.items()),
+        "Scored on": split,
+        "Quarantined": f"{len(manifest.quarantined):,} unreadable inputs",
+        **(run if training else {"Trained by": "another program; import_model imported it"}),
         **_describe_texts(manifest, split),
         "Also in train": "" if copies is None else f"{copies:,} {manifest.input.plural}, exact copies",
     }

@@ -2,9 +2,10 @@
 
 import fnmatch
 import hashlib
+import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tpu_components.core.base.errors import InputError
@@ -77,16 +78,23 @@ def version_of(containers: Sequence[Container]) -> str:
     return hashlib.sha256(repr([tuple(container)[1:] for container in containers]).encode()).hexdigest()
 
 
-def splits_of(containers: Sequence[Container], location: str) -> list[str] | None:
+def splits_of(containers: Sequence[Container], location: str, patterns: Mapping[str, str] = {}) -> list[str] | None:
     """Return the split of each file, from a folder of its path or the first word of its name; None without splits.
 
+    Args:
+        containers: The files.
+        location: Place of the source for messages.
+        patterns: Pattern of the names of each split's files, used instead of their first words.
+
     Raises:
-        InputError: If only some files have a split.
+        InputError: If only some files have a split, or if a file matches several patterns or a pattern no file.
 
     Example:
         >>> splits_of([Container("", name, 0, "") for name in ("train-00.tar", "val/0.tar")], "data")
         ['train', 'validation']
     """
+    if patterns:
+        return _match(containers, location, patterns)
     splits = [_split_in(container.name) for container in containers]
     if not any(splits):
         return None
@@ -96,6 +104,29 @@ def splits_of(containers: Sequence[Container], location: str) -> list[str] | Non
             "the start of every file name or as its folder, or nowhere. Rename or move them."
         )
     return [split for split in splits if split]
+
+
+def _match(containers: Sequence[Container], location: str, patterns: Mapping[str, str]) -> list[str]:
+    """Return the split of each file by the pattern that its name, or its path below the source, matches."""
+    matching = [[split for split, pattern in patterns.items() if _matches(file.name, pattern)] for file in containers]
+    with_files = set(itertools.chain.from_iterable(matching))
+    if unmatched := [split for split in patterns if split not in with_files]:
+        raise InputError(
+            f"No file in {location} matches {patterns[unmatched[0]]!r}, the pattern of the {unmatched[0]!r} split. "
+            f"Received: {quoted([file.name for file in containers])}. Correct data.split_files."
+        )
+    if odd := [(file.name, splits) for file, splits in zip(containers, matching, strict=True) if len(splits) != 1]:
+        name, splits = odd[0]
+        belongs = f"matches the patterns of {' and '.join(splits)}" if splits else "matches no pattern"
+        raise InputError(
+            f"The file {name!r} in {location} {belongs}: expected every file in exactly one split. Correct "
+            "data.split_files, or name fewer files in the source."
+        )
+    return [split for (split,) in matching]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(os.path.basename(name), pattern)
 
 
 def _split_in(name: str) -> str | None:

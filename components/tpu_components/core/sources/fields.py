@@ -16,6 +16,7 @@ from tpu_components.core.sources.columns import Names
 from tpu_components.core.sources.listing import Listing, split_named, without_labels
 from tpu_components.core.sources.pairs import NOT_SUPPORTED, is_picture
 from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.stored_records import read_stored_targets
 from tpu_components.core.sources.targets import (
     SEPARATOR,
     WEIGHTS,
@@ -46,6 +47,7 @@ class Chosen:
         content: `image` or `text`.
         names: Field for each role that the source has: `image` or `text`, `label`, `split`, `id` and `weight`.
         notes: Messages to the user about fields whose role was guessed from their names.
+        class_names: Class names, in the order of labels that are stored as indices; empty if unknown.
     """
 
     params: WriteParams
@@ -53,6 +55,7 @@ class Chosen:
     content: str
     names: Mapping[str, str]
     notes: tuple[str, ...]
+    class_names: tuple[str, ...] = ()
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -128,6 +131,9 @@ def read_targets(values: Mapping[str, Sequence[Any]], chosen: Chosen, keys: Sequ
     if not chosen.targets:
         return Targets(*without_labels(len(keys)), {})
     params = chosen.params
+    if not params.rewrite:
+        name = chosen.targets[0]
+        return read_stored_targets(values[name], name, params, chosen.class_names, keys)
     if params.task == REGRESSION:
         for name in chosen.targets:
             _check_single(values[name], name, keys)

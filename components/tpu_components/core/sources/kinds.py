@@ -209,9 +209,11 @@ def _check_taken(source: Source, params: WriteParams) -> None:
         kinds = f"{', '.join(others)} or {last}" if others else last
         return f"{name}={getattr(params, name)!r} needs a {kinds} source. Received: {params.source!r}"
 
-    for name in ("group_column", "slice_columns", "columns", "context_tokens"):
+    for name in ("group_column", "slice_columns", "columns", "split_files", "context_tokens"):
         if getattr(params, name) and name not in source.takes:
             raise InputError(f"{needed(name)}. Remove it.")
+    if not params.rewrite and "rewrite" not in source.takes:
+        raise InputError(f"{needed('rewrite')}. Set data.rewrite to true.")
     if params.task != CLASSIFICATION and "task" not in source.takes:
         raise InputError(
             f"{needed('task')}, which has one class per example. List the files with their labels in a CSV file."

@@ -16,6 +16,7 @@ from tpu_components.core.files.location import Location
 from tpu_components.core.sources.columns import Files, Names, Pieces, pick
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import LaterSpans, Spans
+from tpu_components.core.sources.stored_records import StoredRecords
 from tpu_components.core.sources.tasks import Selection
 from tpu_components.core.work.workers import in_threads
 
@@ -84,6 +85,7 @@ class Listing:
         hashes: uint64[num_examples]: results of `identify` for `images` or `texts`; None without these.
         bad: Inputs that are not examples, such as a row without a label; they are quarantined like unreadable ones.
         weights: Weights of the examples in the training's loss, float32[num_examples]; None without `columns.weight`.
+        stored: The files of the examples, if these stay where they are instead of being written as new records.
     """
 
     keys: Sequence[str]
@@ -107,6 +109,7 @@ class Listing:
     hashes: np.ndarray | None = None
     bad: tuple[Quarantined, ...] = ()
     weights: np.ndarray | None = None
+    stored: StoredRecords | None = None
 
     def __post_init__(self) -> None:
         for name in ("keys", "groups", "identities"):

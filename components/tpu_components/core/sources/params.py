@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.names import as_nfc
 from tpu_components.core.base.typed_values import NotNegative, Positive, Range, Share, check_fields, check_together
+from tpu_components.core.examples.artifacts import SPLITS
 from tpu_components.core.examples.class_names import class_name
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
@@ -54,6 +55,11 @@ class WriteParams:
             they differ from `path` (CSV only), `image`, `text`, `label`, `split` and `id`, for example
             {"path": "filename"}. Common names such as `review` and `sentiment` are detected. A `weight`, as
             {"weight": "confidence"}, multiplies the loss of its example in training; metrics are not weighted.
+        split_files: Pattern of the names of each split's files, such as {"train": "mnist-train*", "test":
+            "mnist-test*"}, if the names do not begin with the split. Only for TFRecord, Parquet and WebDataset files.
+        rewrite: Write the examples as new records. If false, the records of a tfrecords: source are checked and used
+            where they are: `dataset.json` refers to them. Labels must be stored as training reads them; `class_names`
+            names the labels 0, 1 and so on.
         join_copies: In splits that are drawn by hash, leave exact and near copies of test examples out of training and
             validation, and those of validation examples out of training.
         retired_tests: Files `REGISTRY/MODEL/tests/…/examples.npy` of test sets that were used for too many gate
@@ -110,6 +116,8 @@ class WriteParams:
     group_column: str = ""
     slice_columns: tuple[str, ...] = ()
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    split_files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    rewrite: bool = True
     join_copies: bool = True
     retired_tests: tuple[str, ...] = ()
     seed: int = 0
@@ -177,9 +185,32 @@ class WriteParams:
                 f"The keys of columns must be among {', '.join(_COLUMNS)}. Received: {strange[0]!r}."
                 + did_you_mean(strange[0], _COLUMNS)
             )
+        if strange := sorted(set(self.split_files) - set(SPLITS)):
+            raise InputError(
+                f"The keys of split_files must be among {', '.join(SPLITS)}. Received: {strange[0]!r}."
+                + did_you_mean(strange[0], SPLITS)
+            )
+        if not self.rewrite:
+            self._check_not_rewritten()
         require_names(self.beam_options)
         if self.source_ref.place.is_remote:
             _ = self.source_ref.place.bucket  # Checks it.
+
+    def _check_not_rewritten(self) -> None:
+        """Raise InputError for parameters that change what is stored, which rewrite=false does not allow."""
+        changing = {
+            "engine": self.engine != LOCAL,
+            "retired_tests": bool(self.retired_tests),
+            "encoding": self.encoding != "auto",
+            "crop_margin": bool(self.crop_margin),
+            "group_column": bool(self.group_column),
+            "columns.split": "split" in self.columns,
+        }
+        if names := [name for name, is_set in changing.items() if is_set]:
+            raise InputError(
+                f"rewrite=false uses the records as they are, so {names[0]} has no effect. Remove data.{names[0]}, or "
+                "set data.rewrite to true."
+            )
 
     @functools.cached_property
     def source_ref(self) -> SourceRef:

@@ -145,7 +145,7 @@ def list_parquet(location: Location, params: WriteParams, labelled: bool) -> Lis
     Images without an id are read once, to identify them by their content.
     """
     files = list_containers(location, (".parquet",))
-    return _list_tables(files, splits_of(files, location) if labelled else None, params, labelled)
+    return _list_tables(files, splits_of(files, location, params.split_files) if labelled else None, params, labelled)
 
 
 class HubDataSet(NamedTuple):
@@ -356,5 +356,5 @@ def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str,
     return num_rows, {name: list(_values_of(file, name)) for name in names}
 
 
-SOURCE = Source("parquet:GLOB", list_parquet, takes=("task", "columns"))
+SOURCE = Source("parquet:GLOB", list_parquet, takes=("task", "columns", "split_files"))
 HUB = Source("huggingface:OWNER/NAME[:CONFIG]", list_hub, takes=("task", "columns"))

@@ -1,21 +1,34 @@
 """TFRecords of other programs, with images or texts, read in place by the names of the features."""
 
+import dataclasses
 import functools
 import itertools
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import quoted
 from tpu_components.core.base.names import as_nfc
+from tpu_components.core.examples.artifacts import LABEL_FEATURE, WEIGHT_FEATURE
+from tpu_components.core.examples.class_names import class_name
 from tpu_components.core.examples.example_ids import HASH_TYPE, identify
 from tpu_components.core.examples.images import UnreadableImageError, open_image
-from tpu_components.core.examples.interface import ImageRule
-from tpu_components.core.examples.records import DamagedRecordError, read_fields, read_frames
+from tpu_components.core.examples.interface import IMAGE, ImageRule
+from tpu_components.core.examples.records import (
+    ENCODED,
+    RAW,
+    DamagedRecordError,
+    is_gzip,
+    open_records,
+    read_fields,
+    read_frames,
+)
 from tpu_components.core.files import storage
-from tpu_components.core.files.location import Location
+from tpu_components.core.files.location import Location, Scheme
 from tpu_components.core.sources.containers import (
     Container,
     list_containers,
@@ -28,9 +41,11 @@ from tpu_components.core.sources.fields import Chosen, choose_fields, list_rows
 from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import LaterSpans, Span, Spans, copy_contents
+from tpu_components.core.sources.stored_records import REWRITE, StoredFile, StoredRecords
 from tpu_components.core.work.workers import in_threads
 
-_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
+_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz")
+_CLASSES_SUFFIX = ".labels.txt"  # TensorFlow Datasets writes the class names beside its records, one a line.
 # Features with the size of raw pixels; also after `image/`.
 _SIZES = (("height", "rows"), ("width", "cols"), ("channels", "depth"))
 _RAW_KINDS = {1: "P5", 3: "P6"}  # Netpbm's formats, by the number of channels.
@@ -58,19 +73,27 @@ def list_tfrecords(location: Location, params: WriteParams, labelled: bool) -> L
     """List the records of files; every record is read once, to check it and to find the image or text in it."""
     files = _list_files(location)
     first = _first_record(files[0])
+    are_stored = labelled and not params.rewrite
     chosen = choose_fields(sorted(first), params, files[0].path, labelled)
+    if are_stored:
+        chosen = _as_stored(chosen, location)
     name = chosen.names[chosen.content]
     is_raw = chosen.content == "image" and _is_raw(first, name, files[0].path)
+    are_compressed = [_is_compressed(file) for file in files]
     by_file = list(in_threads(lambda file: list(_read_file(file, chosen, is_raw)), files[0].path, files))
     rows = [row for rows in by_file for row in rows]
     keys = tuple(f"{file.name}[{i}]" for file, rows in zip(files, by_file, strict=True) for i in range(len(rows)))
     values = {name: [row.values[place] for row in rows] for place, name in enumerate(chosen.wanted)}
-    of_files = splits_of(files, location) if labelled else None
+    of_files = splits_of(files, location, params.split_files) if labelled else None
     hashes = np.frombuffer(b"".join(row.identity for row in rows), HASH_TYPE)
     spans: Spans | LaterSpans = Spans.collect([row.span for row in rows])
-    if is_raw:
+    if is_raw or any(are_compressed):
         num_bytes = spans.num_bytes
         spans = LaterSpans(tuple(file.path for file in files), num_bytes, len(rows), functools.partial(_unpack, rows))
+    stored = None
+    if are_stored:
+        counts = list(map(len, by_file))
+        stored = _stored_records(files, of_files, counts, chosen, is_raw, are_compressed, location)
     return list_rows(
         values,
         chosen,
@@ -82,6 +105,80 @@ def list_tfrecords(location: Location, params: WriteParams, labelled: bool) -> L
         version=version_of(files),
         notes=(*chosen.notes, *([_RAW_NOTE.format(name)] if is_raw else [])),
         hashes=hashes if chosen.content == "text" else None,
+        stored=stored,
+    )
+
+
+def _is_compressed(file: Container) -> bool:
+    with storage.open_file(file.path) as content:
+        return is_gzip(content)
+
+
+def _as_stored(chosen: Chosen, location: Location) -> Chosen:
+    """Return the fields for records that are used as they are: their split is that of the file.
+
+    Raises:
+        InputError: If they are texts, which training does not read as texts, or in a store that training does not read.
+    """
+    params = chosen.params
+    if location.is_remote and location.scheme is not Scheme.GOOGLE:
+        raise InputError(f"Training reads only local and gs:// files. Received: {location!r}. {REWRITE}")
+    if chosen.content != "image":
+        raise InputError(f"Training cannot read the texts in {location} as they are: it reads token IDs. {REWRITE}")
+    if params.target_columns:
+        raise InputError(
+            f"Training reads the target from one feature. Received: target_columns={list(params.target_columns)}. Set "
+            f"data.columns={{label: …}}. {REWRITE.replace('Set', 'Or set')}"
+        )
+    names = {role: name for role, name in chosen.names.items() if role != "split"}
+    class_names = params.class_names or _read_class_names(location, chosen.targets[0])
+    return dataclasses.replace(chosen, names=names, class_names=class_names)
+
+
+def _read_class_names(location: Location, label: str) -> tuple[str, ...]:
+    """Return the class names that TensorFlow Datasets wrote beside its records; empty without this file."""
+    folder, pattern = split_pattern(location)
+    if not pattern and location.lower().endswith(_SUFFIXES):
+        folder = location.parent
+    path = folder.child(f"{label.replace('/', '-')}{_CLASSES_SUFFIX}")
+    return tuple(map(class_name, storage.read_bytes(path).decode().splitlines())) if storage.exists(path) else ()
+
+
+def _stored_records(
+    files: Sequence[Container],
+    splits: Sequence[str] | None,
+    counts: Sequence[int],
+    chosen: Chosen,
+    is_raw: bool,
+    are_compressed: Sequence[bool],
+    location: Location,
+) -> StoredRecords:
+    """Return the description of files whose records are used as they are.
+
+    Raises:
+        InputError: If the files have no splits, are compressed differently, or one of them is empty.
+    """
+    if splits is None:
+        raise InputError(
+            f"The files in {location} belong to no split, and records that are not rewritten cannot be divided: "
+            f"{quoted([file.name for file in files])}. Name the files of each split, as in data.split_files="
+            '{"train": "train*", "test": "test*"}. Or set data.rewrite to true.'
+        )
+    if empty := [file.name for file, count in zip(files, counts, strict=True) if not count]:
+        raise InputError(f"Files without records in {location}: {quoted(empty)}. Remove them, or name other files.")
+    if len(set(are_compressed)) > 1:
+        raise InputError(
+            f"Some files in {location} are compressed with GZIP and others are not: training reads one kind. {REWRITE}"
+        )
+    feature_of = {IMAGE: chosen.names[IMAGE], LABEL_FEATURE: chosen.targets[0]}
+    if WEIGHT_FEATURE in chosen.names:
+        feature_of[WEIGHT_FEATURE] = chosen.names[WEIGHT_FEATURE]
+    paths = [file.path if Location(file.path).is_remote else os.path.abspath(file.path) for file in files]
+    return StoredRecords(
+        tuple(map(StoredFile, paths, splits, counts)),
+        {ours: theirs for ours, theirs in feature_of.items() if ours != theirs},
+        "GZIP" if are_compressed[0] else "",
+        RAW if is_raw else ENCODED,
     )
 
 
@@ -106,7 +203,7 @@ def _first_record(file: Container) -> Mapping[str, list[Any]]:
 
 
 def _frames(file: Container) -> Iterator[tuple[bytes, int]]:
-    with storage.open_file(file.path) as content:
+    with open_records(file.path) as content:
         yield from read_frames(content)
 
 
@@ -177,11 +274,11 @@ def _raw_header(fields: Mapping[str, list[Any]], content: bytes) -> bytes:
 
 
 def _unpack(rows: Sequence[_Row]) -> Spans:
-    """Copy raw pixels to a temporary file as PGM or PPM images, which all later steps can read."""
+    """Copy raw pixels as PGM or PPM images, or contents of compressed files, to a file that later steps can read."""
 
     def contents() -> Iterator[bytes]:
         for path, of_file in itertools.groupby(rows, key=lambda row: row.span.path):
-            with storage.open_file(path) as file:
+            with open_records(path) as file:
                 for row in of_file:
                     file.seek(row.span.offset)
                     yield row.header + file.read(row.span.num_bytes)
@@ -217,13 +314,13 @@ def _read_file(file: Container, chosen: Chosen, is_raw: bool) -> Iterator[_Row]:
 
 def _unreadable(file: Container, number: int, error: DamagedRecordError) -> InputError:
     return InputError(
-        f"Cannot read {file.path}, at record {number}: {error}. Expected TFRecords of tf.train.Example that are not "
-        "compressed. Write the file again."
+        f"Cannot read {file.path}, at record {number}: {error}. Expected TFRecords of tf.train.Example, not compressed "
+        "or compressed with GZIP. Write the file again."
     )
 
 
 SOURCE = Source(
     "tfrecords:GLOB",
     list_tfrecords,
-    takes=("task", "columns"),
+    takes=("task", "columns", "split_files", "rewrite"),
 )

@@ -99,7 +99,7 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
         column, _, without_weight = read_weights([example.kept.get("weight") for example in examples], name, keys)
         weights = column[:, 0]
         reasons.append(without_weight)
-    of_archives = splits_of(archives, location) if labelled else None
+    of_archives = splits_of(archives, location, params.split_files) if labelled else None
     sizes = list(map(len, by_archive))
     listing = Listing(
         keys=keys,
@@ -252,4 +252,4 @@ class _Group:
             yield _Example(name, span, self._label, self._kept)
 
 
-SOURCE = Source("webdataset:GLOB", list_webdataset, takes=("columns",))
+SOURCE = Source("webdataset:GLOB", list_webdataset, takes=("columns", "split_files"))

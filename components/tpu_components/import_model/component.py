@@ -1,0 +1,57 @@
+"""The step import_model as a KFP component.
+
+The inputs after `*`, and their part of `Args:`, are the fields of ImportParams: `python -m tests.evidence.generated`
+writes them.
+"""
+
+from typing import Dict, List
+
+from kfp import dsl
+
+from tpu_components.core.base.container_images import LOCAL_IMAGE, in_place_of_shell
+
+
+@in_place_of_shell
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
+def import_model(
+    records: dsl.Input[dsl.Dataset],
+    model: dsl.Input[dsl.Model],
+    trained: dsl.Output[dsl.Model],
+    fingerprint: Dict[str, str] = {},
+    *,
+    class_names: List[str],
+    pixel_range: List[float] = [],
+    outputs: str = "auto",
+    signature: str = "serving_default",
+    output_name: str = "",
+    code: str = "",
+    name: str = "",
+) -> None:
+    """Import a model that another program trained, as the model that the other steps take.
+
+    Args:
+        records: Records that create_tfrecords wrote.
+        model: A .keras file, a SavedModel, or a folder that contains one of them: the output of another step, or of
+            dsl.importer.
+        fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
+            when it changes.
+        class_names: Classes in the order of the model's outputs; for a regression, the names of the targets. They must
+            be those of the records, in the same order.
+        pixel_range: [low, high]: values that the model takes for the pixels 0 and 255, for example [0, 255], [0, 1] or
+            [-1, 1]. Empty if the model takes uint8, or begins with a layer that scales pixels of 0 to 255.
+        outputs: Whether the model gives `probabilities` or `logits`. `auto` finds it in the last layer, or by
+            predictions that are probabilities; otherwise the step fails and asks.
+        signature: Signature of a SavedModel that predicts images.
+        output_name: Output of the signature; empty if only one has the right shape.
+        code: A .py file that registers the custom classes of a .keras file with Keras, local or on gs://. It is saved
+            with the model.
+        name: Name of the model in reports; empty for the name of its file.
+
+    Returns:
+        trained: Model for the steps that take one from train_model.
+    """
+    inputs = dict(locals())
+    from tpu_components.core.component.step_record import run_component
+    from tpu_components.import_model import ImportParams, import_model
+
+    run_component("import_model", import_model, ImportParams, inputs, "records", "model", "trained")

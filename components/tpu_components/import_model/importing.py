@@ -1,0 +1,396 @@
+"""Loads a model of another program, checks it against the records, and writes it as train_model writes a model."""
+
+import dataclasses
+import math
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import quoted
+from tpu_components.core.base.frameworks import keras
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import (
+    ARCHITECTURE_FILE,
+    BEST_WEIGHTS_FILE,
+    MODEL_FILE,
+    SAVED_MODEL_DIR,
+    Manifest,
+    ModelInfo,
+    file_sha256,
+)
+from tpu_components.core.examples.interface import (
+    CLASSIFICATION,
+    MULTI_LABEL,
+    REGRESSION,
+    ImageInput,
+    Interface,
+)
+from tpu_components.core.files import storage
+from tpu_components.core.files.location import Location
+from tpu_components.core.machines import device as devices
+from tpu_components.core.models.bundle import Bundle, custom_objects, objects_of_keras_only, open_bundle
+from tpu_components.core.models.lookup import bundle_of, explain, fit_to_data
+from tpu_components.core.models.saved_model import SavedModel, as_range, load
+from tpu_components.core.models.trained import load_trained_model, predict, save_architecture, save_saved_model
+from tpu_components.import_model.params import AUTO, LOGITS, PROBABILITIES, ImportParams, ImportResult
+
+_STEP = "import_model"
+_WHOLE = (0.0, 255.0)
+_COMPARED = 64
+_BATCH = 32
+_SUM_TOLERANCE = 1e-2  # Probabilities in bfloat16 have 8 bits.
+_COPY_TOLERANCE = 2e-2
+_LARGEST_SCALE = 1 / 64  # A layer with a smaller factor scales pixels of 0 to 255, not numbers of 0 to 1.
+_KERAS_FILE = ("config.json", "model.weights.h5")  # In the archive.
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+
+
+def import_model(
+    params: ImportParams, records_dir: str | Path, model_path: str | Path, output: str | Path
+) -> ImportResult:
+    """Import a model that another program trained, for the steps that evaluate, export and register models.
+
+    Args:
+        params: Classes, range of the pixels, and kind of the outputs.
+        records_dir: Folder that create_tfrecords wrote: the data that the model is used for.
+        model_path: A .keras file, a SavedModel, or a folder that contains one of them.
+        output: Folder of the model, written as a whole or not at all.
+
+    Raises:
+        InputError: If the model cannot be loaded, does not fit the records, or it is unknown what its inputs and
+            outputs mean.
+    """
+    records_dir = Location(records_dir).as_path()
+    model_path = Location(model_path).as_path()
+    output = Location(output).as_path()
+    storage.require_output(output, MODEL_FILE)
+    manifest = Manifest.load(records_dir, verify=False)
+    if not isinstance(manifest.input, ImageInput):
+        raise InputError(
+            f"Only models of images can be imported. Received: records of {manifest.input.plural}, whose token IDs are "
+            "those of this project's vocabulary. Train a model with train_model."
+        )
+    name = params.name or model_path.name
+    info = ModelInfo(name, {}, params.class_names, manifest.input, manifest.task, manifest.fingerprint, {})
+    if not info.fits(manifest):
+        raise InputError(
+            f"The classes of the model {name!r} do not match the records in {records_dir}: "
+            f"{info.compare_with(manifest)}. Give class_names in the order of the model's outputs, and write the "
+            "records with the same data.class_names."
+        )
+    split = next(iter(manifest.splits))
+    examples = records.spread_inputs(records_dir, manifest, split, _COMPARED)[1]
+    path, is_keras = _find_model(model_path)
+    devices.prepare("tensorflow", "cpu", 1, "float32")
+    # Without mean and deviation: the outputs of a regression are already in the units of the targets.
+    interface = Interface(manifest.input, len(manifest.class_names), manifest.task)
+    with tempfile.TemporaryDirectory(prefix="import-") as scratch, storage.staged_directory(output) as staged:
+        source = _KerasFile if is_keras else _SavedModelFolder
+        imported = source(params, name, path, interface, Path(scratch))
+        answers = imported.check(examples)
+        imported.save(staged)
+        _check_copy(name, staged, examples, answers)
+        digests = {file: file_sha256(staged / file) for file in (ARCHITECTURE_FILE, BEST_WEIGHTS_FILE)}
+        dataclasses.replace(info, digests=digests).save(staged)
+    progress.say(
+        _STEP,
+        f"{name}: {imported.outputs}, pixels from {imported.pixel_range[0]:g} to {imported.pixel_range[1]:g}. Whether "
+        "it was trained on examples of the test split is unknown",
+    )
+    return ImportResult(
+        name,
+        "keras" if is_keras else "saved_model",
+        imported.outputs,
+        imported.pixel_range,
+        imported.model.count_params(),
+        len(examples),
+    )
+
+
+def _find_model(path: Path) -> tuple[Path, bool]:
+    """Return the .keras file or the SavedModel at a path or in a folder, and whether it is a .keras file."""
+    expected = "a .keras file, a SavedModel (a folder with saved_model.pb), or a folder with one of them"
+    if not path.exists():
+        raise InputError(f"Cannot import the model {path}: there is no such file or folder. Expected {expected}.")
+    if path.is_file():
+        if _is_keras_file(path):
+            return path, True
+        with open(path, "rb") as file:
+            is_hdf5 = file.read(len(_HDF5)) == _HDF5
+        received = "an HDF5 file: load it with Keras, and save it as NAME.keras" if is_hdf5 else "another file"
+        raise InputError(f"Cannot import the model {path}: expected {expected}, received {received}.")
+    folders = [path, *sorted(folder for folder in path.iterdir() if folder.is_dir())]
+    models = [(folder, False) for folder in folders if (folder / "saved_model.pb").is_file()]
+    models += [(file, True) for file in sorted(path.iterdir()) if file.is_file() and _is_keras_file(file)]
+    if len(models) != 1:
+        received = quoted([file.name for file, _ in models]) if models else "a folder without a model"
+        raise InputError(f"Cannot import the model {path}: expected {expected}, received {received}.")
+    return models[0]
+
+
+def _is_keras_file(path: Path) -> bool:
+    """Return whether a file is a model that Keras 3 saved, whatever its name."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return set(_KERAS_FILE) <= set(archive.namelist())
+
+
+class _Imported:
+    """A model of another program, with the layers that fit it to the records.
+
+    Attributes:
+        model: The keras.Model, from pixels of 0 to 255 to the task's outputs.
+        outputs: See `ImportResult`.
+        pixel_range: See `ImportResult`.
+    """
+
+    model: Any
+    outputs: str
+    pixel_range: tuple[float, float]
+
+    def __init__(self, params: ImportParams, name: str, interface: Interface) -> None:
+        self._params = params
+        self._name = name
+        self._interface = interface
+
+    @property
+    def _image_shape(self) -> tuple[int, int, int]:
+        inputs = self._interface.input
+        assert isinstance(inputs, ImageInput)
+        return inputs.image_shape
+
+    def check(self, examples: np.ndarray) -> np.ndarray:
+        """Return the model's answers to some examples.
+
+        Raises:
+            InputError: If they are not finite, or not probabilities although the task requires them.
+        """
+        answers = predict(self.model, examples, _BATCH)
+        if self._params.outputs == LOGITS and self._interface.task_name == CLASSIFICATION:
+            # The layer of the activation is the last one, whatever the program that wrote the model.
+            scores = keras.Model(self.model.inputs[0], self.model.layers[-1].input)
+            if self._are_probabilities(predict(scores, examples, _BATCH)):
+                raise InputError(
+                    f"outputs={LOGITS!r} contradicts the model {self._name!r}, whose outputs are numbers from 0 to 1 "
+                    "that add up to 1. Leave it out."
+                )
+        if not np.isfinite(answers).all():
+            raise InputError(
+                f"The model {self._name!r} predicts NaN or infinity for an example. Check its weights and pixel_range."
+            )
+        if self._interface.task_name != REGRESSION and not self._are_probabilities(answers):
+            raise InputError(
+                f"The model {self._name!r} does not give probabilities: expected numbers from 0 to 1"
+                + (" that add up to 1" if self._interface.task_name == CLASSIFICATION else "")
+                + f", received {np.round(answers[0][:5].astype(float), 3).tolist()} for the first example. If they are "
+                f"logits, set outputs to {LOGITS}; otherwise correct the model or signature."
+            )
+        return answers
+
+    def _are_probabilities(self, answers: np.ndarray) -> bool:
+        are_shares = bool(((answers >= -1e-6) & (answers <= 1 + 1e-6)).all())
+        is_one = self._interface.task_name == MULTI_LABEL or bool(
+            (np.abs(answers.sum(axis=-1) - 1) <= _SUM_TOLERANCE).all()
+        )
+        return are_shares and is_one
+
+    def _range(self, own: tuple[float, float] | None, why: str) -> tuple[float, float]:
+        """Return the range of the pixels, as the parameters name it or as it was found.
+
+        Raises:
+            InputError: If it is unknown, or the parameter contradicts what was found.
+        """
+        requested = self._params.pixel_range
+        if own is None and not requested:
+            raise InputError(
+                f"It is unknown which pixels the model {self._name!r} takes: no layer at its start scales them. Set "
+                "pixel_range to [0, 255], or to the values that its training had for 0 and 255, such as [0, 1] or "
+                "[-1, 1]."
+            )
+        if own and requested and tuple(requested) != own:
+            raise InputError(
+                f"pixel_range={list(requested)} contradicts the model {self._name!r}, which {why}. Leave it out."
+            )
+        return own or (requested[0], requested[1])
+
+    def save(self, staged: Path) -> None:
+        """Write architecture and weights to a folder."""
+        raise NotImplementedError
+
+
+class _KerasFile(_Imported):
+    """A model in a .keras file."""
+
+    def __init__(self, params: ImportParams, name: str, path: Path, interface: Interface, scratch: Path) -> None:
+        super().__init__(params, name, interface)
+        self._code: Bundle | None = None
+        objects: Mapping[str, Any] = {}
+        if params.code:
+            self._code = bundle_of(str(storage.localize(params.code, scratch)))
+            assert self._code is not None
+            objects = custom_objects(open_bundle(self._code.content, self._code.digest, self._code.name))
+        loaded = self._load(path, objects, scratch)
+        starts_with = _first_scale(loaded)
+        self.pixel_range = self._range(starts_with, "begins with a layer that scales pixels of 0 to 255")
+        shape = interface.input.shape
+        input_shape = getattr(loaded, "input_shape", None)
+        sizes = input_shape[1:] if isinstance(input_shape, tuple) else ()
+        fits = len(sizes) == 3 and all(size in (None, wanted) for size, wanted in zip(sizes, shape, strict=True))
+        if not fits:
+            advice = "Import a model of images with one input."
+            if len(sizes) == 3 and None not in sizes:
+                advice = f"Write the records with data.image_size={sizes[0]},{sizes[1]} and data.channels={sizes[2]}."
+            raise InputError(
+                f"The model {name!r} does not fit the records: expected one input "
+                f"(None, {', '.join(map(str, shape))}), received {input_shape}. {advice}"
+            )
+        pixels = keras.Input(shape, name="image")
+        answer = loaded(as_range(pixels, self.pixel_range))
+        if isinstance(answer, (dict, list, tuple)):
+            raise InputError(f"The model {name!r} has several outputs: expected one tensor. Import a model with one.")
+        activation = interface.task.activation
+        if interface.task_name != REGRESSION and params.outputs == LOGITS:
+            answer = keras.layers.Activation(activation, dtype="float32")(answer)
+        notes: list[str] = []
+        self.model = fit_to_data(str(path), keras.Model(pixels, answer), interface, notes.append)
+        are_logits = params.outputs == LOGITS or any("logits" in note for note in notes)
+        if params.outputs == PROBABILITIES and are_logits:
+            raise InputError(
+                f"outputs={PROBABILITIES!r} contradicts the model {name!r}, whose last layer has no activation. Leave "
+                "it out."
+            )
+        self.outputs = "numbers" if interface.task_name == REGRESSION else LOGITS if are_logits else PROBABILITIES
+
+    def _load(self, path: Path, objects: Mapping[str, Any], scratch: Path) -> Any:
+        named = scratch / "model.keras"  # Keras requires this suffix.
+        shutil.copyfile(path, named)
+        try:
+            with objects_of_keras_only():
+                return keras.saving.load_model(named, dict(objects), compile=False, safe_mode=True)
+        except Exception as error:  # Keras and custom classes raise anything.
+            raise InputError(
+                f"Cannot load the model {path}: {explain(error)}. Expected a file that Keras 3 saved. If it has custom "
+                "classes or functions, set code to a .py file that registers them with "
+                "@keras.saving.register_keras_serializable(); a Lambda layer with Python code is never loaded."
+            ) from error
+
+    def save(self, staged: Path) -> None:
+        """Write architecture, weights and custom code."""
+        save_architecture(self.model, staged, self._code)
+        self.model.save_weights(staged / BEST_WEIGHTS_FILE)
+
+
+class _SavedModelFolder(_Imported):
+    """A signature of a SavedModel."""
+
+    def __init__(self, params: ImportParams, name: str, path: Path, interface: Interface, scratch: Path) -> None:
+        super().__init__(params, name, interface)
+        if params.code:
+            raise InputError(f"A SavedModel contains its code. Received: code={params.code!r}. Leave it out.")
+        self._path = path
+        signatures = load(path).signatures
+        if params.signature not in signatures:
+            raise InputError(
+                f"The SavedModel {path} has no signature {params.signature!r}: expected one of "
+                f"{quoted(sorted(signatures)) or 'none'}. Set signature."
+            )
+        signature = signatures[params.signature]
+        shape = self._image_shape
+        inputs = signature.structured_input_signature[1]
+        if len(inputs) != 1:
+            raise InputError(
+                f"{self._where} takes {quoted(sorted(inputs))}: expected one input, the images. Set signature."
+            )
+        ((input_name, spec),) = inputs.items()
+        dtype = spec.dtype.name
+        sizes = tuple(spec.shape) if spec.shape.rank is not None else (None,) * 4
+        fits = len(sizes) == 4 and all(
+            size in (None, wanted) for size, wanted in zip(sizes, (None, *shape), strict=True)
+        )
+        if not fits or dtype not in ("uint8", "float32", "float16", "bfloat16", "int32"):
+            raise InputError(
+                f"{self._where} does not fit the records: expected pixels of shape (None, "
+                f"{', '.join(map(str, shape))}), received {dtype} {sizes}. Set signature, or write the records with "
+                "data.image_size and data.channels of the model."
+            )
+        own = _WHOLE if dtype == "uint8" else None
+        self.pixel_range = self._range(own, "takes uint8 pixels")
+        output_name = self._output_name(signature.structured_outputs)
+        activation = interface.task.activation if params.outputs == LOGITS else ""
+        if interface.task_name == REGRESSION:
+            activation = ""
+        self._saved = SavedModel(params.signature, input_name, output_name, dtype, shape, self.pixel_range, activation)
+        self.model = self._saved.build(path)
+        self.outputs = "numbers" if interface.task_name == REGRESSION else params.outputs
+        if self.outputs == AUTO:
+            self.outputs = PROBABILITIES  # `check` finds out.
+
+    @property
+    def _where(self) -> str:
+        return f"The signature {self._params.signature!r} of {self._path}"
+
+    def _output_name(self, outputs: Mapping[str, Any]) -> str:
+        """Return the name of the output with the task's shape."""
+        wanted = self._interface.output_shape
+        fitting = [
+            name
+            for name, spec in outputs.items()
+            if spec.dtype.is_floating
+            and spec.shape.rank == 1 + len(wanted)
+            and tuple(spec.shape[1:]) in (wanted, (None,))
+        ]
+        name = self._params.output_name or (fitting[0] if len(fitting) == 1 else "")
+        if name not in fitting:
+            received = ", ".join(f"{name} {spec.dtype.name} {tuple(spec.shape)}" for name, spec in outputs.items())
+            raise InputError(
+                f"{self._where} does not fit the records: expected one output of shape (None, "
+                f"{', '.join(map(str, wanted))}), a number for each of {len(self._params.class_names)} classes or "
+                f"targets, received {received}. Set output_name, or correct class_names."
+            )
+        return name
+
+    def save(self, staged: Path) -> None:
+        """Write the SavedModel, how data pass through it, and its weights."""
+        shutil.copytree(self._path, staged / SAVED_MODEL_DIR)
+        save_saved_model(self._saved, staged)
+        self.model.save_weights(staged / BEST_WEIGHTS_FILE)
+
+
+def _first_scale(model: Any) -> tuple[float, float] | None:
+    """Return [0, 255] if a model begins with a layer that scales such pixels; None if it is unknown what it takes."""
+    layers = list(getattr(model, "layers", ()))
+    while layers:
+        layer = layers.pop(0)
+        kind = type(layer).__name__
+        if kind in ("Functional", "Sequential"):
+            layers = [*layer.layers, *layers]
+        elif kind == "Rescaling":
+            largest = float(np.max(np.abs(layer.scale)))
+            return _WHOLE if 0 < largest <= _LARGEST_SCALE else None
+        elif kind == "Normalization":
+            mean = np.asarray(getattr(layer, "mean", math.nan), np.float64)
+            return _WHOLE if np.max(mean) > 1 else None
+        elif kind not in ("InputLayer", "Resizing", "CenterCrop", "ZeroPadding2D", "Identity", "Reshape"):
+            return None
+    return None
+
+
+def _check_copy(name: str, folder: Path, examples: np.ndarray, answers: np.ndarray) -> None:
+    """Raise InputError if the saved model, which is rebuilt without its first program, gives other answers."""
+    copied = predict(load_trained_model(folder), examples, _BATCH)
+    scale = max(float(np.abs(answers).max()), 1.0)
+    if not np.allclose(copied, answers, atol=_COPY_TOLERANCE * scale):
+        raise InputError(
+            f"The model {name!r} cannot be saved: rebuilt from its configuration and weights, it predicts "
+            f"{np.round(copied[0][:5].astype(float), 3).tolist()} instead of "
+            f"{np.round(answers[0][:5].astype(float), 3).tolist()}. Custom classes need a get_config that returns the "
+            "arguments of __init__."
+        )

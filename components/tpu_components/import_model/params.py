@@ -1,0 +1,71 @@
+"""Parameters and result of import_model."""
+
+import dataclasses
+import math
+from typing import Annotated
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.typed_values import check_fields
+from tpu_components.core.examples.class_names import class_name
+
+AUTO, PROBABILITIES, LOGITS = OUTPUTS = ("auto", "probabilities", "logits")
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportParams:
+    """What the model's inputs and outputs mean, as far as its file does not say it.
+
+    Attributes:
+        class_names: Classes in the order of the model's outputs; for a regression, the names of the targets. They must
+            be those of the records, in the same order.
+        pixel_range: [low, high]: values that the model takes for the pixels 0 and 255, for example [0, 255], [0, 1] or
+            [-1, 1]. Empty if the model takes uint8, or begins with a layer that scales pixels of 0 to 255.
+        outputs: Whether the model gives `probabilities` or `logits`. `auto` finds it in the last layer, or by
+            predictions that are probabilities; otherwise the step fails and asks.
+        signature: Signature of a SavedModel that predicts images.
+        output_name: Output of the signature; empty if only one has the right shape.
+        code: A .py file that registers the custom classes of a .keras file with Keras, local or on gs://. It is saved
+            with the model.
+        name: Name of the model in reports; empty for the name of its file.
+    """
+
+    class_names: tuple[str, ...]
+    pixel_range: tuple[float, ...] = ()
+    outputs: Annotated[str, OUTPUTS] = AUTO
+    signature: str = "serving_default"
+    output_name: str = ""
+    code: str = ""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        object.__setattr__(self, "class_names", tuple(map(class_name, self.class_names)))
+        scale = self.pixel_range
+        if scale and (len(scale) != 2 or not all(map(math.isfinite, scale)) or scale[0] >= scale[1]):
+            raise InputError(
+                "pixel_range must be [low, high], the values that the model takes for the pixels 0 and 255. Received: "
+                f"pixel_range={list(scale)}."
+            )
+        if self.code and not self.code.endswith(".py"):
+            raise InputError(f"code must be a .py file. Received: code={self.code!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportResult:
+    """What was found in the model.
+
+    Attributes:
+        name: Name of the model.
+        kind: `keras` or `saved_model`.
+        outputs: Whether the model itself gives `probabilities`, `logits` or, for a regression, `numbers`.
+        pixel_range: Values that the model takes for the pixels 0 and 255.
+        num_parameters: Number of the model's weights.
+        num_compared: Number of examples that were predicted to check the outputs and the saved copy.
+    """
+
+    name: str
+    kind: str
+    outputs: str
+    pixel_range: tuple[float, ...]
+    num_parameters: int
+    num_compared: int
