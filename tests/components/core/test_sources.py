@@ -67,7 +67,7 @@ def test_images_keeps_split_folders(image_folder, tmp_path):
     plan = _plan(f"images:{tmp_path}/data")
     assert plan.split_examples == {"train": 12, "validation": 4, "test": 6}
     assert all(plan.listing.keys[i].startswith("test/") for i in plan.order["test"])
-    assert plan.split_rule == "the source's own test, train, validation"
+    assert plan.split_rule == "the source's test, train, validation"
 
 
 def test_images_does_not_mind_a_slash_at_the_end(image_folder):
@@ -165,7 +165,7 @@ def test_images_takes_the_classes_that_are_named_and_says_what_is_left_out(image
 
 
 def test_images_refuses_a_class_without_a_folder(image_folder):
-    with pytest.raises(InputError, match=r"No folder in .* for the classes 'cow'. Received: 'cat', 'dog'. Correct"):
+    with pytest.raises(InputError, match=r"has no folder for the classes 'cow'. Received: 'cat', 'dog'. Correct"):
         _plan(f"images:{image_folder()}", class_names=("cat", "cow"))
 
 
@@ -263,14 +263,14 @@ def test_csv_refuses_a_file_without_rows(tmp_path, text):
     ("header", "params", "message"),
     [
         ("picture,label", {}, r"Missing columns in .*: 'path'. Received: \['.*first line must name.*columns={path: …}"),
-        ("path,tag", {}, r"Missing columns in .*: 'label'. Received: \['.*first line must name.*columns={label: …}"),
+        ("path,tag", {}, r"The column 'label' is missing .* Received: \['.*first line must name.*columns={label: …}"),
         ("a,b", {}, r"Missing columns in .*: 'path', 'label'. Received: \['.*The first line must name"),
         ("path,label,label", {}, r"Repeated columns in .*\['path', 'label', 'label'\]. Expected every used column"),
         ("path,label", {"group_column": "patient"}, r"Missing columns in .*: 'patient'. Received: \['path', 'label'\]"),
         (
             "path,label",
             {"columns": {"path": "where"}},
-            r"Missing columns in .*'where', which data.columns names. Received: \['path', 'label'\]",
+            r"Missing columns in .*'where'. The setting data.columns names them. Received: \['path', 'label'\]",
         ),
     ],
 )
@@ -284,8 +284,8 @@ def test_csv_refuses_missing_and_repeated_columns_with_the_way_out(tmp_path, hea
     [
         ("path;label", ";", {}, "the values of the CSV file are separated by ';'"),
         ("path\tlabel", "\t", {}, "the values of the CSV file are separated by tabs"),
-        ("Path,Label", ",", {}, "column 'Label' is used as the label; set data.columns to use another one"),
-        ("filename,class", ",", {}, "column 'filename' is used as the path; set data.columns to use another one"),
+        ("Path,Label", ",", {}, "column 'Label' is used as the label. Set data.columns to use another column"),
+        ("filename,class", ",", {}, "column 'filename' is used as the path. Set data.columns to use another column"),
         ("where,what", ",", {"path": "where", "label": "what"}, None),
     ],
 )
@@ -303,8 +303,8 @@ def test_csv_of_reviews_and_sentiments_is_one_of_texts(tmp_path):
     assert listing.kind == "text"
     assert listing.class_names == ("bad", "good")
     assert listing.notes == (
-        "column 'sentiment' is used as the label; set data.columns to use another one",
-        "column 'review' is used as the text; set data.columns to use another one",
+        "column 'sentiment' is used as the label. Set data.columns to use another column",
+        "column 'review' is used as the text. Set data.columns to use another column",
     )
 
 
@@ -365,7 +365,9 @@ def test_folders_in_a_class_folder_are_told(image_folder):
         (folder / "cat" / name).mkdir()
         (folder / "cat" / name / "1.png").write_bytes(next((folder / "dog").iterdir()).read_bytes())
     notes = _plan(f"images:{folder}").listing.notes
-    assert notes == ("the folders in 'cat', 'black', 'white', are not classes: their files have the class 'cat'",)
+    assert notes == (
+        "the folders in 'cat', 'black', 'white', are not used as classes: their files have the class 'cat'",
+    )
 
 
 def test_a_folder_without_its_kind_is_named_with_it(image_folder):
@@ -404,7 +406,7 @@ def test_columns_of_0_and_1_are_labels_where_there_is_no_other(tmp_path):
     rows = "".join(f"text {i},{int(i % 2 == 0)},{int(i % 2)},0\n" for i in range(20))
     listing = list_examples(WriteParams(_csv(tmp_path, f"text,cat,dog,bird\n{rows}")))
     assert (listing.class_names, listing.labels[:3].tolist()) == (("cat", "dog"), [0, 1, 0])
-    assert any("'cat', 'dog', 'bird' contain 0 and 1: each is used as a label" in note for note in listing.notes)
+    assert any("'cat', 'dog', 'bird' contain 0 and 1, so each is used as a label" in note for note in listing.notes)
     both = _csv(tmp_path, f"text,cat,dog,bird\n{rows}both,1,1,0\nnone,0,0,0\n")
     with pytest.raises(InputError, match=r"contain 0 and 1. Line 22 does not have exactly one 1: .*multi_label"):
         list_examples(WriteParams(both))
@@ -437,7 +439,7 @@ def test_csv_refuses_a_class_that_is_judged_and_never_learnt_and_notes_one_that_
 def test_a_folder_around_the_classes_is_recognised(image_folder, tmp_path):
     image_folder(name="unpacked/flowers")
     with pytest.raises(
-        InputError, match=r"one class \('flowers'\).* its own folder or label\. If .*images:.*/flowers\."
+        InputError, match=r"one class \('flowers'\).* a separate folder or label\. If .*images:.*/flowers\."
     ):
         _plan(f"images:{tmp_path / 'unpacked'}")
 
@@ -896,7 +898,9 @@ def test_what_keras_cannot_load_may_come_from_elsewhere(monkeypatch):
         raise Exception("Incomplete or corrupted file detected")
 
     monkeypatch.setattr(keras.datasets.mnist, "load_data", refuse)
-    with pytest.raises(InputError, match=r"'keras:mnist': Incomplete or corrupted .* only its own file.* idx:DIR"):
+    with pytest.raises(
+        InputError, match=r"'keras:mnist': Incomplete or corrupted .* only the file that it downloads.* idx:DIR"
+    ):
         _plan("keras:mnist")
 
 
@@ -915,7 +919,10 @@ def test_sklearn_digits_are_scaled_to_bytes():
     ("source", "expected"),
     [
         ("sklearn:iris", "Unknown source 'sklearn:iris': expected sklearn:digits"),
-        ("keras:mnits", "Unknown source 'keras:mnits': expected keras:NAME with mnist or fashion_mnist or cifar10"),
+        (
+            "keras:mnits",
+            "Unknown source 'keras:mnits': expected keras:NAME, where NAME is mnist or fashion_mnist or cifar10",
+        ),
         ("imagse:x", "Unknown source 'imagse:x': expected one of images:DIR.*Did you mean 'images'?"),
         ("CSV:x", "Unknown source 'CSV:x': expected one of images:DIR"),
         ("/data/cats", "Unknown source '/data/cats': expected one of images:DIR, .*csv:FILE, .*npz:FILE, idx:DIR"),
@@ -973,15 +980,15 @@ def test_what_is_the_same_from_everywhere_has_the_same_digest_in_every_folder(so
         ({"validation_fraction": 1.0}, "validation_fraction must be at least 0 and below 1. Received: .*=1.0"),
         ({"test_fraction": -0.1}, "Received: test_fraction=-0.1"),
         ({"max_bad_fraction": float("nan")}, "Received: max_bad_fraction=nan"),
-        ({"validation_fraction": 0.5, "test_fraction": 0.5}, r"leave something to train on. Received: 0.5 \+ 0.5"),
+        ({"validation_fraction": 0.5, "test_fraction": 0.5}, r"leave examples to train on. Received: 0.5 \+ 0.5"),
         ({"encoding": "jpeg"}, "encoding must be one of auto, raw, resized, encoded. Received: encoding='jpeg'"),
         ({"jpeg_quality": 0}, "jpeg_quality must be from 1 to 100. Received: jpeg_quality=0"),
         ({"crop_margin": -0.1}, "crop_margin must be from 0 to 1. Received: crop_margin=-0.1"),
         (
             {"crop_margin": 0.1},
-            r"crop_margin needs image_size and .* Received: crop_margin=0.1 with image_size=\[\]",
+            r"crop_margin requires image_size and .* Received: crop_margin=0.1 with image_size=\[\]",
         ),
-        ({"crop_margin": 0.1, "image_size": (8,), "encoding": "raw"}, "crop_margin needs .* encoding='raw'"),
+        ({"crop_margin": 0.1, "image_size": (8,), "encoding": "raw"}, "crop_margin requires .* encoding='raw'"),
         ({"channels": 4}, "channels must be one of 0, 1, 3. Received: channels=4"),
         ({"image_size": (32, 8, 3)}, r"image_size must be \[height, width\]. Received: image_size=\[32, 8, 3\]"),
         ({"image_size": (32, 0)}, r"Received: image_size=\[32, 0\]"),

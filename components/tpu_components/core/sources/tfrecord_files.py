@@ -1,4 +1,7 @@
-"""TFRecords of other programs, with images or texts, read in place by the names of the features."""
+"""TFRecords of other programs, with images or texts.
+
+They are read in place, by the names of the features.
+"""
 
 import functools
 import itertools
@@ -35,11 +38,11 @@ _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 _SIZES = (("height", "rows"), ("width", "cols"), ("channels", "depth"))
 _RAW_KINDS = {1: "P5", 3: "P6"}  # Netpbm's formats, by the number of channels.
 _LEAST_PIXELS = 64  # Fewer bytes are unlikely to be pixels.
-_RAW_NOTE = "{!r} contains raw pixels: they are read row by row, with the channels of each pixel together"
+_RAW_NOTE = "{!r} contains raw pixels. They are read row by row, with the channels of each pixel together"
 
 
 class _Row(NamedTuple):
-    """A record.
+    """A record of a TFRecord file.
 
     Attributes:
         span: Byte range of the image or text.
@@ -55,7 +58,10 @@ class _Row(NamedTuple):
 
 
 def list_tfrecords(location: Location, params: WriteParams, labelled: bool) -> Listing:
-    """List the records of files; every record is read once, to check it and to find the image or text in it."""
+    """List the records of files.
+
+    Every record is read once, to check it and to find its image or text.
+    """
     files = _list_files(location)
     first = _first_record(files[0])
     chosen = choose_fields(sorted(first), params, files[0].path, labelled)
@@ -111,7 +117,7 @@ def _frames(file: Container) -> Iterator[tuple[bytes, int]]:
 
 
 def _is_raw(first: Mapping[str, list[Any]], name: str, path: str) -> bool:
-    """Return whether the images are raw pixels instead of image files, judged by the first record.
+    """Return whether the images are raw pixels instead of image files. The first record decides.
 
     Raises:
         InputError: If the feature contains numbers, a serialized tensor, or raw pixels without their height and width.
@@ -136,7 +142,7 @@ def _is_raw(first: Mapping[str, list[Any]], name: str, path: str) -> bool:
     if received:
         raise InputError(
             f"Cannot use the feature {name!r} of {path}: expected the bytes of an image file, received {received}. "
-            "Store encoded files (tf.io.encode_png), or the bytes of uint8 pixels with 1 or 3 channels, with the "
+            "Store encoded files (tf.io.encode_png), or the bytes of uint8 pixels with 1 or 3 channels and the "
             "features height, width and channels."
         )
     return False
@@ -151,7 +157,7 @@ def _is_image(content: bytes) -> bool:
 
 
 def _raw_size(fields: Mapping[str, list[Any]]) -> tuple[int, int, int]:
-    """Return the height, width and channels of raw pixels from other features; 0 for each that is missing."""
+    """Return the height, width and channels of raw pixels from other features. A missing value is 0."""
     height, width, channels = (_stored_size(fields, names) for names in _SIZES)
     return height, width, channels
 
@@ -163,7 +169,9 @@ def _stored_size(fields: Mapping[str, list[Any]], usual: Sequence[str]) -> int:
 
 
 def _raw_header(fields: Mapping[str, list[Any]], content: bytes) -> bytes:
-    """Return a PGM or PPM header that makes `content` an image file; empty if it does not match the stored size.
+    """Return a PGM or PPM header that makes `content` an image file.
+
+    Return an empty result if the content does not match the stored size.
 
     TensorFlow's converters of MNIST and CIFAR-10 wrote raw pixels and the features `height`, `width` and `depth`.
     """
@@ -177,7 +185,7 @@ def _raw_header(fields: Mapping[str, list[Any]], content: bytes) -> bytes:
 
 
 def _unpack(rows: Sequence[_Row]) -> Spans:
-    """Copy raw pixels to a temporary file as PGM or PPM images, which all later steps can read."""
+    """Copy raw pixels to a temporary file as PGM or PPM images that all later steps can read."""
 
     def contents() -> Iterator[bytes]:
         for path, of_file in itertools.groupby(rows, key=lambda row: row.span.path):

@@ -195,7 +195,7 @@ def test_other_names_are_understood_where_they_mean_one_slice(alias, name):
         ("l4-1x", r"no machine 'l4-1x'\. Expected one of l4-1,"),
         ("h10-8", r"no machine 'h10-8'.*Did you mean 'h100-8'"),
         ("g2-standard-8", r"a machine type, not a short name\. Expected one of l4-1 \(g2-standard-8, 1 NVIDIA_L4\)"),
-        ("", r"Expected a name or a machine_type\. Received: neither\. Add, for example, name: v5e-8"),
+        ("", r"needs a name or a machine_type\. Received: neither\. Add, for example, name: v5e-8"),
     ],
 )
 def test_unknown_names_are_refused_with_the_nearest(name, message):
@@ -245,7 +245,7 @@ def test_unknown_names_are_refused_with_the_nearest(name, message):
         ),
         ({"machine_type": "ct5p-hightpu-4t", "tpu_topology": "2x2"}, r"tpu_topology='2x2'.*Nearest: v5p-8"),
         ({"name": "v5e-8", "tpu_topology": "4x4"}, r"'v5e-8' means tpu_topology='2x4'\. Received: tpu_topology='4x4'"),
-        ({"spot": True}, r"Expected a name or a machine_type\. Received: neither"),
+        ({"spot": True}, r"needs a name or a machine_type\. Received: neither"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused_with_the_nearest(fields, message):

@@ -222,7 +222,7 @@ def test_an_alias_that_moved_since_the_comparison_stays(registry, register, prom
     register("two")
     promote(registry, register("three").number, "0001")
     for against, words in (
-        ("0001", "compared with 0001, but meanwhile the champion is 0003"),
+        ("0001", "compared with 0001, but the champion is now 0003"),
         ("", "compared with no version, but"),
     ):
         with pytest.raises(InputError, match=words):

@@ -182,9 +182,9 @@ def test_another_signed_export_in_a_version_is_not_loaded(signed, registered, ke
         removed = ("model.sig", "version.json", "README.md")
     for name in removed:
         (export.parent / name).unlink()
-    with pytest.raises(InputError, match=r"^Refused .*0001: "):
+    with pytest.raises(InputError, match=r"^Rejected .*0001: "):
         verify_export(str(export), keys[1])
-    with pytest.raises(InputError, match=r"^Refused .*0001: "):
+    with pytest.raises(InputError, match=r"^Rejected .*0001: "):
         fetch_verified(str(export), keys[1], tmp_path / "scratch")
 
 
@@ -215,7 +215,7 @@ def test_a_version_from_before_there_were_names_is_verified(registered, keys, tm
 
 def test_another_key_is_refused(registered, tmp_path):
     _, other = write_keys(tmp_path)
-    with pytest.raises(InputError, match=r"^Refused .*0001: .*received a signature made with another key\."):
+    with pytest.raises(InputError, match=r"^Rejected .*0001: .*received a signature made with another key\."):
         verify_version(registered.version("0001").directory, other)
 
 
@@ -303,7 +303,7 @@ def test_an_export_is_fetched_whole_before_it_is_verified(registered, keys, tmp_
 
 def test_what_cannot_be_copied_is_named(signed, keys, tmp_path):
     os.mkfifo(signed / "export" / "pipe")
-    with pytest.raises(InputError, match=r"^Refused .*0001: .*received a pipe, a socket or a device: export/pipe\."):
+    with pytest.raises(InputError, match=r"^Rejected .*0001: .*received a pipe, a socket or a device: export/pipe\."):
         fetch_verified(str(signed / "export"), keys[1], tmp_path / "scratch")
 
 

@@ -122,7 +122,7 @@ def test_masks_beside_their_pictures_are_named(tmp_path):
 def test_texts_and_their_answers_are_not_classes(tmp_path):
     _write(tmp_path, **{"articles/{}.txt": "a long text", "summaries/{}.txt": "a text"})
     with pytest.raises(
-        InputError, match=r"'summaries' .* is not a class: it contains the answers for the texts in 'articles'"
+        InputError, match=r"'summaries' .* is not a class: it contains the expected outputs for the texts in 'articles'"
     ):
         list_examples(WriteParams(f"text:{tmp_path}"))
 

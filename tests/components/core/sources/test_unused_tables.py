@@ -18,7 +18,7 @@ def folder(tmp_path):
 
 
 def test_a_table_without_labels_is_told_to_be_joined(folder):
-    with pytest.raises(InputError, match=f"Missing columns in .*'label'.*join the two into one.*{_JOIN}"):
+    with pytest.raises(InputError, match=f"Missing columns in .*'label'.*join them into one.*{_JOIN}"):
         plan_dataset(WriteParams(f"csv:{folder / 'texts.csv'}"))
 
 
