@@ -102,7 +102,7 @@ def test_a_copy_of_a_tested_picture_is_tested_or_left_out_and_so_is_one_of_a_val
             if place < 180:
                 assert np.array_equal(image, pictures[place % 120])
     told = capsys.readouterr().err
-    assert "60 images are exact copies of another one, 60 near copies; copies.json lists them" in told
+    assert "60 images are exact copies of other images, 60 are near copies. copies.json lists them" in told
     assert f"left out {len(left_out)} images with a copy in test or validation" in told
 
 

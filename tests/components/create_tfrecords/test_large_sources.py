@@ -254,7 +254,7 @@ def test_weights_that_are_missing_empty_all_0_or_of_another_kind_of_source_are_r
     with pytest.raises(InputError, match=r"All weights of training examples in .* are 0.*the column 'trust'"):
         plan_dataset(params)
     with pytest.raises(
-        InputError, match=r"Missing columns .*'confidence', which data.columns names. Received: .*'trust'"
+        InputError, match=r"Missing columns .*'confidence'. The setting data.columns names them. Received: .*'trust'"
     ):
         list_examples(replace(params, columns={"weight": "confidence"}))
     params = _weighted("csv", tmp_path, pictures, [*[1.0] * 23, ""])
@@ -289,7 +289,7 @@ def test_an_example_without_a_weight_is_set_aside(kind, pictures, tmp_path):
         (
             {"image": [b"1"], "label": ["a"]},
             {"columns": {"image": "png"}},
-            "'png', which data.columns names",
+            "'png'. The setting data.columns names them",
         ),
         ({"image": [b"1"], "label": ["x"]}, {"task": "regression"}, "expected a number in 'label', received 'x'"),
         ({"image": [b"1"], "label": ["x"], "split": ["dev"]}, {}, "Unknown splits in .*'dev'"),
@@ -304,7 +304,7 @@ def test_a_table_that_does_not_fit_is_refused_with_the_way_out(tmp_path, columns
 
 def test_a_compressed_file_of_records_is_refused(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(b"\x1f\x8b" + 100 * b"x")
-    with pytest.raises(InputError, match=r"no record at byte 0.*not compressed"):
+    with pytest.raises(InputError, match=r"no valid record at byte 0.*not compressed"):
         list_examples(WriteParams(f"tfrecords:{tmp_path}"))
 
 

@@ -176,7 +176,8 @@ def test_a_margin_is_for_files_that_are_stored_resized(tmp_path):
     np.savez(tmp_path / "x.npz", x=np.zeros((20, 8, 8, 1), np.uint8), y=np.arange(20) % 2)
     params = WriteParams(f"npz:{tmp_path}/x.npz", image_size=(8, 8), crop_margin=0.5, **ALL_TRAIN)
     with pytest.raises(
-        InputError, match=r"Arrays are stored raw, without a margin: .* Received: encoding='auto' and crop_margin=0.5"
+        InputError,
+        match=r"Arrays are stored raw and without a margin, .* Received: encoding='auto' and crop_margin=0.5",
     ):
         write_records(params, tmp_path / "out")
 
@@ -451,7 +452,7 @@ def test_another_data_set_is_refused_and_left_untouched(image_folder, tmp_path):
     write_records(WriteParams(f"images:{image_folder()}"), out)
     before = _contents(out)
     with pytest.raises(
-        InputError, match=r"already holds another data set. Expected 'sklearn:digits', received 'images:"
+        InputError, match=r"already contains another data set. Expected 'sklearn:digits', received 'images:"
     ):
         write_records(WriteParams("sklearn:digits"), out)
     assert _contents(out) == before
@@ -569,7 +570,9 @@ def test_what_was_wanted_of_a_split_is_said_beside_what_it_got(tmp_path, capsys)
     write_records(WriteParams(f"npz:{tmp_path}/x.npz", num_workers=1), tmp_path / "out")
     tested = Manifest.load(tmp_path / "out").splits["test"]
     shares = np.array(tested.class_counts) / 100
-    said = f"test {tested.num_examples / 500:.1%} ({shares.min():.1%} to {shares.max():.1%} of a class), wanted 20.0%"
+    said = (
+        f"test {tested.num_examples / 500:.1%} ({shares.min():.1%} to {shares.max():.1%} of a class), requested 20.0%"
+    )
     assert f"{said}; validation " in capsys.readouterr().err
     # A test split of the source's own is nothing that validation is drawn from.
     np.savez(tmp_path / "y.npz", x_train=images[:400], y_train=labels[:400], x_test=images[400:], y_test=labels[400:])

@@ -154,7 +154,7 @@ def test_the_validation_split_lies_on_the_device_too(cache_dir):
     assert (many.verdict, many.is_resident) == ("fits", False)
     must = examined(400_000_000, "device")
     assert (must.verdict, must.is_resident) == ("does_not_fit", True)
-    assert must.reason.startswith("the validation split (25,600,000,000 bytes) does not fit beside")
+    assert must.reason.startswith("the validation split (25,600,000,000 bytes) does not fit in memory together with")
 
 
 def test_a_training_gets_the_time_of_the_slower_host(fitting):
@@ -478,7 +478,7 @@ def test_of_a_gpu_only_a_lower_bound_of_the_memory_and_the_price_are_known(cache
     assert 3 * 650 * 4 + 32 * 64 <= one.peak_bytes < 20_000
     assert (one.cost.usd_per_run, one.cost.most_usd_per_run) == (None, pytest.approx(2 * one.cost.usd_per_hour))
     assert re.search(
-        r"^may fit l4-2: weights, .* the time are unknown; \$2\.30 an hour, at most \$4\.60, at Vertex", one.summary
+        r"^may fit l4-2: weights, .* the time are unknown; \$2\.30 per hour, at most \$4\.60, at Vertex", one.summary
     )
     assert one.timeout_seconds == 7200
     assert report.footprint(one) is None

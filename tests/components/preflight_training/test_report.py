@@ -150,7 +150,7 @@ def test_the_title_tells_a_report_from_others_of_the_model(write):
 
 def test_the_stage_that_was_compiled_is_said(words):
     machine = dataclasses.replace(_MACHINE, stage="2 of 2")
-    said = "2 of 2, the stage with the most trainable parameters; the others are assumed to take as long"
+    said = "2 of 2, the stage with the most trainable parameters; the other stages are assumed to take as long"
     assert said in _squeeze(as_text(_report(machine)))
     assert said in words(_report(machine))
     assert "the stage with the most" not in words(_report())
@@ -180,8 +180,8 @@ def test_text_of_one_machine_gives_every_figure():
     assert _line(text, "epoch") == "49 steps, 49.0 ms on the device, 279 ms (279–300) with waiting"
     assert _line(text, "data").endswith("needed, fed 180,000 here (2 CPUs, 90,000 each, from memory): 82% waiting")
     assert (
-        "price $0.0074 (0.0074–0.0081) a run expected, plus start-up, at most $44.16, at Vertex AI's price; $11.04 an "
-        "hour in us-central1 (2026-08-22), $0.00074 an epoch, 10 epochs"
+        "price $0.0074 (0.0074–0.0081) expected per run, plus start-up, at most $44.16, at Vertex AI's price; "
+        "$11.04 per hour in us-central1 (2026-08-22), $0.00074 per epoch, 10 epochs"
     ) in _squeeze(text)
     assert _line(text, "compilation") == "15.0 s"
     assert _line(text, "conv2d") == "0.500 62% 30% 0.250 3 input features fill 2% of 128-wide tiles"
@@ -343,14 +343,14 @@ def test_prices_show_what_matters_of_them(usd, text):
 def test_every_price_says_whose_it_is_what_is_expected_and_what_it_may_come_to():
     """A training of milliseconds may hold its machine until it is stopped."""
     assert _MACHINE.summary.endswith(
-        "; $0.0074 (0.0074–0.0081) a run expected, plus start-up, at most $44.16, at Vertex AI's price"
+        "; $0.0074 (0.0074–0.0081) expected per run, plus start-up, at most $44.16, at Vertex AI's price"
     )
     left_out = "both exclude the other steps, disks, storage and network"
     assert left_out in _squeeze(as_text(_report()))
     assert left_out in _squeeze(as_text(_SEVERAL))
     older = dataclasses.replace(_COST, target="", factor=1.0, most_usd_per_run=None)
     summary = dataclasses.replace(_MACHINE, cost=older).summary
-    assert summary.endswith("a run expected, plus start-up, at Compute Engine's list price")
+    assert summary.endswith("expected per run, plus start-up, at Compute Engine's list price")
 
 
 @pytest.mark.parametrize(

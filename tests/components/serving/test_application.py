@@ -210,7 +210,7 @@ def test_failure_of_the_model_gets_500_without_details(app, answer, capsys):
 
     async def scenario():
         async with app.ready(ExportedModel("pets", ("cat", "dog"), _ONE_PIXEL, predict_nothing, _ONE_PIXEL)):
-            assert (await predict(app))[:2] == (500, "The server failed. Its log says why.")
+            assert (await predict(app))[:2] == (500, "The server failed. See its log for the reason.")
 
     run(scenario())
     line = json.loads(capsys.readouterr().err)
@@ -268,11 +268,11 @@ def test_another_encoding_is_named(app, model, encoding):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (BODY, r"The body is not gzip, as its Content-Encoding says: "),
-        (gzip.compress(BODY)[:-9], r"The body ends before its gzip data do"),
-        (b"", r"The body ends before its gzip data do"),
-        (gzip.compress(BODY) + b"more", r"The body goes on after the end of its gzip data"),
-        (gzip.compress(BODY) * 2, r"The body goes on after the end of its gzip data"),
+        (BODY, r"The body is not gzip, although its Content-Encoding is: "),
+        (gzip.compress(BODY)[:-9], r"The body ends before its gzip data are complete"),
+        (b"", r"The body ends before its gzip data are complete"),
+        (gzip.compress(BODY) + b"more", r"The body continues after the end of its gzip data"),
+        (gzip.compress(BODY) * 2, r"The body continues after the end of its gzip data"),
     ],
     ids=["plain", "cut off", "empty", "more bytes", "two members"],
 )

@@ -26,7 +26,7 @@ from tpu_pipelines import cli
         ({"health_route": "health"}, "health_route='health'"),
         ({"health_route": ""}, "health_route must be a path that starts with '/'. Received: health_route=''"),
         ({"predict_route": "/{model}"}, r"predict_route='/\{model\}'"),
-        ({"predict_route": "/health"}, "health_route=predict_route='/health'"),
+        ({"predict_route": "/health"}, "health_route and predict_route must differ. Received: '/health' for both"),
     ],
 )
 def test_params_refuse_a_value_by_name(changes, message):

@@ -228,7 +228,7 @@ def other_checkpoints(tiny, digits_records, tmp_path_factory):
 def test_checkpoint_of_another_training_is_ignored(tiny, digits_records, other_checkpoints, tmp_path, capfd):
     checkpoints = shutil.copytree(other_checkpoints, tmp_path / "checkpoints")
     result = train_model(replace(tiny, epochs=1), digits_records, tmp_path / "model", checkpoints)
-    assert "belongs to another training; starting from scratch" in capfd.readouterr().err
+    assert "belongs to another training run, so training starts from the beginning" in capfd.readouterr().err
     assert result.epochs == 1
     fresh = train_model(replace(tiny, epochs=1, profile_steps=2), digits_records, tmp_path / "fresh")
     assert result.metrics == fresh.metrics

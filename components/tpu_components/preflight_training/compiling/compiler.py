@@ -1,7 +1,9 @@
-"""The TPU compiler in a process of its own: builds the training step on abstract shapes, lowers and compiles it.
+"""The TPU compiler in a separate process.
 
-The process may die: an internal error of the compiler aborts it, and a compilation can take gigabytes. `sandbox` starts
-the process, sends it one `Compilation` after another, and receives each `Outcome` through a pipe.
+It builds the training step on abstract shapes, and lowers and compiles it.
+
+The process may die, because an internal error of the compiler aborts it, and a compilation can take gigabytes of
+memory. `sandbox` starts the process, sends one `Compilation` after another, and receives each `Outcome` through a pipe.
 """
 
 import ast
@@ -48,7 +50,7 @@ _MAX_REASON = 600
 
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-    """One program to compile: the step of a training on a machine.
+    """One program to compile: the training step of a model on a machine.
 
     Attributes:
         training: Model and hyper-parameters, with the backend and the Keras dtype policy to compile for.
@@ -85,23 +87,23 @@ class Outcome:
 
     Attributes:
         verdict: `fits`, `may_fit`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory`, `crashed`.
-        reason: Why the program does not fit or compile; empty if it fits or may fit.
-        layer: Layer that the reason names; empty if none.
-        source: `file:line` in the model's code; empty if unknown.
+        reason: Reason why the program does not fit or compile. Empty if it fits or may fit.
+        layer: Layer in the reason. Empty if there is none.
+        source: `file:line` in the model's code. Empty if unknown.
         compile_seconds: Time of the compilation.
-        peak_bytes: Peak memory use of a device; the memory that is needed, if the program does not fit; a
-            lower bound, if it may fit; 0 if unknown.
-        held_bytes: Memory that training counts when it decides whether data fit beside the program; 0 unless the
-            program fits.
+        peak_bytes: Peak memory use of a device. If the program does not fit, this is the needed memory; if it may fit,
+            a lower bound. 0 if unknown.
+        held_bytes: Memory of the program and its inputs. Training uses it to decide whether data fit in addition. 0
+            unless the program fits.
         fixed_bytes: Part of `peak_bytes` that certainly does not grow with the batch: the model's state, and a resident
-            training split; 0 unless the program fits.
-        example_bytes: Bytes that each example of a batch needs at least; 0 unless the program fits.
-        cost: Cost of the program; None unless it fits.
+            training split. 0 unless the program fits.
+        example_bytes: Bytes that each example of a batch needs at least, or 0 unless the program fits.
+        cost: Cost of the program, or None unless it fits.
         parameters: Number of trainable parameters.
-        objection: Reason for which train_model would refuse a model that fits; empty if there is none.
-        stage: Number of the training stage that was compiled, from 1; 0 for a training without stages.
-        learning_rate: Peak learning rate of training for one replica, from the model's own optimizer if training uses
-            it; 0 if the training step was not compiled.
+        objection: Reason why train_model would reject a model that fits. Empty if there is none.
+        stage: Number of the training stage that was compiled, from 1, or 0 for a training run without stages.
+        learning_rate: Peak learning rate of training for one replica. It comes from the model's optimizer if training
+            uses this optimizer. 0 if the training step was not compiled.
         is_cached: Whether the outcome was taken from the cache.
     """
 
@@ -144,7 +146,7 @@ def _build(compilation: Compilation) -> tuple[Any, int]:
 
 
 def _without_values(make: Callable[[], Any]) -> Any:
-    """Call a function that creates variables, so that these have shapes but no values and take no memory."""
+    """Call a function that creates variables. The variables get shapes but no values, so they take no memory."""
     made: list[Any] = []
 
     def run() -> tuple[()]:
@@ -159,7 +161,10 @@ def _without_values(make: Callable[[], Any]) -> Any:
 
 
 def _objection(compilation: Compilation) -> str:
-    """Return the reason for which train_model would refuse a model that compiles; empty if there is none."""
+    """Return the reason why train_model would reject a model that compiles.
+
+    Return an empty string if there is no reason.
+    """
     from keras.src.utils import module_utils
 
     # Otherwise Keras imports TensorFlow, which takes 3 s, to check whether a part of the model is one of TensorFlow's.
@@ -207,12 +212,14 @@ def _lower_jax(model: Any, compilation: Compilation) -> Lowered:
 
 
 def trace_program(model: Any, compilation: Compilation, devices: Sequence[Any], accelerator: str) -> Any:
-    """Trace the program that training runs on the JAX backend, data-parallel over devices: a `jax.stages.Traced`.
+    """Trace the program that training runs on the JAX backend, data-parallel over devices.
+
+    Return a `jax.stages.Traced`.
 
     Args:
-        model: Model after `compile_model`; its variables may be abstract.
-        compilation: Training, batch size, and whether the training split is in the devices' memory.
-        devices: Devices of one kind; they may be abstract.
+        model: Model after `compile_model`. Its variables may be abstract.
+        compilation: Parameters of training, batch size, and whether the training split is in the devices' memory.
+        devices: Devices of one kind. They may be abstract.
         accelerator: Kind of the devices.
     """
     import numpy as np
@@ -225,7 +232,7 @@ def trace_program(model: Any, compilation: Compilation, devices: Sequence[Any], 
 
 
 def _lower_tensorflow(model: Any, compilation: Compilation) -> Lowered:
-    """Lower the step of one replica, which does not sum the gradients over replicas."""
+    """Lower the step of one replica. This step does not sum the gradients over replicas."""
     import numpy as np
     from jax._src.compiler import get_compile_options
     from jax.extend.mlir import hlo_to_stablehlo, ir
@@ -274,7 +281,7 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
     """Compile one step, or return the cached outcome of the same program, slice and compiler.
 
     Raises:
-        InputError: If the model does not exist or does not fit its parameters or the data.
+        InputError: If the model does not exist, or does not accept its parameters or the data.
     """
     layers: list[str] = []
     start = time.monotonic()
@@ -333,7 +340,8 @@ def _count_parameters(model: Any) -> int:
 def _least_memory(model: Any, compilation: Compilation) -> Outcome:
     """Return a lower bound of the memory on a GPU: weights, optimizer state and a batch, without activations.
 
-    The compiler for GPUs needs a GPU. On the JAX backend, tracing the step finds mistakes of the model.
+    Nothing is compiled, because the compiler for GPUs needs a GPU. On the JAX backend, the step is traced, which finds
+    mistakes in the model.
     """
     if compilation.training.backend == "jax":
         alone = dataclasses.replace(compilation, machine=dataclasses.replace(compilation.machine, devices=1))
@@ -363,12 +371,12 @@ _HOST_CALLS = ("py_function", "numpy_function", "py_func")
 
 
 class _Failure:
-    """Error of a compilation: why it failed, and the layer and the line of the model's code that it comes from.
+    """Error of a compilation: its reason, and the layer and the line of the model's code that caused it.
 
     Args:
         error: The error.
         model: Name of the model.
-        layers: Names of the model's layers; empty if it was not built.
+        layers: Names of the model's layers. Empty if the model was not built.
     """
 
     def __init__(self, error: BaseException, model: str, layers: Sequence[str]) -> None:
@@ -402,18 +410,21 @@ class _Failure:
             name, place = host_call
             layer = layer if place == source else ""
             source = place
-            reason = f"tf.{name} runs Python on the host, which a TPU program cannot call; write it with keras.ops"
+            reason = f"tf.{name} runs Python on the host, which a TPU program cannot call. Write it with keras.ops"
         elif not source and (operation := self._operation()) and (called := self._called((operation,))):
             source = called[1]
         return Outcome(verdict, reason, layer, source, seconds, peak_bytes=needed_bytes)
 
     def _explain(self) -> str:
-        """Return why the compilation failed, in one or two sentences; in the compiler's words if they are readable."""
+        """Return why the compilation failed, in one or two sentences.
+
+        The compiler's words are used if they are readable.
+        """
         for error in filter(_is_data_dependent, self._chain):
             operation = self._operation()
             return (
-                "a shape or a branch depends on the data, and a TPU program is fixed when it is compiled: "
-                + (f"ops.{operation} asks for values. " if operation else "")
+                "a shape or a branch depends on the data, but a TPU program is fixed when it is compiled: "
+                + (f"ops.{operation} needs the values of an array. " if operation else "")
                 + _first_sentence(error)
             )
         for pattern in _UNSUPPORTED:
@@ -422,12 +433,15 @@ class _Failure:
         return _first_sentence(self._chain[0])
 
     def _frames(self) -> Iterator[tuple[types.FrameType, int]]:
-        """Yield the frames that the errors passed through, from the outermost, each with its line."""
+        """Yield the frames through which the errors passed, from the outermost, each with its line."""
         for error in self._chain:
             yield from traceback.walk_tb(error.__traceback__)
 
     def _operation(self) -> str:
-        """Return the outermost operation of keras.ops in the traceback, such as `nonzero`; empty if there is none."""
+        """Return the outermost operation of keras.ops in the traceback, such as `nonzero`.
+
+        Return an empty string if there is no such operation.
+        """
         for frame, _ in self._frames():
             itself = frame.f_locals.get("self")
             code = frame.f_code
@@ -438,7 +452,10 @@ class _Failure:
         return ""
 
     def _called(self, names: Sequence[str]) -> tuple[str, str] | None:
-        """Return name and `file:line` of the first call of one of these functions; None if the model calls none."""
+        """Return name and `file:line` of the first call of one of these functions.
+
+        Return None if the model calls none of them.
+        """
         for path in source_files(self._model):
             for node in ast.walk(ast.parse(path.read_bytes())):
                 called = node.func if isinstance(node, ast.Call) else None
@@ -449,7 +466,10 @@ class _Failure:
 
     @functools.cached_property
     def _place(self) -> tuple[str, str]:
-        """Innermost layer and the line of the model's code in the traceback or the text; empty if unknown."""
+        """Innermost layer, and line of the model's code, in the traceback or the text of the error.
+
+        They are empty if unknown.
+        """
         own = {str(path.resolve()) for path in source_files(self._model)}
         layer = source = ""
         # TensorFlow's errors list the lines that made the operation; its paths lack the first slash.
@@ -477,7 +497,7 @@ def _first_sentence(error: BaseException) -> str:
 
 
 def compile_in_turn(compilations: Iterable[Compilation], cache_dir: Path) -> Iterator[Outcome]:
-    """Yield the outcome of each compilation of one training; see `compile_step`."""
+    """Yield the outcome of each compilation of one training run. See `compile_step`."""
     objection = None  # It is the same for every machine and batch.
     for compilation in compilations:
         keras.utils.clear_session()  # Otherwise the second model has a layer dense_2. This resets the settings below.
@@ -499,7 +519,7 @@ def _requests() -> Iterator[Compilation]:
 
 
 def main() -> None:
-    """Compile the requests on stdin, and send each outcome through the pipe that the argument names."""
+    """Compile the requests on stdin. Send each outcome through the pipe that the argument names."""
     cache_dir, parent = pickle.load(sys.stdin.buffer)
     end_with(parent)
     import_keras_alone()

@@ -107,5 +107,5 @@ def test_hosts_that_have_folders_of_their_own_are_told_so(tmp_path, monkeypatch)
     first, second = Together(0, 2, {}), Together(1, 2, {})
     PartsWriter(tmp_path / "0", 5, first).check_folder()
     PartsWriter(tmp_path / "0", 5, second).check_folder()
-    with pytest.raises(InputError, match="host 1 cannot see a file of host 0"):
+    with pytest.raises(InputError, match="host 1 cannot read a file of host 0"):
         PartsWriter(tmp_path / "1", 5, second).check_folder()
