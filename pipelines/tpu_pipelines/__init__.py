@@ -38,7 +38,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name's module when the name is first used; the command line does not need it."""
+    """Import a name's module when the name is first used. The command line does not need all of them."""
     if name in __all__:
         module = "machines" if name == "on_machine" else "library"
         return getattr(importlib.import_module(f"tpu_pipelines.api.{module}"), name)
@@ -46,5 +46,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names, also those that are not imported yet."""
+    """Return the public names, including those that are not imported yet."""
     return __all__

@@ -668,7 +668,7 @@ def test_several_hosts_need_a_volume_of_all():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("machine=null", r"expected a machine to train on, received none\. Use --set machine=v5e-4"),
+        ("machine=null", r"expected a machine to train on, received none\. Use, for example, --set machine=v5e-4"),
         ("data.source=images:/data/photos", r"data\.source must be on Cloud Storage.* Received: '/data/photos'"),
         (
             "deploy.registry=/registry",
@@ -751,7 +751,7 @@ def test_a_module_that_does_not_travel_is_told(tmp_path, monkeypatch):
     Path("my_nets.py").touch()
     models = ("digits_cnn", "json:loads", "my_nets:build_model")
     (told,) = (finding for model in models for finding in model_findings(model, {}) if finding.state == "hint")
-    assert told.said.startswith("the code of the model 'my_nets:build_model' is not uploaded, since no bucket is set")
+    assert told.said.startswith("the code of the model 'my_nets:build_model' is not uploaded, because no bucket is set")
 
 
 @pytest.mark.parametrize("name", ["my_model.py", "my_model.keras"])
@@ -832,7 +832,7 @@ def test_only_a_compiled_pipeline_is_overwritten(tmp_path):
     notes, pipeline = tmp_path / "notes.yaml", tmp_path / "new" / "pipeline.yaml"
     notes.write_text("dear: diary\n")
     for path, message in (
-        (notes, rf"Refused to overwrite {notes}: the file exists and is not a compiled pipeline"),
+        (notes, rf"Cannot overwrite {notes}: the file exists and is not a compiled pipeline"),
         (tmp_path / "notes.txt", r"expected a name that ends in \.yaml"),
         (notes / "pipeline.yaml", rf"{notes} is a file, not a folder"),
     ):
@@ -1054,7 +1054,7 @@ def test_the_evaluation_can_have_a_tpu_of_its_own(target):
         ),
         (
             ["resources.train_model.machine=v5e-1"],
-            r"resources\.train_model\.machine is not supported.*Use section machine\.",
+            r"resources\.train_model\.machine is not supported.*in the section machine\.",
         ),
         (["resources.evaluate_model.machine=v5e-16"], r"works on one host, but v5e-16 has 4 hosts"),
         (["resources.evaluate_model.machine=v5e-3"], r"v5e-3.*v5e-4"),
@@ -1313,5 +1313,5 @@ def test_what_cannot_be_compiled_is_named_at_once(tmp_path):
     with pytest.raises(InputError) as refused:
         compile_pipeline(config, PLATFORMS["vertex"], Settings(kueue_queue="tpus"))
     said = str(refused.value)
-    for words in ("expected a machine", "kueue_queue", "data.source must be on Cloud Storage", "model.files names"):
+    for words in ("expected a machine", "kueue_queue", "data.source must be on Cloud Storage", "model.files contains"):
         assert words in said

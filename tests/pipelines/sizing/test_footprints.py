@@ -139,7 +139,7 @@ def test_preflight_fails_where_the_training_is_slower_than_that_of_a_report(fini
 
 def test_a_quick_preflight_compares_no_times(tmp_path):
     done = tpu_pipelines_here("preflight", "digits", "--quick", "--against", str(tmp_path / "preflight.json"))
-    assert_user_error(done, "--against compares times and prices, which --quick does not estimate")
+    assert_user_error(done, "--against compares times and prices, but --quick does not estimate them")
 
 
 def test_what_is_no_training_to_compare_with_is_refused_before_anything_is_compiled(tmp_path):
