@@ -408,11 +408,11 @@ def test_columns_of_0_and_1_are_labels_where_there_is_no_other(tmp_path):
     assert (listing.class_names, listing.labels[:3].tolist()) == (("cat", "dog"), [0, 1, 0])
     assert any("'cat', 'dog', 'bird' contain 0 and 1, so each is used as a label" in note for note in listing.notes)
     both = _csv(tmp_path, f"text,cat,dog,bird\n{rows}both,1,1,0\nnone,0,0,0\n")
-    with pytest.raises(InputError, match=r"contain 0 and 1. Line 22 does not have exactly one 1: .*multi_label"):
+    with pytest.raises(InputError, match=r"contain 0 and 1. Line 22 does not have exactly one 1\. .*multi_label"):
         list_examples(WriteParams(both))
     several = list_examples(WriteParams(both, task="multi_label"))
     assert several.labels[-2:].tolist() == [[1, 1], [0, 0]]
-    with pytest.raises(InputError, match=r"Name the targets: data.target_columns=\[cat, dog, bird\]"):
+    with pytest.raises(InputError, match=r"Name the columns with the targets: data.target_columns=\[cat, dog, bird\]"):
         list_examples(WriteParams(_csv(tmp_path, f"text,cat,dog,bird\n{rows}"), task="regression"))
 
 
@@ -721,9 +721,7 @@ def test_npz_refuses_what_is_none(tmp_path, damage, received):
             np.save(file, _images(4))
     else:
         path.write_bytes({"empty": b"", "text": b"hello", "half": whole[: len(whole) // 2]}[damage])
-    message = (
-        rf"expected an .npz file without pickled objects, received {received}\. Write it with numpy\.savez_compressed"
-    )
+    message = rf"expected an .npz file without pickled objects, received {received}\. Write the file with numpy\.savez"
     with pytest.raises(InputError, match=f"Cannot read {path}: {message}"):
         _plan(source)
 

@@ -354,7 +354,8 @@ def test_a_source_without_any_readable_image_is_refused(tmp_path):
         for i in range(10):
             (tmp_path / "data" / name / f"{i}.png").write_bytes(b"text")
     with pytest.raises(
-        InputError, match=r"no readable image in .*received 20 files that cannot be read as images \(first: 'cat/0.png'"
+        InputError,
+        match=r"no readable image in .*received 20 files that cannot be read as images \(the first: 'cat/0.png'",
     ):
         write_records(WriteParams(f"images:{tmp_path}/data"), tmp_path / "out")
 
@@ -375,10 +376,10 @@ def test_a_split_left_without_readable_images_is_refused(image_folder, tmp_path)
 @pytest.mark.parametrize(
     ("odd", "message"),
     [
-        ({"size": (9, 8)}, r"expected 8×8 like the first one, received 9×8 for 'dog/0005.png'. Set data.image_size"),
+        ({"size": (9, 8)}, r"expected 8×8 like the first image, received 9×8 for 'dog/0005.png'. Set data.image_size"),
         (
             {"mode": "L"},
-            r"expected colour images like the first one, received the grey image 'dog/0005.png'. Set data.ch",
+            r"expected colour images like the first image, received the grey image 'dog/0005.png'. Set data.ch",
         ),
     ],
 )

@@ -140,7 +140,7 @@ def test_an_evaluation_of_another_model_is_refused(params, folders, registry):
     evaluation = folders["evaluation_dir"] / "evaluation.json"
     model = json.loads(evaluation.read_text())["model"]
     change(evaluation, model=model | {"digest": "0" * 64})
-    with pytest.raises(InputError, match="of another model: expected 0000000000000000…"):
+    with pytest.raises(InputError, match="belongs to another model: expected 0000000000000000…"):
         deploy_model(params, **folders)
     change(evaluation, model=model, dataset_fingerprint="1" * 64)
     with pytest.raises(InputError, match="of another data set: expected 1111111111111111…"):

@@ -490,7 +490,9 @@ def test_predictions_of_data_that_changed_meanwhile_are_refused_and_not_continue
     state = ResumeState(str(tmp_path / "answers")).begin(plan.digest)
     predicting.answer_files(plan, state)
     (pictures / "a" / "0000.png").write_bytes((pictures / "a" / "0001.png").read_bytes())
-    with pytest.raises(InputError, match=r"The data changed while they were read: 1 files differ .*'a/0000\.png'"):
+    with pytest.raises(
+        InputError, match=r"The data changed while they were being read: 1 files differ .*'a/0000\.png'"
+    ):
         predicting.publish(plan, state, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert not state.holds(plan.digest)

@@ -104,7 +104,7 @@ def test_the_machines_own_host_feeds_it(fitting):
     )
     loaded = dataclasses.replace(small.host, load=0.6)
     assert report.fed_by(loaded).endswith(
-        "(4 CPUs, 25,000 each, from memory; measure again when this machine is idle: other processes used 60% of it)"
+        "from memory; measure again when this machine is idle, because other processes used 60% of it)"
     )
     several = dataclasses.replace(report, hosts=4, feed_per_second=2_400_000)
     assert several.fed_by(small.host).startswith("2,400,000 from its 4 hosts (24 vCPUs each), if the rate")
@@ -206,7 +206,7 @@ def test_a_step_larger_than_the_data_set_is_refused(fitting):
     """As train_model refuses it."""
     report = _examine(fitting, machine="v5e-8", batch_size_per_replica=158)
     (reason,) = report.reasons
-    assert reason.startswith("one step takes 1,264 examples, and the training split has 1,259")
+    assert reason.startswith("one step takes 1,264 examples, but the training split has only 1,259")
 
 
 def test_failure_tells_reason_layer_and_line(digits_records, cache_dir, tmp_path):
@@ -400,8 +400,8 @@ def test_a_quick_preflight_answers_fits_and_memory_alone(fitting):
     assert (one.step, one.epoch, one.layers, one.timeout_seconds) == (None, None, (), 0)
     assert (one.cost.usd_per_run, one.cost.most_usd_per_run) == (None, None)
     assert one.summary == (
-        "fits v5e-1 (<1% of its memory); time not estimated, like the price of a run: run preflight without --quick; "
-        "$1.38 an hour, at Vertex AI's price"
+        "fits v5e-1 (<1% of its memory); time not estimated, like the price of a run. Run preflight without --quick; "
+        "$1.38 per hour, at Vertex AI's price"
     )
     text = as_text(report)
     assert re.search(r"^memory +1.00 MiB of 15.8 GiB a device", text, re.MULTILINE)

@@ -193,7 +193,7 @@ def test_text_ends_with_what_the_figures_rest_on():
     text = as_text(_report())
     assert _line(text, "compiler") == "libtpu 0.0.42.1, jax 0.10.2"
     assert f"prices {_KIND} (2026-08-22); https://cloud.google.com" in _squeeze(text)
-    assert "nothing was run on a TPU" in _squeeze(text)
+    assert "Nothing was run on a TPU" in _squeeze(text)
     assert (
         "nine of ten steps should take 0.8 to 1.2 times the estimate, judging by 24 published times of 4 programs with "
         "similar use of the matrix units"
@@ -421,7 +421,10 @@ def test_page_names_data_versions_and_sources(words):
     assert "1,024,000 examples/s needed, fed 180,000 here" in text
     assert "libtpu 0.0.42.1, jax 0.10.2" in text
     assert f"{_KIND} (2026-08-22); https://cloud.google.com/tpu/pricing" in text
-    assert "guessed 8% of the computation, from the bytes that it moves: the compiler has no estimate" in text
+    assert (
+        "guessed 8% of the computation is computed from the bytes that it moves, because the compiler has no estimate"
+        in text
+    )
     assert "TensorFlow jobs use an older compiler" in text
 
 

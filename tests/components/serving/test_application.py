@@ -117,7 +117,7 @@ def test_one_request_too_many_gets_503_and_when_to_retry(app, model):
                 await asyncio.sleep(0.001)
             status, message, headers = await predict(app)
             assert (status, headers["retry-after"]) == (503, "1")
-            assert "busy: it holds 3 requests" in message
+            assert "busy: it is processing 3 requests" in message
             assert await get_health(app) == (200, "ready")
             model.open.set()
             assert [(await task)[0] for task in tasks] == [200] * 3
@@ -157,7 +157,7 @@ def test_bodies_that_do_not_end_hold_no_request_slot_and_no_more_bytes_than_allo
             assert [task.done() for task in withheld] == [False] * 4 + [True] * 4
             status, message, headers = await withheld[-1]
             assert (status, headers["retry-after"]) == (503, "1")
-            assert "busy: it holds 2,400 bytes" in message
+            assert "busy: its requests take 2,400 bytes" in message
             for _ in range(5):
                 assert (await predict(app))[0] == 200
             for task in withheld:
@@ -184,7 +184,7 @@ def test_instances_that_can_never_be_held_get_413_and_those_that_cannot_be_held_
             other = asyncio.create_task(predict(app, b"x", STAYS_SILENT))
             await asyncio.sleep(0.01)
             status, message, _ = await predict(app, body)
-            assert (status, "The server is busy: it holds" in message) == (503, True)
+            assert (status, "The server is busy: it is processing" in message) == (503, True)
             other.cancel()
 
     run(scenario())

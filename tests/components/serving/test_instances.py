@@ -199,9 +199,9 @@ def test_a_body_may_be_an_image_itself(encode):
     assert parse_file(content).top is None
     with pytest.raises(InputError, match=r"expected a JPEG.*Received: not an image"):
         parse_file(b"no image")
-    with pytest.raises(InputError, match=r'"top" must be a whole number from 1\. Received: x'):
+    with pytest.raises(InputError, match=r'"top" must be a whole number of at least 1\. Received: x'):
         parse_file(content, "x")
-    with pytest.raises(InputError, match=r'"top" must be a whole number from 1\. Received: 9{40}\.'):
+    with pytest.raises(InputError, match=r'"top" must be a whole number of at least 1\. Received: 9{40}\.'):
         parse_file(content, "9" * 5000)
     with pytest.raises(InputError, match=r"The model takes a text\. Received: an image"):
         parse_file(content, reader=PromptReader(CorpusInput(8, 4), ("a",)))
@@ -210,7 +210,7 @@ def test_a_body_may_be_an_image_itself(encode):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"", r"must be JSON, as {\"instances\": \[…\]}"),
+        (b"", r"must be JSON, such as {\"instances\": \[…\]}"),
         (b"{", "must be JSON"),
         (b"\xff\xfe\x00", "must be JSON"),
         (b'{"instances": [NaN]}', "must be JSON.*line 1 column 16"),
@@ -232,7 +232,7 @@ def test_a_body_may_be_an_image_itself(encode):
             "may contain only top. Received: 'topp'. Did you mean 'top'",
         ),
         *(
-            (b'{"instances": [1], "parameters": {"top": %s}}' % top, '"top" must be a whole number from 1')
+            (b'{"instances": [1], "parameters": {"top": %s}}' % top, '"top" must be a whole number of at least 1')
             for top in (b"0", b"-1", b"1.5", b"true", b'"3"', b"1e999", b"[]")
         ),
     ],

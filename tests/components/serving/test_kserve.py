@@ -107,7 +107,7 @@ def test_v2_takes_image_files_as_bytes_in_base64():
         (tensor(["x", "y"], (3,), "BYTES"), 400, "expected 3 texts"),
         (tensor([0] * 8, (-1,)), 400, "whole numbers"),
         (tensor([0] * 16, (4, 2, 2, 1)), 413, "--max-instances"),
-        (tensor([0] * 8, id=3), 400, '"id" must be a text'),
+        (tensor([0] * 8, id=3), 400, '"id" must be a string'),
         (tensor(["x"], (1,) * 9, "BYTES"), 400, "at most 8 of them"),
         (tensor(["x"], (1, *[99] * 3000), "BYTES"), 400, "at most 8 of them"),
         (tensor(["x"], (1, 10**4000, 10**4000), "BYTES"), 400, "none of them above 2,147,483,647"),
@@ -159,7 +159,7 @@ def test_kserves_client_asks_the_root_whether_the_server_lives_and_sends_the_mod
 def test_a_model_has_the_name_that_it_is_given():
     assert ask("GET", "/v2/models/zoo/ready", model_name="zoo")[0] == 200
     status, body = ask("POST", "/v1/models/pets:predict", {"instances": []}, model_name="zoo")
-    assert (status, body) == (404, {"error": "There is no model 'pets'. Expected 'zoo' (--model-name)."})
+    assert (status, body) == (404, {"error": "There is no model 'pets'. Expected 'zoo', the value of --model-name."})
 
 
 def test_metrics_are_as_prometheus_reads_them():

@@ -47,9 +47,9 @@ def test_port_that_is_no_number_is_refused():
 
 
 def test_a_key_that_did_not_arrive_is_refused():
-    with pytest.raises(InputError, match=r"TPU_PIPELINES_VERIFY_KEY must be a public key\. Received: an empty one"):
+    with pytest.raises(InputError, match=r"TPU_PIPELINES_VERIFY_KEY must be a public key\. Received: an empty value"):
         key_to_verify(None, {"TPU_PIPELINES_VERIFY_KEY": "\n"})
-    with pytest.raises(InputError, match=r"^--verify must be a public key\. Received: an empty one"):
+    with pytest.raises(InputError, match=r"^--verify must be a public key\. Received: an empty value"):
         key_to_verify("", {"TPU_PIPELINES_VERIFY_KEY": "signing.pub"})
     assert key_to_verify("other.pub", {"TPU_PIPELINES_VERIFY_KEY": "signing.pub"}) == "other.pub"
 

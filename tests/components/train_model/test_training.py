@@ -181,7 +181,7 @@ def test_without_a_validation_split_the_training_loss_decides(tiny, tmp_path, ca
     params = replace(tiny, epochs=2, optimizer="sgd", early_stopping_epochs=1, batch_size_per_replica=256)
     result = train_model(params, tmp_path / "records", tmp_path / "model")
     said = capfd.readouterr().err
-    assert "there is no validation split: the best epoch is the one with the lowest training loss" in said
+    assert "there is no validation split, so the best epoch is the one with the lowest training loss" in said
     losses = [entry["loss"] for entry in history_of(tmp_path / "model")]
     assert (result.best_epoch, result.judged_by) == (1 + int(np.argmin(losses)), "loss")
     assert all("validation_loss" not in entry for entry in history_of(tmp_path / "model"))

@@ -165,7 +165,7 @@ def test_an_initial_model_that_is_not_there_yet_is_a_hint(tmp_path):
         for found in check_config(load_config("digits", ["training.initial_model=shoes@champion"]), tmp_path)
         if "initial_model" in found.said
     )
-    assert hint.endswith("registry/shoes@champion has no version yet: the training starts with new weights")
+    assert hint.endswith("registry/shoes@champion has no version yet, so training starts with new weights")
 
 
 def test_photos_of_several_sizes_are_refused_with_what_to_set(image_folder, encode, tmp_path):
@@ -196,7 +196,10 @@ def test_data_that_are_not_there_are_an_error_and_downloads_a_hint(tmp_path):
         (["training.accelerator=cpu", "machine=v5e-1"], "leaves the machine"),
         (["training.early_stopping_epochs=3"], "no validation split"),
         (["gate.minimum.accuracy=0.9"], "always predicting 'a'"),
-        ([], "19 of 'a' and 1 of 'b': training.balance_classes=true gives all classes the same weight"),
+        (
+            [],
+            "19 examples of 'a' and 1 examples of 'b'. training.balance_classes=true gives all classes the same weight",
+        ),
     ],
 )
 def test_settings_that_contradict_are_named(overrides, words):

@@ -104,8 +104,8 @@ def test_a_user_without_a_name_promotes_by_number(call, workspace, monkeypatch):
         (("list", "digits", "0001"), "expected registry list [NAME]"),
         (("show",), "expected registry show NAME [VERSION]"),
         (("show", "digits", "--verify", "signing.pub"), "--verify is not supported with registry show"),
-        (("promote", "digits", "0001", "--verify", ""), "--verify must be a public key. Received: an empty one"),
-        (("rollback", "digits", "--verify", " "), "--verify must be a public key. Received: an empty one"),
+        (("promote", "digits", "0001", "--verify", ""), "--verify must be a public key. Received: an empty value"),
+        (("rollback", "digits", "--verify", " "), "--verify must be a public key. Received: an empty value"),
         (("rollback", "digits", "0001"), "expected registry rollback NAME"),
         (("show", "digit"), "Did you mean 'digits'?"),
         (("promote", "digits", "0003"), "expected one of 0001, 0002"),
@@ -146,9 +146,9 @@ def test_verify_says_whether_a_version_or_an_export_is_as_it_was_signed(workspac
     assert (code, len(said.splitlines())) == (2, 1)
     sign_version(version.directory, private)
     for model in ("digits@0001", version.directory, version.export_dir):
-        assert verify(model) == (0, f"{version.directory} is signed with {public}: no file has changed since\n")
+        assert verify(model) == (0, f"{version.directory} is signed with {public}, and no file has changed since\n")
     alone = shutil.copytree(version.export_dir, workspace / "alone" / "export")
-    assert verify(alone) == (0, f"{alone} is signed with {public}: no file has changed since\n")
+    assert verify(alone) == (0, f"{alone} is signed with {public}, and no file has changed since\n")
     (version.directory / "version.json").unlink()
     code, said = verify(version.directory)
     assert (code, len(said.splitlines())) == (2, 1)

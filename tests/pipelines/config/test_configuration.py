@@ -47,7 +47,7 @@ def test_the_epochs_are_those_of_all_stages():
         ({"trainig": {}}, r"Unknown key 'trainig' .* Did you mean 'training'\?"),
         (
             {"training": {"epoch": 3}},
-            r"Unknown key 'epoch' in training: expected one of epochs, .{,200} in all\)\. Did you mean 'epochs'\?",
+            r"Unknown key 'epoch' in training: expected one of epochs, .{,200} in total\)\. Did you mean 'epochs'\?",
         ),
         (
             {"data": {"source": "sklearn:digits", "test_fractoin": 0.1}},

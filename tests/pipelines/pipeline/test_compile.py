@@ -806,7 +806,9 @@ def test_a_file_that_only_a_parameter_names_is_refused(tmp_path):
     (tmp_path / "my_model.py").write_text("def build_model(image_shape, num_classes, weights): ...\n")
     (tmp_path / "weights.h5").write_bytes(b"")
     model = f"model={{name: {tmp_path}/my_model.py, parameters: {{weights: {tmp_path}/weights.h5}}}}"
-    with pytest.raises(InputError, match=r"names the file '.*weights\.h5', which containers cannot read\. Put it"):
+    with pytest.raises(
+        InputError, match=r"contains the file '.*weights\.h5', which containers cannot read\. Put the file"
+    ):
         compile_digits("vertex", model, settings=SETTINGS)
 
 
@@ -817,7 +819,7 @@ def test_data_on_cloud_storage_is_taken():
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "kfp.kubernetes", None)
     monkeypatch.delattr("kfp.kubernetes", raising=False)
-    named = r"needs kfp\.kubernetes, which is not installed\. Run: pip install 'tpu-pipelines\[kubeflow\]'\."
+    named = r"The library kfp\.kubernetes is not installed\. Run: pip install 'tpu-pipelines\[kubeflow\]'\."
     with pytest.raises(InputError, match=named), storage.naming_faults():
         compile_digits("kubeflow")
 
@@ -1056,7 +1058,7 @@ def test_the_evaluation_can_have_a_tpu_of_its_own(target):
             ["resources.train_model.machine=v5e-1"],
             r"resources\.train_model\.machine is not supported.*in the section machine\.",
         ),
-        (["resources.evaluate_model.machine=v5e-16"], r"works on one host, but v5e-16 has 4 hosts"),
+        (["resources.evaluate_model.machine=v5e-16"], r"runs on one host, but v5e-16 has 4 hosts"),
         (["resources.evaluate_model.machine=v5e-3"], r"v5e-3.*v5e-4"),
         (
             ["resources.evaluate_model.machine=v5e-1", "gate.backend=tensorflow"],
@@ -1088,8 +1090,8 @@ def test_a_champion_that_a_training_starts_with_comes_from_the_registry():
 @pytest.mark.parametrize(
     ("overrides", "seconds", "words"),
     [
-        ([], 86400, "after 3 times preflight's estimate, at least 4 h; machine.timeout_seconds sets another"),
-        (["preflight=false"], 86400, "after 24 h: its time is not estimated; machine.timeout_seconds"),
+        ([], 86400, "after 3 times preflight's estimate, at least 4 h; machine.timeout_seconds sets another limit"),
+        (["preflight=false"], 86400, "after 24 h, because the training time is not estimated; machine.timeout_seconds"),
         (["machine={name: v5e-4, timeout_seconds: 7200}"], 7200, "after 2 h, because of machine.timeout_seconds"),
     ],
 )
@@ -1144,9 +1146,11 @@ def test_the_command_says_what_it_wrote_and_imports_no_framework(tmp_path):
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines() == [
         f"{tmp_path / 'vertex.yaml'}: digits for vertex, to train on v5e-4 (ct5lp-hightpu-4t, 2x2)",
-        "training is stopped after 3 times preflight's estimate, at least 4 h; machine.timeout_seconds sets another",
+        "training is stopped after 3 times preflight's estimate, at least 4 h; "
+        "machine.timeout_seconds sets another limit",
         f"{tmp_path / 'kubeflow.yaml'}: digits for kubeflow, to train on v5e-4 (ct5lp-hightpu-4t, 2x2)",
-        "training is stopped after 24 h: its time is not estimated; machine.timeout_seconds sets another",
+        "training is stopped after 24 h, because the training time is not estimated; "
+        "machine.timeout_seconds sets another limit",
         "[0, 0] []",
     ]
     hint = "cannot pull the step image 'tpu-pipelines/python:latest'"

@@ -158,7 +158,7 @@ def test_a_section_that_is_switched_off_in_one_run_is_one_row(two_runs):
 def test_results_on_other_data_are_not_ranked(two_runs):
     _edit(two_runs[1] / "model" / "model.json", dataset_fingerprint="other")
     found = compare(two_runs)
-    assert found.notes == ("The runs were trained and scored on different data: their results are not comparable.",)
+    assert found.notes == ("The runs were trained and scored on different data, so their results are not comparable.",)
     assert not any(row.best for row in found.sections["results"])
 
 

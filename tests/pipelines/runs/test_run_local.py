@@ -250,7 +250,7 @@ def test_a_training_that_starts_with_the_champion_goes_on_from_it_and_is_found_a
         return all(step["cached"] or step["state"] == "skipped" for step in after(epochs)[0]["steps"].values())
 
     first, log = after(1)
-    assert "digits@champion has no version yet: starting with new weights" in log
+    assert "digits@champion does not have a version yet, so training starts with new weights" in log
     assert first["deployment"]["version"] == "0001"
     assert is_found_again(1), "the champion is this run's own model"
     second, log = after(3)

@@ -42,7 +42,7 @@ def test_the_version_keeps_every_figure(version):
 @pytest.mark.parametrize(
     ("lineage", "message"),
     [
-        ({"run": "digits"}, r"Cannot compare with digits 0001: the version has no preflight result"),
+        ({"run": "digits"}, r"Cannot compare with digits 0001: this version has no preflight result"),
         ({"preflight": {"machine": 3}}, r"Cannot compare with digits 0001: another release wrote its preflight result"),
     ],
 )
@@ -70,10 +70,10 @@ def beside(slower=0.2, dearer=0.2, **changes):
         (
             {"step_ms": 2.6},
             (
-                "an epoch takes 260 ms on v5e-8, 30% more than the 200 ms of digits 0001 on v5e-8: at most 20% more is "
-                "allowed",
-                "a run at Compute Engine's list price costs $0.0069 on v5e-8, 30% more than the $0.0053 of digits "
-                "0001 on v5e-8: at most 20% more is allowed",
+                "an epoch takes 260 ms on v5e-8, which is 30% more than the 200 ms of digits 0001 on v5e-8. "
+                "At most 20% more is allowed",
+                "a run at Compute Engine's list price costs $0.0069 on v5e-8, which is 30% more than the $0.0053 "
+                "of digits 0001 on v5e-8. At most 20% more is allowed",
             ),
         ),
         ({"step_ms": 4.0, "global_batch": 128}, ()),  # As fast: half as many steps.

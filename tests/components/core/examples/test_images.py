@@ -517,6 +517,6 @@ def _signed_tiff(values: np.ndarray) -> bytes:
 
 def test_values_below_0_are_refused_and_do_not_become_bright():
     values = np.array([[-1000, 0], [300, 32767]])
-    with pytest.raises(UnreadableImageError, match=r"16-bit values from -1,000 to 32,767, .* add the same offset"):
+    with pytest.raises(UnreadableImageError, match=r"16-bit values from -1,000 to 32,767, .* Add the same offset"):
         read_image(_signed_tiff(values), AS_FOUND)
     assert read_image(_signed_tiff(np.maximum(values, 0)), AS_FOUND).pixels[..., 0].tolist() == [[0, 0], [1, 127]]

@@ -207,7 +207,7 @@ def test_model_of_the_other_kind_of_data_is_refused_in_words(tmp_path):
 def test_builder_with_the_wrong_arguments_is_told_what_it_gets(tmp_path, arguments, said):
     path = tmp_path / "mine.py"
     path.write_text(f"def build_model({arguments}):\n    pass\n")
-    with pytest.raises(InputError, match=rf"{said}.* Write def build_model\(image_shape, num_classes\),"):
+    with pytest.raises(InputError, match=rf"{said}.* Write def build_model\(image_shape, num_classes\)"):
         build_model(str(path), _DIGITS, {})
 
 
@@ -229,7 +229,7 @@ def test_pytorch_code_is_told_that_keras_is_expected(tmp_path, monkeypatch, code
         sys.modules["torch"].nn = sys.modules["torch.nn"]
         sys.modules["torch.nn"].Module = type("Module", (), {"__module__": "torch.nn.modules.module"})
     with pytest.raises(
-        InputError, match=r"This is PyTorch code, .* a Keras model is required: write it with keras\.layers\.$"
+        InputError, match=r"This is PyTorch code, .* a Keras model is required: write the model with keras\.layers\.$"
     ):
         build_model(str(path), _DIGITS, {})
 
@@ -553,7 +553,7 @@ def test_one_output_of_a_file_whose_layers_have_keras_default_names_gets_the_oth
     ],
 )
 def test_a_layer_with_the_name_of_one_that_is_added_is_to_be_renamed(tmp_path, interface, last):
-    with pytest.raises(InputError, match=r"has a layer with the name '\w+', which .*\. Rename it\."):
+    with pytest.raises(InputError, match=r"has a layer with the name '\w+', which .*\. Rename the model's layer\."):
         build_model(_ending_in(tmp_path, last, interface.task.size_fact), interface, {})
 
 

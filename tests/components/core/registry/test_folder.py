@@ -571,7 +571,7 @@ def test_an_unreadable_version_is_passed_over_with_a_warning_and_keeps_its_numbe
     assert promote_new("d").version == "0004"
     assert register("a").number == "0005"
     assert registry.numbers() == ("0001", "0002", "0003", "0004", "0005")
-    warning = rf"warning: version 0001 of 'digits' is skipped\. Cannot read .*0001/{VERSION_FILE}: "
+    warning = rf"Warning: version 0001 of 'digits' is skipped\. Cannot read .*0001/{VERSION_FILE}: "
     assert len(re.findall(warning, capfd.readouterr().err)) == 1
 
 

@@ -138,7 +138,7 @@ def test_labels_that_are_paths_of_images_are_refused(tmp_path):
 def test_labels_that_each_occur_once_are_noted(tmp_path, count, noted):
     (tmp_path / "list.csv").write_text("text,label\n" + "".join(f"text {i},caption {i}\n" for i in range(count)))
     notes = list_examples(WriteParams(f"csv:{tmp_path / 'list.csv'}")).notes
-    note = "every example has a different label, such as 'caption 0': a model needs several examples of each class"
+    note = "every example has a different label, such as 'caption 0'. A model needs several examples of each class"
     assert notes == ((note,) if noted else ())
 
 

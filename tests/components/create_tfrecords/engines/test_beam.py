@@ -190,7 +190,7 @@ def test_a_mistake_is_one_paragraph(tmp_path, image_folder, encode):
     (folder / "dog" / "odd.png").write_bytes(encode(size=(9, 9)))
     params = WriteParams(f"images:{folder}")
     for options, told in (
-        ({}, "error: Images differ in size: expected 8×8 like the first one, received 9×9 for 'dog/odd.png'"),
+        ({}, "error: Images differ in size: expected 8×8 like the first image, received 9×9 for 'dog/odd.png'"),
         ({"region": "us", "max_num_workers": "many"}, "argument --max_num_workers: invalid int value: 'many'"),
         ({"worker_machine_typ": "n2"}, "Beam has no option 'worker_machine_typ'."),
         ({"runner": "Nonsense"}, "Unexpected pipeline runner: Nonsense."),

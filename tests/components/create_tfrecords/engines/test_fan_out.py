@@ -236,7 +236,7 @@ def _one_less(arrays, fields):
         (_fewer_sizes, "bytes of records, and metadata of other records"),
         (_other_names, "a name, label or weight that differs"),
         (_another_order, "examples in another order"),
-        (_one_less, "quarantined, but the task has"),
+        (_one_less, "quarantined inputs, but the task has"),
     ],
 )
 def test_a_part_that_was_changed_is_refused_though_it_has_its_checksum(

@@ -113,7 +113,7 @@ def test_operation_that_no_tpu_has_is_named_with_its_line(special_model, cache_d
 def test_shape_or_branch_that_depends_on_the_data_is_explained(special_model, cache_dir, lines, line, advice):
     outcome = compile_one(make_compilation(special_model(*lines)), cache_dir)
     assert outcome.verdict == DOES_NOT_COMPILE
-    told = "a shape or a branch depends on the data, and a TPU program is fixed when it is compiled: "
+    told = "a shape or a branch depends on the data, but a TPU program is fixed when it is compiled: "
     assert outcome.reason.startswith(told + advice)
     assert (outcome.layer, outcome.source) == ("special", f"my_model.py:{line}")
 

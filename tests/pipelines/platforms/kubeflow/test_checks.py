@@ -250,7 +250,7 @@ def test_several_hosts_need_a_cluster_that_knows_jobsets(world):
         "permission to use JobSets",
         f"the steps' service account kubeflow:pipeline-runner may not {rights} in kubeflow",
     )
-    assert remedy == "grant it with a role: --script FILE writes the commands"
+    assert remedy == "grant the permissions with a role; --script FILE writes the commands"
     world.cluster.rights |= {(user, verb, "jobsets.jobset.x-k8s.io") for verb in ("get", "create", "delete")}
     assert missing() == []
     world.cluster.jobsets = None
@@ -344,7 +344,7 @@ def test_a_cluster_that_is_not_named_is_not_asked(world):
     findings = world.examine()
     assert told(findings, Status.ERROR) == []
     assert told(findings, Status.UNKNOWN) == [
-        ("cluster", "not checked: name a kubectl context with --kube-context", "")
+        ("cluster", "not checked; set the kubectl context with --kube-context", "")
     ]
 
 

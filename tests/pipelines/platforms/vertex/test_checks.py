@@ -401,9 +401,9 @@ def test_pods_of_v2_and_v3_have_quotas_of_their_own(fake, machine, quota):
 @pytest.mark.parametrize(
     ("machine", "python", "missing", "said"),
     [
-        ("7x-4", "3.11.16", True, "steps@sha256:0+ has Python 3\\.11\\.16, and the machine requires 3\\.12 or later"),
+        ("7x-4", "3.11.16", True, "steps@sha256:0+ has Python 3\\.11\\.16, but the machine requires 3\\.12 or later"),
         ("7x-4", "3.13.14", False, "linux/amd64$"),
-        ("7x-4", "", False, "its Python version is unknown, and 3\\.12 or later is required$"),
+        ("7x-4", "", False, "its Python version is unknown, but 3\\.12 or later is required$"),
         ("v5e-4", "3.11.16", False, "linux/amd64$"),
     ],
 )
