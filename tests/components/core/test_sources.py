@@ -121,7 +121,9 @@ def test_images_refuses_one_class_only(image_folder):
 def test_images_refuses_files_outside_class_folders(image_folder, tmp_path, name, stray, expected):
     image_folder(name=name)
     (tmp_path / "data" / stray).write_bytes(b"x")
-    with pytest.raises(InputError, match=f"Files without a class in .*: '{stray}'. Expected {expected}. Move them"):
+    with pytest.raises(
+        InputError, match=f"Files without a class in .*: '{stray}'. Expected {expected}. Move the files"
+    ):
         _plan(f"images:{tmp_path}/data")
 
 
@@ -263,7 +265,7 @@ def test_csv_refuses_a_file_without_rows(tmp_path, text):
     ("header", "params", "message"),
     [
         ("picture,label", {}, r"Missing columns in .*: 'path'. Received: \['.*first line must name.*columns={path: …}"),
-        ("path,tag", {}, r"The column 'label' is missing .* Received: \['.*first line must name.*columns={label: …}"),
+        ("path,tag", {}, r"Missing columns in .*: 'label'. Received: \['.*first line must name.*columns={label: …}"),
         ("a,b", {}, r"Missing columns in .*: 'path', 'label'. Received: \['.*The first line must name"),
         ("path,label,label", {}, r"Repeated columns in .*\['path', 'label', 'label'\]. Expected every used column"),
         ("path,label", {"group_column": "patient"}, r"Missing columns in .*: 'patient'. Received: \['path', 'label'\]"),
@@ -428,7 +430,7 @@ def test_spaces_around_a_cell_make_no_other_class(tmp_path):
 def test_csv_refuses_a_class_that_is_judged_and_never_learnt_and_notes_one_that_is_never_judged(tmp_path):
     rows = "".join(f"{i}.png,{'abc'[i % 3]},train\n" for i in range(12))
     plan = _plan(_csv(tmp_path, "path,label,split\n" + rows + "x.png,a,test\ny.png,b,test\n"))
-    assert plan.listing.notes == ("no test examples of 'c'",)
+    assert plan.listing.notes == ("there are no test examples of 'c'",)
     rows = "".join(f"{i}.png,{'ab'[i % 2]},train\n" for i in range(12))
     source = _csv(tmp_path, "path,label,split\n" + rows + "x.png,a,test\ny.png,c,test\n")
     with pytest.raises(InputError, match=r"Classes without training examples in csv:.*: 'c'"):
@@ -536,7 +538,7 @@ def test_csv_follows_links_and_never_reads_a_device(tmp_path, encode):
 def test_a_split_that_was_asked_for_must_have_examples(tmp_path):
     source = _csv(tmp_path, "path,label\na.png,cat\nb.png,dog\n")
     with pytest.raises(
-        InputError, match=r"The 'validation' split has no examples: 2 in .*Set data.validation_fraction"
+        InputError, match=r"The 'validation' split has no examples: .* has 2 examples.*Set data.validation_fraction"
     ):
         _plan(source)
     assert _plan(source, validation_fraction=0, test_fraction=0).split_examples == {"train": 2}
@@ -704,7 +706,7 @@ def test_npz_refuses_pickled_objects_without_running_them(tmp_path):
 
 
 def test_npz_refuses_arrays_by_other_names(tmp_path):
-    with pytest.raises(InputError, match=r"expected arrays x_train, y_train .*received \['features', 'target'\]"):
+    with pytest.raises(InputError, match=r"expected arrays x_train, y_train .*Received: \['features', 'target'\]"):
         _plan(_npz(tmp_path, features=_images(4), target=np.arange(4)))
 
 
@@ -936,7 +938,7 @@ def test_unknown_sources_are_refused_and_the_nearest_is_named(source, expected):
 def test_group_column_needs_a_csv():
     with pytest.raises(
         InputError,
-        match=r"group_column='who' needs a csv:, .* source. Received: 'sklearn:digits'. Remove",
+        match=r"group_column='who' requires a csv:, .* source. Received: 'sklearn:digits'. Remove",
     ):
         _plan("sklearn:digits", group_column="who")
 

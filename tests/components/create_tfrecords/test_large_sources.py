@@ -263,7 +263,7 @@ def test_weights_that_are_missing_empty_all_0_or_of_another_kind_of_source_are_r
     params = _weighted("csv", tmp_path, pictures, [*[1.0] * 23, "much"])
     with pytest.raises(InputError, match=r"Cannot use line 25 of .*: expected a number in 'trust', received 'much'"):
         plan_dataset(params)
-    with pytest.raises(InputError, match=r"columns=.* needs a csv:, .* source"):
+    with pytest.raises(InputError, match=r"columns=.* requires a csv:, .* source"):
         list_examples(WriteParams(f"images:{tmp_path}", columns={"weight": "trust"}))
 
 

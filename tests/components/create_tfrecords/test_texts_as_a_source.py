@@ -207,7 +207,7 @@ def test_csv_with_texts(tmp_path):
 @pytest.mark.parametrize("task", ["multi_label", "regression"])
 def test_a_corpus_has_a_task_of_its_own(tmp_path, task):
     (tmp_path / "text.txt").write_text("words and words")
-    with pytest.raises(InputError, match=f"task='{task}' needs a csv:, .* npz:, .* source"):
+    with pytest.raises(InputError, match=f"task='{task}' requires a csv:, .* npz:, .* source"):
         plan_dataset(WriteParams(f"corpus:{tmp_path}/text.txt", task=task))
 
 

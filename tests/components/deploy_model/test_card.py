@@ -250,7 +250,7 @@ def test_examples_that_were_trained_on_are_no_part_of_the_figures():
 
 def test_of_a_thousand_classes_the_card_has_the_weakest():
     text = card_of(names=tuple(f"class number {i}" for i in range(1_000)))
-    assert "The first 20 of 1,000." in text
+    assert "The first 20 of 1,000 rows." in text
     assert len(text) < 12_000
 
 

@@ -262,7 +262,7 @@ def test_a_column_for_slices_has_to_be_there(tmp_path):
     (tmp_path / "films.csv").write_text("text,label\na film,pos\n")
     for source, message in (
         (f"csv:{tmp_path}/films.csv", "Missing columns"),
-        ("sklearn:digits", "needs a csv:, .* source"),
+        ("sklearn:digits", "requires a csv:, .* source"),
     ):
         with pytest.raises(InputError, match=message):
             write_records(WriteParams(source, slice_columns=("site",), num_workers=1), tmp_path / "records")

@@ -228,7 +228,9 @@ def _report(machine, seconds, usd_per_run, **changes):
 
 def test_comparison_names_the_cheapest_and_the_fastest():
     cheapest, fastest = compare([_report("v5e-1", 4.0, 0.5), _report("v5e-8", 0.5, 0.9), _report("7x-4", 0.3, None)])
-    assert cheapest.startswith("Cheapest: v5e-1, 4.00 s (3.20–4.80) an epoch, $0.50 (0.40–0.60) a run of 10 epochs")
+    assert cheapest.startswith(
+        "Cheapest: v5e-1, 4.00 s (3.20–4.80) per epoch, $0.50 (0.40–0.60) expected for a run of 10 epochs"
+    )
     assert fastest.startswith("Fastest: 7x-4, 300 ms (240–360) an epoch")
 
 

@@ -404,7 +404,7 @@ def test_a_quick_preflight_answers_fits_and_memory_alone(fitting):
         "$1.38 per hour, at Vertex AI's price"
     )
     text = as_text(report)
-    assert re.search(r"^memory +1.00 MiB of 15.8 GiB a device", text, re.MULTILINE)
+    assert re.search(r"^memory +1.00 MiB of 15.8 GiB per device", text, re.MULTILINE)
     assert "At most 150,994,944 examples per replica fit; the data set has 1,259 for each" in text
     assert not re.search("^(step|epoch|timeout)", text, re.MULTILINE)
     assert report.footprint(one) is None

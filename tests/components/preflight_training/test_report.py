@@ -173,8 +173,8 @@ def test_figures_that_are_not_finite_are_refused(write):
 def test_text_of_one_machine_gives_every_figure():
     text = as_text(_report())
     assert text.startswith("cifar10_cnn on v5e-8 (jax, mixed_bfloat16): fits\n")
-    assert _line(text, "memory") == "3.00 GiB of 12.0 GiB a device (25%)"
-    assert _line(text, "batch") == "128 per replica, 1,024 in all; at most 34,225 per replica fit"
+    assert _line(text, "memory") == "3.00 GiB of 12.0 GiB per device (25%)"
+    assert _line(text, "batch") == "128 per replica, 1,024 in total; at most 34,225 per replica fit"
     assert _line(text, "step") == "1.00 ms (0.750–1.30) = 800 µs compute + 200 µs communication"
     assert _line(text, "matrix units") == "11% used while the device computes"
     assert _line(text, "epoch") == "49 steps, 49.0 ms on the device, 279 ms (279–300) with waiting"
@@ -220,7 +220,7 @@ def test_text_of_a_machine_that_failed_says_why_and_where():
     assert text.startswith("cifar10_cnn on v2-8 (jax, mixed_bfloat16): does not compile\n\nthe operation 'eigh_jacobi'")
     assert _line(text, "layer") == "spectral_pooling"
     assert _line(text, "source") == "my_model.py:41"
-    assert _line(text, "memory") == "12.0 GiB a device"
+    assert _line(text, "memory") == "12.0 GiB per device"
     assert _line(text, "batch").endswith("largest that fits: 96 per replica")
     assert "- Advice about v2-8." in text
     assert "\nstep " not in text
@@ -326,13 +326,13 @@ def test_the_widest_comparison_loses_no_column():
 @pytest.mark.parametrize(
     ("usd", "text"),
     [
-        (1234.5, "$1,234 a run"),
-        (12.345, "$12.35 a run"),
-        (0.5, "$0.50 a run"),
-        (0.0123, "$0.012 a run"),
-        (0.00012, "$0.00012 a run"),
-        (0.00002, "<$0.0001 a run"),
-        (0.0, "$0.00 a run"),
+        (1234.5, "$1,234 expected per run"),
+        (12.345, "$12.35 expected per run"),
+        (0.5, "$0.50 expected per run"),
+        (0.0123, "$0.012 expected per run"),
+        (0.00012, "$0.00012 expected per run"),
+        (0.00002, "<$0.0001 expected per run"),
+        (0.0, "$0.00 expected per run"),
     ],
 )
 def test_prices_show_what_matters_of_them(usd, text):
@@ -400,7 +400,7 @@ def test_page_of_one_machine_opens_with_verdict_and_figures(words):
     assert "Epoch 279 ms (279–300) 49 steps, 49.0 ms on the device" in text
     price = "Price of a run $0.0074 (0.0074–0.0081) 10 epochs expected, plus start-up, at most $44.16 Vertex AI's price"
     assert price in text
-    assert "Memory 25% 3.00 GiB of 12.0 GiB a device" in text
+    assert "Memory 25% 3.00 GiB of 12.0 GiB per device" in text
     assert "Device waits 82%" in text
     assert "model cifar10_cnn, width 32 trainable values 1,676,912 backend, precision jax, mixed_bfloat16" in text
     assert text.index("Device waits") < text.index("part of a step") < text.index("The device waits for data.")

@@ -87,7 +87,8 @@ def test_the_environment_goes_before_the_file(tmp_path):
         (
             "network",
             "projects/my-project/global/networks/default",
-            r"global/networks/default'\. The network needs the number of the project: gcloud projects",
+            r"'projects/my-project/global/networks/default'\. The network "
+            r"needs the number of the project: gcloud projects",
         ),
         ("labels", "Team=vision", "'Team=vision'"),
         ("labels", "team=Vision", "'team=Vision'"),

@@ -194,10 +194,10 @@ def test_model_of_the_other_kind_of_data_is_refused_in_words(tmp_path):
     [
         (
             "",
-            r"takes \(\): got an .* 'image_shape'\. It is called with the .* image_shape=\(8, 8, 1\), num_c",
+            r"has the parameters \(\): got an .* 'image_shape'\. It is called with the .* image_shape=\(8, 8, 1\), num_c",
         ),
-        ("shape, num_classes", r"takes \(shape, num_classes\): missing a required argument: 'shape'"),
-        ("shape, classes, /", r"takes \(shape, classes, /\): missing a required .*'shape'"),
+        ("shape, num_classes", r"has the parameters \(shape, num_classes\): missing a required argument: 'shape'"),
+        ("shape, classes, /", r"has the parameters \(shape, classes, /\): missing a required .*'shape'"),
         (
             "image_shape, num_classes, units",
             r"missing a required argument: 'units'\. It is called with the .* image_shape=",
@@ -260,7 +260,7 @@ def test_model_that_is_not_there_is_named(name, message):
         ("def build_model(image_shape, num_classes):\n    kears", r"Cannot build the model .*NameError: name 'kears'"),
         (
             "def build_model(image_shape, num_classes):\n    return 1 / 0\n",
-            r"with \{\} \(mine.py, line 2\): ZeroDivisionError: division by zero",
+            r"with the parameters \{\} \(mine.py, line 2\): ZeroDivisionError: division by zero",
         ),
         (
             "def build_model(image_shape, num_classes):\n    pass",
@@ -577,7 +577,7 @@ def test_a_training_step_of_a_models_own_is_refused_with_one_output(tmp_path):
         "    body = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(inputs))\n"
         "    return Own(inputs, keras.layers.Dense(1, activation='sigmoid')(body))\n"
     )
-    with pytest.raises(InputError, match=r'own train_step: .* model with one output, .*activation="softmax"\)\.'):
+    with pytest.raises(InputError, match=r'own train_step: .* model with one output .*activation="softmax"\)\.'):
         build_model(str(path), _PAIR, {})
 
 

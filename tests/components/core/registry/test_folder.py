@@ -129,7 +129,7 @@ def test_promoting_the_champion_again_changes_nothing(registry, promote_new):
 
 def test_a_number_without_zeros_is_the_same_version(registry, promote_new):
     promote_new("one")
-    with pytest.raises(InputError, match="Version 0001 of 'digits' is the champion already"):
+    with pytest.raises(InputError, match="Version 0001 of 'digits' already has the alias champion"):
         registry.override("1", "champion", "by hand")
     assert promote(registry, "1", "").by == GATE
     assert len(registry.moves()) == 1

@@ -34,7 +34,7 @@ def test_columns_that_a_model_does_not_get_are_named(folder):
     (folder / "all.csv").write_text(f"text,label,weight_kg,site\n{rows}", encoding="utf-8")
     plan = plan_dataset(WriteParams(f"csv:{folder / 'all.csv'}", slice_columns=("site",)))
     assert [note for note in plan.listing.notes if "not used" in note] == [
-        "not used: 'weight_kg'. A model gets only the text of a line"
+        "columns that are not used: 'weight_kg'. A model gets only the text of a line"
     ]
 
 
