@@ -221,7 +221,7 @@ class _MachineText:
         machine = self.machine
         step = machine.step
         epoch = machine.epoch
-        size = f"{byte_size(machine.capacity_bytes)} a device"
+        size = f"{byte_size(machine.capacity_bytes)} per device"
         if machine.peak_bytes:
             bound = "at least " if machine.verdict == MAY_FIT else ""
             share = percent(machine.peak_bytes / machine.capacity_bytes)

@@ -194,7 +194,7 @@ def test_model_of_the_other_kind_of_data_is_refused_in_words(tmp_path):
     [
         (
             "",
-            r"has the parameters \(\): got an .* 'image_shape'\. It is called with the .* image_shape=\(8, 8, 1\), num_c",
+            r"has the parameters \(\): got an .* 'image_shape'\. .* image_shape=\(8, 8, 1\), num_c",
         ),
         ("shape, num_classes", r"has the parameters \(shape, num_classes\): missing a required argument: 'shape'"),
         ("shape, classes, /", r"has the parameters \(shape, classes, /\): missing a required .*'shape'"),
