@@ -43,7 +43,7 @@ IMAGES = ImageInput((8, 8, 1), "raw")
 MANIFEST = Manifest(
     fingerprint="f" * 64,
     source="images:data",
-    split_rule="all examples train",
+    split_rule="all examples are used for training",
     input=IMAGES,
     task="regression",
     features={"image": "bytes"},
@@ -97,7 +97,7 @@ EVALUATION = Evaluation(
     gate=Decision(True, (Rule(True, "accuracy", "it is good"),)),
     challenger=FIGURES,
     champion=FIGURES,
-    baseline=Baseline("accuracy", "always answering 'cat'", 0.3, 0.2, 0.1),
+    baseline=Baseline("accuracy", "always predicting 'cat'", 0.3, 0.2, 0.1),
     registered_champion=RegisteredChampion("0001", "e" * 64),
     unseen=Unseen(2, 1, (1, 0), ("cat/x.png",), ({"accuracy": 0.5},)),
 )

@@ -1,1 +1,1 @@
-"""The steps of the pipeline, one package each; `core`, which they share; and the server of an export."""
+"""The steps of the pipeline, with one package each, the package `core` that they share, and the server of an export."""

@@ -50,12 +50,12 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name's module when the name is first used; the command line does not need it."""
+    """Import a name's module when the name is first used. The command line does not need all of them."""
     if name in __all__:
         return getattr(importlib.import_module(f"tpu_pipelines.api.{_MODULES.get(name, 'library')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """Return the public names, also those that are not imported yet."""
+    """Return the public names, including those that are not imported yet."""
     return __all__

@@ -238,7 +238,7 @@ def test_a_served_text_gets_the_probabilities_of_the_next_character(folder):
     assert answer[0]["class"] == written.text
     with pytest.raises(InputError, match=r'instances\[0\]: expected a string, or {"text": "…"}. Received: a number'):
         parse_request(b'{"instances": [3]}', model.reader, ServeParams())
-    with pytest.raises(InputError, match=r"instances\[0\]: expected a text of at least one character"):
+    with pytest.raises(InputError, match=r"instances\[0\]: expected a text with at least one character"):
         parse_request(b'{"instances": [""]}', model.reader, ServeParams())
 
 

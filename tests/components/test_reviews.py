@@ -114,7 +114,7 @@ def test_predict_takes_texts_files_folders_lines_and_columns(exported_reviews, t
     assert answers(folder, lines=True, column="review") == named
     for name, content in (("empty.csv", "text\n"), ("large.csv", f'text\n"{"superb " * 30_000}"\n')):
         (tmp_path / name).write_text(content)
-    with pytest.raises(InputError, match=r"empty\.csv: it holds no text"):
+    with pytest.raises(InputError, match=r"empty\.csv: it contains no text"):
         answers(tmp_path / "empty.csv")
     assert list(answers(tmp_path / "large.csv").values()) == ["pos"]
     # Not every end of a line is one; and a name that looks like a path is no text.

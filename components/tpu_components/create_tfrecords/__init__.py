@@ -1,4 +1,4 @@
-"""Checks labelled examples of any source, and writes them as sharded TFRecord files."""
+"""Checks labelled examples of any source and writes them as sharded TFRecord files."""
 
 from tpu_components.core.sources.kinds import source_version
 from tpu_components.core.sources.params import WriteParams, WriteResult

@@ -7,7 +7,7 @@ from tpu_components.create_tfrecords import WriteParams, write_records
 
 
 def main() -> int:
-    """Run the step; returns the exit code."""
+    """Run the step and return the exit code."""
     return command_line.run_step(
         write_records,
         WriteParams,

@@ -1,7 +1,7 @@
 """Adds IDs of scheme 2 to files of an earlier version: `python -m tpu_components.create_tfrecords.convert_ids`.
 
-Such a file has only IDs of scheme 1, which depend on the settings of the records. Records that are written again with
-the original settings have both IDs of every example.
+These files have only IDs of scheme 1, which depend on the settings of the records. If you write the records again with
+the original settings, the new records have the IDs of both schemes.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from tpu_components.core.files.unpacking import read_arrays
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-    """Number of converted files, of all IDs in them, and of the IDs that are now of scheme 2.
+    """Numbers of converted files, of all IDs in these files, and of IDs that now belong to scheme 2.
 
     An example that is no longer in the data keeps only its ID of scheme 1.
     """
@@ -47,23 +47,23 @@ def convert_ids(records_dir: Path, files: Sequence[str]) -> Converted:
     by_split = [load_identities(records_dir, split) for split in SPLITS]
     if all(ids is None for ids in by_split):
         raise InputError(
-            f"Found no IDs of examples in {records_dir}: expected a folder that create_tfrecords wrote. Check the path."
+            f"Found no example IDs in {records_dir}: expected a folder that create_tfrecords wrote. Check the path."
         )
     known = join_ids(*(ids for ids in by_split if ids is not None))
     if not known["scheme2"].any():
         raise InputError(
-            f"Cannot convert files by {records_dir}: an earlier version wrote these records, with IDs of scheme 1 "
-            "only. Write the records again with this version and the settings of these records, into another folder."
+            f"Cannot use {records_dir} to convert files: an earlier version wrote these records, with IDs of scheme 1 "
+            "only. Write the records again with this version and the same settings into another folder."
         )
     converted = {}
     for file in files:
-        with reading(file, "IDs of examples, as in examples.npy or trained_on.npy", "Correct the path."):
+        with reading(file, "example IDs, as in examples.npy or trained_on.npy", "Correct the path."):
             ids = as_ids(read_arrays(file, storage.read_bytes(file))[""])
         matched = known[np.isin(known["scheme1"], ids["scheme1"]) & (known["scheme2"] != 0)]
         if (ids["scheme2"] == 0).any() and not len(matched):
             raise InputError(
                 f"Cannot convert {file}: none of its {len(ids):,} IDs is in {records_dir}. Expected records of the "
-                "same data, written with the original settings. Write them again with these settings."
+                "same data, written with the original settings. Write the records again with these settings."
             )
         converted[file] = join_ids(ids, matched)
     for file, ids in converted.items():
@@ -75,7 +75,7 @@ def convert_ids(records_dir: Path, files: Sequence[str]) -> Converted:
 
 
 def main() -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     parser = command_line.ArgumentParser(
         prog="python -m tpu_components.create_tfrecords.convert_ids",
         description="Add IDs of scheme 2 to files of example IDs that an earlier version wrote.",

@@ -1,6 +1,6 @@
-"""Finds duplicates and near-duplicates (pictures and texts) among the examples of a data set.
+"""Finds duplicates and near-duplicates among the images or texts of a data set.
 
-Pictures are compared by perceptual hashes, which the code calls `looks`.
+Images are compared by perceptual hashes, which the code calls `looks`.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _LISTED = 1000
 
 
 def look_at(pictures: Sequence[np.ndarray]) -> np.ndarray:
-    """Return perceptual hashes: grey pictures of 8 x 9 pixels.
+    """Return perceptual hashes: grey images of 8 x 9 pixels.
 
     Args:
         pictures: uint8[height, width, channels] each, of any sizes.
@@ -61,12 +61,12 @@ def _averages(size: int, count: int) -> np.ndarray:
 
 
 def find_alike(looks: np.ndarray) -> np.ndarray:
-    """Find near-duplicates of pictures: resized, recompressed or brightened copies.
+    """Find near-duplicates of images, such as resized, recompressed or brightened copies.
 
-    The 64 gradient bits of a picture (see `_outlines`) are four quarters. Two pictures are compared if one of the
-    quarters is equal, and each with at most 16 others per quarter, so some pairs of a long series of similar pictures
-    are missed. They are near-duplicates if few bits differ and the hashes correlate. Pictures without contrast are
-    never near-duplicates.
+    The 64 gradient bits of an image (see `_outlines`) are divided into four quarters. Two images are compared if one of
+    their quarters is equal. An image is compared with at most 16 others per quarter, so some pairs in a long series of
+    similar images are not found. Two images are near-duplicates if few bits differ and the hashes correlate. Images
+    without contrast are never near-duplicates.
 
     Args:
         looks: Perceptual hashes, uint8[num_pictures, 8, 9].
@@ -94,7 +94,7 @@ def find_alike(looks: np.ndarray) -> np.ndarray:
 
 
 def _outlines(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pictures that have contrast, and their gradient bits.
+    """Return the images that have contrast, and their gradient bits.
 
     Returns:
         int[num_shown], indices into `looks`; and uint64[num_shown], whose 64 bits say for each pixel of a hash whether
@@ -126,21 +126,21 @@ def same_words(words: Iterable[bytes]) -> bytes:
 
 
 def pairs_of_equal(values: np.ndarray) -> np.ndarray:
-    """Return the pairs of an element and the next equal element, as indices into `values`: int[num_pairs, 2]."""
+    """Return the pairs of an element and the next equal element, as indices into `values`, int[num_pairs, 2]."""
     order = np.argsort(values, kind="stable")
     equal = values[order[:-1]] == values[order[1:]]
     return np.stack([order[:-1][equal], order[1:][equal]], axis=1)
 
 
 def connect(num_examples: int, pairs: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """Return the connected components, of two or more examples, of the graph whose edges are `pairs`.
+    """Return the connected components with at least two examples of the graph whose edges are `pairs`.
 
     Args:
         num_examples: Number of examples.
         pairs: Edges between examples: int[num_pairs, 2] each.
 
     Returns:
-        Sorted examples of each component, int[…]; the components are ordered by their first example.
+        Sorted examples of each component, int[…]. The components are ordered by their first example.
     """
     parent: dict[int, int] = {}
 
@@ -170,7 +170,7 @@ class Copies:
             into the listing.
         are_equal: For each set, whether all its examples are equal.
         num_exact: Number of examples that are equal to an earlier one.
-        num_near: Number of examples that are near-duplicates of an earlier one, but not equal to one.
+        num_near: Number of examples that are near-duplicates of an earlier example, but not equal to one.
     """
 
     listing: Listing
@@ -200,12 +200,14 @@ class Copies:
         return cls(listing, splits, [examples[members] for members in sets], are_equal, len(equal), num_near)
 
     def without_leaks(self) -> np.ndarray:
-        """Return splits without leaks: each set of copies stays in one split (test, else validation, else train).
+        """Return splits without leaks: each set of copies stays in one split.
 
-        Copies in other splits are left out (LEFT_OUT); no example moves to another split. Whether an example belongs to
-        the test split depends only on the example itself. A test example is therefore never trained on, even if
-        examples are added or further copies are found. If the source defines splits, only examples of
-        its training split are compared.
+        The split is test if one of the copies is in it, otherwise validation, otherwise train.
+
+        Copies in other splits are left out (LEFT_OUT). No example moves to another split. Whether an example belongs to
+        the test split depends only on the example. Therefore, no model is ever trained on a test example, even if
+        examples are added or more copies are found. If the source defines splits, only examples of its training split
+        are compared.
 
         Returns:
             int8[num_examples], like `splits`.
@@ -225,12 +227,12 @@ class Copies:
             splits,
             result,
             "exact or near copies of held-out examples. Set data.group_column to a CSV column that groups related "
-            "examples, remove the copies, or keep them with data.join_copies=false.",
+            "examples, remove the copies, or set data.join_copies=false to keep them.",
         )
         return result
 
     def in_training_too(self) -> np.ndarray:
-        """Return for each example whether it is in another split and has a copy in training, bool[num_examples]."""
+        """Return for each example whether it is outside of training and has a copy in training, bool[num_examples]."""
         result = np.zeros(len(self.splits), bool)
         for members in self.sets:
             trains = self.splits[members] == SPLITS.index(TRAIN)
@@ -238,7 +240,10 @@ class Copies:
         return result
 
     def summary(self) -> dict[str, Any]:
-        """Return the content of `copies.json`: counts, and sets of copies, those of several labels or splits first."""
+        """Return the content of `copies.json`: counts, and sets of copies.
+
+        Sets with several labels or splits come first.
+        """
         labels = self.listing.labels
         splits = self.splits
         sets = [

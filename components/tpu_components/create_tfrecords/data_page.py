@@ -1,4 +1,4 @@
-"""Renders `data.html`, a report of the data set to check before paying for a training."""
+"""Renders `data.html`, a report of the data set. You can check it before you pay for training."""
 
 import functools
 import itertools
@@ -31,7 +31,9 @@ _TEXT = markupsafe.Markup('<blockquote title="{}">{}</blockquote>')
 
 
 def choose_samples(plan: DatasetPlan, stored: Mapping[str, np.ndarray]) -> dict[str, markupsafe.Markup]:
-    """Render the first few training examples of each class; for a regression, of each fifth of the first target.
+    """Render the first few training examples of each class.
+
+    For a regression, a class is a fifth of the values of the first target.
 
     Args:
         plan: The plan of the data set.
@@ -73,7 +75,7 @@ def _members(listing: Listing, labels: np.ndarray, task: str) -> Iterator[tuple[
 
 
 def _show(rule: ImageRule | None, key: str, content: Any) -> str:
-    """Return HTML: a small picture of an image, or the beginning of a text if `rule` is None."""
+    """Return HTML: a small version of an image or, if `rule` is None, the beginning of a text."""
     if rule:
         return show_picture(read_image(content, rule).pixels, _PICTURE_PIXELS, key)
     text = content.decode("utf-8", "replace")
@@ -81,7 +83,7 @@ def _show(rule: ImageRule | None, key: str, content: Any) -> str:
 
 
 def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[str, markupsafe.Markup]) -> str:
-    """Return the HTML of the report; equal data give the same bytes.
+    """Return the HTML of the report. Equal data give the same bytes.
 
     Args:
         manifest: Manifest of the records.
@@ -121,13 +123,16 @@ def _numbers(manifest: Manifest, copies: Mapping[str, Any], num_examples: int) -
         ),
         Figure("quarantined", **judged(len(manifest.quarantined), "unreadable, not stored")),
         Figure("copies", f"{copies['exact'] + copies['near']:,}", [left_out]),
-        Figure("copies across splits", **judged(copies["across_splits"], "sets: they make the result look better")),
+        Figure("copies across splits", **judged(copies["across_splits"], "sets: the metrics will be too high")),
         Figure("copies with different labels", **judged(copies["contradictory"], "sets: at least one label is wrong")),
     ]
 
 
 def _balance(manifest: Manifest) -> list[Block]:
-    """Return a table of examples per class and split, largest class first; of over 60 classes, first and last 30."""
+    """Return a table of examples per class and split, the largest class first.
+
+    If there are over 60 classes, only the first 30 and the last 30 are shown.
+    """
     if manifest.task == REGRESSION:
         return []
     by_class = zip(*(split.class_counts for split in manifest.splits.values()), strict=True)
@@ -185,7 +190,12 @@ def _charts(manifest: Manifest, num_examples: int) -> list[Block]:
         f"Measured on {measured:,} {manifest.input.plural}, chosen by their hashes. " if measured < num_examples else ""
     )
     colours = {name: _COLOURS[name] for name in manifest.splits}
-    return [f"{part}Each bar is a share of its split.", draw_legend(colours), charts, _statistics("Figure", rows)]
+    return [
+        f"{part}A bar shows a share of the examples of its split.",
+        draw_legend(colours),
+        charts,
+        _statistics("Figure", rows),
+    ]
 
 
 def _statistics(first: str, rows: Sequence[tuple[str, str, TargetStatistics | Distribution]]) -> Table:
@@ -207,7 +217,7 @@ def _samples(manifest: Manifest, samples: Mapping[str, markupsafe.Markup]) -> li
 
 def _quarantined(manifest: Manifest) -> list[Block]:
     aside = sorted(manifest.quarantined, key=lambda item: item.key)[:_ASIDE_ROWS]
-    note = f"The first {len(aside)} of {len(manifest.quarantined):,}; dataset.json lists all."
+    note = f"The first {len(aside)} of {len(manifest.quarantined):,}. dataset.json lists all of them."
     table = Table({"Input": "<", "Reason": "<"}, [(item.key, Cell(item.reason, "path")) for item in aside])
     return [note if len(aside) < len(manifest.quarantined) else "", table] if aside else []
 
@@ -223,7 +233,7 @@ def _copies(manifest: Manifest, copies: Mapping[str, Any]) -> list[Block]:
         more = len(copied["examples"]) - len(members)
         rows.append((Cell(kind, "bad" if faults else ""), Cell(f"{shown} and {more} more" if more else shown, "path")))
     note = (
-        f"Sets of exact or near copies of {manifest.input.plural}, those with several labels or splits first; "
+        f"Sets of exact or near copies of {manifest.input.plural}. Sets with several labels or splits come first. "
         "copies.json lists more."
     )
     return [note, Table({"Set": "<", "Examples": "<"}, rows)] if rows else []

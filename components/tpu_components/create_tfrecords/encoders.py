@@ -39,13 +39,14 @@ _RECORD_OVERHEAD_BYTES, _PASSAGE_OVERHEAD_BYTES = 80, 100
 
 
 class EncodedExample(NamedTuple):
-    """An example as it is stored.
+    """An example in its stored form.
 
     Attributes:
         fields: Fields of the record, without label and key.
         counts: Counts that are summed over the split for its statistics, in the order of `measuring.COUNTS`.
         identity: Example ID of both schemes, an element of `ID_TYPE` as 16 bytes; see `example_ids`.
-        picture: Small picture of an image, from which its perceptual hash and grey levels are computed; otherwise None.
+        picture: Small version of an image, from which its perceptual hash and grey levels are computed. None for other
+            inputs.
         figures: Measurements of the example, in the order of `measuring.FIGURES` and without those of `picture`. For
             images: height and width. For texts: words, unknown words in thousandths, and bytes per word in tenths. None
             if the example is not measured.
@@ -84,11 +85,11 @@ class ImageEncoder:
         Args:
             key: Key of the example, for messages.
             content: Bytes of the file, or element of the array.
-            known: Result of `identify` for `content`, if it is known.
+            known: Result of `identify` for `content`, if the caller has it.
 
         Raises:
             UnreadableError: If the example must be quarantined.
-            InputError: If the shape of the image differs from the others, which stops the writing.
+            InputError: If the shape of the image differs from other images. In that case, no records are written.
         """
         if self.input.encoding == ENCODED:
             payload, shape, picture = check_encoded(content, self.image)
@@ -125,7 +126,7 @@ class ImageEncoder:
         Args:
             content: Bytes of the file, or element of the array.
             picture: The image that was read from `content`.
-            known: Result of `identify` for an element of an array, if it is known.
+            known: Result of `identify` for an element of an array, if the caller has it.
             stored: Result of `identify` for the stored image.
         """
         if not isinstance(content, bytes):
@@ -141,7 +142,7 @@ class ImageEncoder:
 
 @dataclasses.dataclass(frozen=True)
 class TextEncoder:
-    """Encodes texts as token IDs, and stores the original texts too; see `ImageEncoder`."""
+    """Encodes texts as token IDs, and also stores the original texts. See `ImageEncoder`."""
 
     input: TextInput
     vocabulary: tuple[bytes, ...] = dataclasses.field(repr=False)
@@ -151,7 +152,7 @@ class TextEncoder:
         return Tokenizer(self.input, self.vocabulary)
 
     def store(self, key: str, content: Any, known: bytes | None) -> EncodedExample:
-        """Check and encode a text's bytes; see `ImageEncoder.store`."""
+        """Check and encode the bytes of a text. See `ImageEncoder.store`."""
         encoded = self._tokenizer.encode_stored(content)
         ids = encoded.ids.astype(np.dtype(self.input.stored_dtype).newbyteorder("<")).tobytes()
         wanted = self.input.num_tokens
@@ -173,12 +174,12 @@ class TextEncoder:
 
 @dataclasses.dataclass(frozen=True)
 class CorpusEncoder:
-    """Encodes passages of a corpus as IDs of characters; see `ImageEncoder`."""
+    """Encodes passages of a corpus as IDs of characters. See `ImageEncoder`."""
 
     input: CorpusInput
 
     def store(self, key: str, content: bytes, known: bytes | None) -> EncodedExample:
-        """Return a passage in its stored form; `content` is the result of `Corpus.passage`, as bytes."""
+        """Return a passage in its stored form. `content` is the result of `Corpus.passage`, as bytes."""
         hashed = identify(content)
         return EncodedExample({CorpusInput.feature: content}, hashed + hashed)  # The IDs of passages are not saved.
 
@@ -191,17 +192,17 @@ def _odd_shape_error(expected: tuple[int, int, int], key: str, shape: Sequence[i
     if tuple(shape[:2]) == expected[:2]:
         kinds = {1: "grey", 3: "colour"}
         return InputError(
-            f"Grey and colour images are mixed: expected {kinds[expected[2]]} images like the first one, received "
+            f"Grey and colour images are mixed: expected {kinds[expected[2]]} images like the first image, received "
             f"the {kinds[shape[2]]} image {key!r}. Set data.channels to 1 or 3 to convert all of them."
         )
     return InputError(
-        f"Images differ in size: expected {expected[0]}×{expected[1]} like the first one, received "
+        f"Images differ in size: expected {expected[0]}×{expected[1]} like the first image, received "
         f"{shape[0]}×{shape[1]} for {key!r}. Set data.image_size to [height, width] to resize all of them."
     )
 
 
 def choose_encoder(plan: DatasetPlan, counts: Counter[bytes] | None) -> tuple[Encoder, int]:
-    """Choose how to encode the examples of a plan; returns the encoder and the estimated bytes of a record.
+    """Choose how to encode the examples of a plan. Return the encoder and the estimated bytes of a record.
 
     Args:
         plan: Examples to encode.
@@ -220,11 +221,14 @@ def choose_encoder(plan: DatasetPlan, counts: Counter[bytes] | None) -> tuple[En
 
 
 def _choose_text_encoder(plan: DatasetPlan, counts: Counter[bytes]) -> tuple[TextEncoder, int]:
-    """Choose how to encode texts, by the words of the training split; also returns the estimated bytes of a record."""
+    """Choose how to encode texts, by the words of the training split.
+
+    Also return the estimated bytes of a record.
+    """
     params, listing = plan.params, plan.listing
     if not counts:
         raise InputError(
-            f"Found no word in the training texts of {params.source!r}: expected UTF-8 text. Check the source."
+            f"Found no word in the training texts of {params.source!r}: expected text in UTF-8. Check the source."
         )
     vocabulary = build_vocabulary(counts, params.vocabulary_size)
     tokens = TextInput(
@@ -240,7 +244,10 @@ def _choose_text_encoder(plan: DatasetPlan, counts: Counter[bytes]) -> tuple[Tex
 
 
 def _choose_image_encoder(plan: DatasetPlan) -> tuple[ImageEncoder, int]:
-    """Choose how to encode images, by the first readable image; also returns the estimated bytes of a record."""
+    """Choose how to encode images, by the first readable image.
+
+    Also return the estimated bytes of a record.
+    """
     params, listing = plan.params, plan.listing
     size = (params.image_size[0], params.image_size[1]) if params.image_size else None
     margin = _margin(size, params.crop_margin)
@@ -264,9 +271,9 @@ def _choose_image_encoder(plan: DatasetPlan) -> tuple[ImageEncoder, int]:
     if listing.images is not None:
         if encoding not in ("auto", RAW) or any(margin):
             raise InputError(
-                "Arrays are stored raw, without a margin: other encodings need image files. Received: "
-                f"encoding={encoding!r} and crop_margin={params.crop_margin} with {params.source!r}. Set data.encoding "
-                "to auto, and data.crop_margin to 0."
+                "Arrays are stored raw and without a margin, because other encodings need image files. Received: "
+                f"encoding={encoding!r} and crop_margin={params.crop_margin} with {params.source!r}. Set "
+                "data.encoding to auto, and data.crop_margin to 0."
             )
         encoding = RAW
     elif encoding == "auto" and any(margin):
@@ -285,13 +292,16 @@ def _choose_image_encoder(plan: DatasetPlan) -> tuple[ImageEncoder, int]:
 
 
 def _margin(size: tuple[int, int] | None, share: float) -> tuple[int, int]:
-    """Return the additional rows and columns of stored pictures, half on each side; (0, 0) without a wanted size."""
+    """Return the additional rows and columns of stored images, half of them on each side.
+
+    Return (0, 0) if no size was requested.
+    """
     height, width = (2 * round(side * share / 2) for side in size or (0, 0))
     return height, width
 
 
 def _for_photos(plan: DatasetPlan, image: ImageRule) -> str:
-    """Choose between storing original files and resizing them once, by the sizes of a few photos."""
+    """Choose between storing the original files and resizing them once, by the sizes of a few photos."""
     if image.image_size is None:
         return ENCODED
     count = len(plan.listing.keys)
@@ -313,7 +323,10 @@ def _first_shape(plan: DatasetPlan, image: ImageRule) -> tuple[int, int, int]:
         except (UnreadableImageError, InputError) as error:
             reason = reason or f"{key!r}: {error}"
     raise InputError(
-        f"Found no readable image in {plan.params.source!r}: expected JPEG, PNG or another image format, received "
-        f"{len(listing.keys)} files that cannot be read as images (first: {reason}). Check the source."
+        (
+            f"Found no readable image in {plan.params.source!r}: expected JPEG, PNG or another image format. "
+            f"Received: {len(listing.keys)} files that cannot be read as images (the first: {reason}). Check the "
+            "source."
+        )
         + (f" Notes about the source: {'; '.join(listing.notes)}." if listing.notes else "")
     )

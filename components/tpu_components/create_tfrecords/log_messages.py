@@ -1,4 +1,4 @@
-"""Messages about the written data set, and a check that not too many inputs were quarantined."""
+"""Log messages about the written data set, and a check that not too many inputs were quarantined."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -22,11 +22,12 @@ _LISTED = 100  # Number of bad inputs to list if there are more than `max_bad_fr
 
 
 def say_statistics(encoder: TextEncoder, manifest: Manifest) -> None:
-    """Log the vocabulary size and how many texts of each split were cut or padded; warn about unknown words."""
+    """Log the vocabulary size, and how many texts of each split were cut or padded. Warn about unknown words."""
     texts = encoder.input
     side = "first" if texts.truncate == END else "last"
     progress.say(
-        STEP, f"vocabulary of {len(encoder.vocabulary):,} words; longer texts keep the {side} {texts.num_tokens} tokens"
+        STEP,
+        f"vocabulary of {len(encoder.vocabulary):,} words; longer texts keep their {side} {texts.num_tokens} tokens",
     )
     for name, split in manifest.splits.items():
         totals = split.statistics
@@ -52,28 +53,33 @@ def say_corpus(manifest: Manifest) -> None:
 
 
 def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarray, splits: np.ndarray) -> None:
-    """Log how many examples are copies, were left out, have a copy in training, or have copies of other labels."""
+    """Log how many examples are copies, and how many were left out.
+
+    Also log how many held-out examples have a copy in training, and how many sets of copies have several labels.
+    """
     plural = manifest.input.plural
     if summary["sets"]:
-        equal = f"{summary['exact']:,} {plural} are exact copies of another one, {summary['near']:,} near copies"
-        progress.say(STEP, f"{equal}; {COPIES_FILE} lists them")
+        equal = f"{summary['exact']:,} {plural} are exact copies of other {plural}, {summary['near']:,} are near copies"
+        progress.say(STEP, f"{equal}. {COPIES_FILE} lists them")
     if summary["left_out"]:
         left_out = f"left out {summary['left_out']:,} {plural} with a copy in test or validation"
-        progress.say(STEP, f"{left_out}; data.group_column keeps related examples, such as a series, in one split")
+        progress.say(
+            STEP, f"{left_out}. Set data.group_column to keep related examples, such as a series, in one split"
+        )
     for name, split in manifest.splits.items():
         if also := int(np.count_nonzero(is_copy & (splits == SPLITS.index(name)))):
             here = f"{also:,} of {split.num_examples:,} {plural} in {name}"
-            progress.say(STEP, f"{here} have an exact or near copy in {TRAIN}, which makes the result look better")
+            progress.say(STEP, f"{here} have an exact or near copy in {TRAIN}, so the metrics will be too high")
     if summary["contradictory"]:
         first = summary["sets"][0]["examples"]
         shown = " and ".join(f"{example['key']!r} ({example['label']})" for example in first[:_SHOWN])
         count = summary["contradictory"]
         sets = "1 set of copies has" if count == 1 else f"{count:,} sets of copies have"
-        progress.say(STEP, f"{sets} several labels, the first: {shown}")
+        progress.say(STEP, f"{sets} several labels. The first: {shown}")
 
 
 def say_losses(counts: Mapping[str, int], num_images: int) -> None:
-    """Log how many images lost content when they were converted; see `describe_losses`."""
+    """Log how many images lost content when they were converted. See `describe_losses`."""
     for message in describe_losses(counts, num_images):
         progress.say(STEP, message)
 
@@ -91,13 +97,16 @@ def say_content(manifest: Manifest) -> None:
         line += f" of {len(named)} classes ({', '.join(named[:_CLASSES_SHOWN])}{more})"
     if turned := statistics["num_turned"]:
         progress.say(
-            STEP, f"rotated {turned:,} photos by their EXIF orientation; data.apply_rotation=false disables this"
+            STEP, f"rotated {turned:,} photos by their EXIF orientation. data.apply_rotation=false disables this"
         )
     progress.say(STEP, f"{line}: " + ", ".join(f"{name} {split.num_examples:,}" for name, split in splits.items()))
 
 
 def say_shares(plan: DatasetPlan, manifest: Manifest) -> None:
-    """Log the share of the examples, and of each class, in test and validation, and the share that was requested."""
+    """Log the share of the examples in the test and validation splits, for the data and for each class.
+
+    Also log the share that was requested.
+    """
     own = plan.listing.splits
     params = plan.params
     shown = []
@@ -112,16 +121,18 @@ def say_shares(plan: DatasetPlan, manifest: Manifest) -> None:
         if manifest.task == CLASSIFICATION:
             shares = np.array(split.class_counts)[all_counts > 0] / all_counts[all_counts > 0]
             got += f" ({shares.min():.1%} to {shares.max():.1%} of a class)"
-        shown.append(f"{name} {got}, wanted {wanted:.1%}")
+        shown.append(f"{name} {got}, requested {wanted:.1%}")
     if shown:
         line = "; ".join(shown)
         progress.say(
-            STEP, f"{line}. Each example is assigned on its own, so a test example never becomes a training example"
+            STEP,
+            f"{line}. The split of an example does not depend on other examples, so a test example never becomes "
+            "a training example",
         )
 
 
 def check_budget(plan: DatasetPlan, manifest: Manifest) -> None:
-    """Log the inputs that were quarantined, with the reasons, and check that they are few.
+    """Log the inputs that were quarantined, with the reasons, and check that there are not too many.
 
     Raises:
         InputError: If their share is larger than `max_bad_fraction`, or a split has no examples left.
@@ -135,11 +146,11 @@ def check_budget(plan: DatasetPlan, manifest: Manifest) -> None:
     for item in shown:
         progress.say(STEP, f"quarantined {item.key!r}: {item.reason}")
     if len(bad) > len(shown):
-        progress.say(STEP, f"and {len(bad) - len(shown):,} more; the manifest lists them")
+        progress.say(STEP, f"and {len(bad) - len(shown):,} more. The manifest lists them")
     require_few(bad, total, plan.params, "are unreadable")
     for name in plan.order:
         if name not in manifest.splits or not manifest.splits[name].num_examples:
             raise InputError(
-                f"The {name!r} split has no readable examples left after {len(bad)} were quarantined. Repair them, or "
-                "add readable ones."
+                f"The {name!r} split has no readable examples left after {len(bad)} were quarantined. Repair these, "
+                "or add readable examples."
             )

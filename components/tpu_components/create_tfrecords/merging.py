@@ -1,4 +1,4 @@
-"""Appends the parts, which workers write, to the shards, and collects the metadata of the examples."""
+"""Appends the parts that workers write to the shards, and collects the metadata of the examples."""
 
 import dataclasses
 import hashlib
@@ -31,7 +31,7 @@ from tpu_components.create_tfrecords.splitting import LEFT_OUT, require_examples
 
 
 def regroup(plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) -> "Merger":
-    """Write existing records again, in the splits and order of another plan; returns the merger of the new records.
+    """Write existing records again, in the splits and order of another plan. Return the merger of the new records.
 
     The records are copied and not encoded again, because a record does not contain its split.
 
@@ -56,7 +56,10 @@ def regroup(plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) 
 
 
 def _frames_at(records: Spans, numbers: np.ndarray) -> list[memoryview]:
-    """Return the framed records at indices of `records`. Their memory maps close when all views are deleted."""
+    """Return the framed records at indices of `records`.
+
+    The memory-mapped files close when all views are deleted.
+    """
     files = records.files[numbers]
     maps = {file: np.memmap(records.paths[file], np.uint8, "r").data for file in np.unique(files).tolist()}
     rows = zip(files.tolist(), records.offsets[numbers].tolist(), records.sizes[numbers].tolist(), strict=True)
@@ -74,7 +77,7 @@ class _Shard:
 
 
 class Merger:
-    """Appends parts to their shards, in order, and keeps the metadata of the stored examples in columns.
+    """Appends parts to their shards in order, and keeps the metadata of the stored examples in columns.
 
     Args:
         plan: The plan of the data set.
@@ -110,12 +113,18 @@ class Merger:
                 self._columns.setdefault(name, Column(rows.dtype, rows.shape[1:])).extend(rows)
 
     def metadata(self, places: np.ndarray) -> Part:
-        """Return the metadata of the examples at `places`, positions in storage order, int[…]; digests are left out."""
+        """Return the metadata of the examples at `places`, positions in storage order, int[…].
+
+        Digests are left out.
+        """
         own = {name: self._columns[name].rows()[places] for name in METADATA if name in self._columns}
         return Part("", kept=np.arange(len(places), dtype=np.int32), digests=b"", **own)
 
     def move_records(self, folder: Path) -> Spans:
-        """Move the shards to another folder; returns file, offset and size of each framed record, in storage order."""
+        """Move the shards to another folder.
+
+        Return file, offset and size of each framed record, in storage order.
+        """
         for shard in self._shards:
             os.rename(self._directory / shard.name, folder / shard.name)
         paths = tuple(str(folder / shard.name) for shard in self._shards)
@@ -131,15 +140,16 @@ class Merger:
 
     @property
     def totals(self) -> dict[str, int]:
-        """Counts of all stored examples together, by their names in `measuring.COUNTS`."""
+        """Counts of all stored examples together, in the order of `measuring.COUNTS`."""
         totals = self._columns["counts"].rows().sum(axis=0, dtype=np.int64).tolist()
         return dict(zip(COUNTS[self._plan.listing.kind], totals, strict=True))
 
     def by_split(self, column: str) -> dict[str, np.ndarray]:
-        """Return a column of the metadata by split name, in storage order; {} if the examples lack the column.
+        """Return a column of the metadata by split name, in storage order, or {} if the examples lack the column.
 
         Args:
-            column: `examples` (indices into the listing), or one of `METADATA`; texts, for example, lack `num_pixels`.
+            column: `examples` (indices into the listing), or a name in `METADATA`. Texts, for example, lack
+                `num_pixels`.
         """
         if column not in self._columns:
             return {}
@@ -152,10 +162,10 @@ class Merger:
     def find_copies(self, words: np.ndarray | None) -> Copies:
         """Find the copies among the stored examples, and the texts that were not written because they are copies.
 
-        Deletes the perceptual hashes afterwards, because they take most of the memory.
+        The perceptual hashes are then deleted, because they take most of the memory.
 
         Args:
-            words: Hash of the words of each text: uint64[num_examples]; None for images.
+            words: Hash of the words of each text: uint64[num_examples], or None for images.
         """
         listing, left_out = self._plan.listing, self._plan.left_out
         # IDs of scheme 1 show which records are equal; those of scheme 2 show only which originals are equal.
@@ -191,12 +201,12 @@ class Merger:
         return result
 
     def fingerprint(self, inputs: AnyInput) -> str:
-        """Return the SHA-256 of all records and split names, the class names and the description of inputs, in hex."""
+        """Return the SHA-256 of all records, the split and class names, and the description of inputs, in hex."""
         self._digest.update(repr((self._plan.listing.class_names, inputs)).encode())
         return self._digest.hexdigest()
 
     def splits(self) -> dict[str, Split]:
-        """Return the manifest's entries by split name: counts, shards and statistics."""
+        """Return the manifest's entries by split name. An entry contains counts, shards and statistics."""
         corpus = self._plan.listing.corpus
         stored = self.by_split("examples")
         if corpus is not None:
@@ -263,7 +273,7 @@ class Merger:
 
 
 def _check_scheme(place: str, retired: np.ndarray, num_known: int) -> None:
-    """Warn if the data have no example of a retired test set, or too few because its IDs are of the older scheme 1.
+    """Warn if the data contain no example of a retired test set, or too few because its IDs are of scheme 1.
 
     Args:
         place: File of the retired test set.
@@ -271,8 +281,8 @@ def _check_scheme(place: str, retired: np.ndarray, num_known: int) -> None:
         num_known: Number of these examples that are in the data.
 
     Raises:
-        InputError: If its IDs are of scheme 1, which depend on the settings of the records, and no example is in the
-            data.
+        InputError: If the IDs of the test set are of scheme 1, which depend on the settings of the records, and none of
+            its examples is in the data.
     """
     is_old = len(retired) and not retired["scheme2"].any()
     num_missing = len(retired) - num_known
@@ -285,17 +295,17 @@ def _check_scheme(place: str, retired: np.ndarray, num_known: int) -> None:
     if is_old and not num_known:
         raise InputError(
             f"Cannot leave out the retired test set {place}: none of its {len(retired):,} examples is in this data "
-            f"set. {cause}. If its examples were deleted, remove it from data.retired_tests."
+            f"set. {cause}. If the examples were deleted, remove this test set from data.retired_tests."
         )
     if is_old and num_missing:
         progress.say(
             STEP,
-            f"warning: {num_missing:,} of the {len(retired):,} examples of the retired test set {place} are not in "
-            f"this data set, or are not recognized and may be in a split again. {cause}",
+            f"Warning: {num_missing:,} of the {len(retired):,} examples of the retired test set {place} are not in "
+            f"this data set, or were not recognized and may be in a split again. {cause}",
         )
     elif not num_known:
         progress.say(
-            STEP, f"warning: no example of this data set is in the retired test set {place}; check data.retired_tests"
+            STEP, f"Warning: no example of this data set is in the retired test set {place}. Check data.retired_tests"
         )
 
 

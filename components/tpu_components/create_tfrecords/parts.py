@@ -1,4 +1,7 @@
-"""Tasks, which are ranges of a shard's examples; and parts, the files into which workers encode them."""
+"""Tasks and parts.
+
+A task is a range of a shard's examples. A part is the file into which a worker encodes these examples.
+"""
 
 import array
 import dataclasses
@@ -45,22 +48,22 @@ class WorkerTask(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The examples of a task, as a worker wrote them.
+    """The examples of a task in the form in which a worker wrote them.
 
     Attributes:
-        path: File that a worker wrote. It begins with the framed records; bytes after them are ignored.
+        path: File that a worker wrote. It begins with the framed records. Bytes after the records are ignored.
         kept: Indices of the kept examples in the task, int32[kept].
         sizes: Size of each record in bytes, int32[kept].
         digests: SHA-256 digests of the records, concatenated.
         identities: Example IDs, ID_TYPE[kept]; see `example_ids`.
         counts: Counts of each example that are summed over the split, int32[kept, …], in the order of
             `measuring.COUNTS`. None for passages of a corpus.
-        figures: Measurements of each example, int16[kept, …], in the order of `measuring.FIGURES`; -1 if the example is
-            not measured. None for passages of a corpus.
-        looks: Perceptual hashes of images, uint8[kept, 8, 9]; None for texts.
-        num_pixels: Number of pixels in each image's file, int32[kept]; None for texts.
+        figures: Measurements of each example, int16[kept, …], in the order of `measuring.FIGURES`, or -1 if the example
+            is not measured. None for passages of a corpus.
+        looks: Perceptual hashes of images, uint8[kept, 8, 9], or None for texts.
+        num_pixels: Number of pixels in each image's file, int32[kept], or None for texts.
         bad: Examples that were quarantined.
-        content: Framed records; empty until `read_records` has read them from `path`.
+        content: Framed records. Empty until `read_records` has read them from `path`.
     """
 
     path: str
@@ -87,13 +90,13 @@ def plan_shards(
     """Split examples into shards of roughly equal size.
 
     Args:
-        split: The split's name, the first part of the file names.
+        split: Name of the split. The file names begin with it.
         num_examples: Examples to write. Must be positive.
-        total_bytes: Serialized size of the examples, in bytes; may be an estimate.
+        total_bytes: Serialized size of the examples, in bytes. It may be an estimate.
         target_shard_mib: Wanted shard size, in MiB.
 
     Returns:
-        Half-open ranges by shard file name. They cover [0, num_examples) once; their sizes differ by at most one.
+        Half-open ranges by shard file name. They cover [0, num_examples) once, and their sizes differ by at most one.
 
     Example:
         >>> list(plan_shards("train", num_examples=5, total_bytes=80 * 2**20).values())
@@ -107,14 +110,14 @@ def plan_shards(
 
 
 def count_per_task(bytes_each: int) -> int:
-    """Return the number of examples that a worker process gets at once, if each has `bytes_each` bytes."""
+    """Return the number of examples that a worker process gets at once if each has `bytes_each` bytes."""
     return min(max(_TASK_BYTES // bytes_each, 1), TASK_EXAMPLES)
 
 
 def share_out(num_examples: int, most: int, num_workers: int) -> int:
     """Return the number of examples in a task: at most `most`, and few enough that each worker gets several tasks.
 
-    With several small tasks per worker, no worker waits long for the others at the end.
+    With several small tasks per worker, no worker waits long for other workers at the end.
 
     Example:
         >>> share_out(1000, 400, 2), share_out(1000, 10, 2)
@@ -126,7 +129,7 @@ def share_out(num_examples: int, most: int, num_workers: int) -> int:
 def cut_into_tasks(
     order: Mapping[str, np.ndarray], bytes_each: int, target_shard_mib: int, task_examples: int
 ) -> Iterator[WorkerTask]:
-    """Yield the tasks of all shards, in storage order; a shard has one or more tasks."""
+    """Yield the tasks of all shards, in storage order. A shard has one or more tasks."""
     for split, indices in order.items():
         for name, (start, end) in plan_shards(split, len(indices), len(indices) * bytes_each, target_shard_mib).items():
             for at in range(start, end, task_examples):
@@ -145,7 +148,7 @@ def cut_files(stored: StoredRecords, order: Mapping[str, np.ndarray], task_examp
 
 
 def write_part(encoder: Encoder, path: str, examples: Selection) -> Part:
-    """Check and encode the examples of a task in a worker process; returns their metadata.
+    """Check and encode the examples of a task in a worker process. Return their metadata.
 
     An existing file at `path` is overwritten from its start and not truncated, because allocating the pages of a new
     file costs more than writing them. The records are at the start of the file.
@@ -206,7 +209,7 @@ def write_part(encoder: Encoder, path: str, examples: Selection) -> Part:
 
 
 class _Seen:
-    """Collects perceptual hashes and measurements of examples, in batches, which is faster."""
+    """Collects perceptual hashes and measurements of examples. They are computed in batches, which is faster."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -233,18 +236,18 @@ class _Seen:
         self._figures.append(rows)
 
     def looks(self) -> np.ndarray | None:
-        """Return the perceptual hashes of all pictures; None if there are no pictures."""
+        """Return the perceptual hashes of all images, or None if there are no images."""
         self._look()
         return np.concatenate(self._looks) if self._looks else None
 
     def figures(self) -> np.ndarray:
-        """Return the measurements of all examples; see `Part.figures`."""
+        """Return the measurements of all examples. See `Part.figures`."""
         self._look()
         return np.concatenate(self._figures)
 
 
 def read_records(part: Part) -> Part:
-    """Return a part with its framed records, which a worker of this machine wrote to `part.path`."""
+    """Return a part with its framed records. A worker of this machine wrote them to `part.path`."""
     with open(part.path, "rb") as file:
         return dataclasses.replace(part, content=file.read(sum(part.sizes)))
 
@@ -269,7 +272,7 @@ def read_part(uri: str, file: bytes) -> Part:
     Raises:
         InputError: If the file is not a part.
     """
-    with reading(uri, "the part that a task has written", "Remove it, and run that task again."):
+    with reading(uri, "the part that a task has written", "Remove the file, and run that task again."):
         stored = read_arrays(uri, file)
         content = stored["content"].tobytes()
         bad = typed_values.read(typed_json.decode(stored["bad"].tobytes()), tuple[Quarantined, ...])
@@ -279,9 +282,9 @@ def read_part(uri: str, file: bytes) -> Part:
 
 
 def check_part(part: Part, listing: Listing, indices: np.ndarray) -> None:
-    """Check that each example of a task is in its part, with its key, label and weight, or has been quarantined.
+    """Check that each example of a task is in its part, with its key, label and weight, or was quarantined.
 
-    The encoded pictures and texts themselves are not checked, because they would have to be encoded again.
+    The encoded images and texts are not checked, because they would have to be encoded again.
 
     Args:
         part: The part.
@@ -302,7 +305,8 @@ def check_part(part: Part, listing: Listing, indices: np.ndarray) -> None:
             raise ValueError("examples in another order")
         if (keys := [item.key for item in part.bad]) != pick(listing.keys, indices[left]):
             raise ValueError(
-                f"{len(part.kept):,} examples and {len(keys):,} quarantined, but the task has {len(indices):,} others"
+                f"{len(part.kept):,} examples and {len(keys):,} quarantined inputs, but the task has other "
+                f"{len(indices):,} examples"
             )
         kept = indices[part.kept]
         weights = [None] * len(kept) if listing.weights is None else listing.weights[kept, None].tolist()
@@ -315,6 +319,6 @@ def check_part(part: Part, listing: Listing, indices: np.ndarray) -> None:
                 raise ValueError(f"a name, label or weight that differs from that of {key!r}")
     except (ValueError, TypeError, IndexError, DamagedRecordError) as error:
         raise InputError(
-            f"The part {part.path} does not match its task in the plan: received {error}. Remove it, and run that task "
-            "again."
+            f"The part {part.path} does not match its task in the plan: received {error}. Remove the file, and run "
+            "that task again."
         ) from error

@@ -1,4 +1,4 @@
-"""Plans the whole data set before anything is written, so that a bad source is refused within seconds."""
+"""Plans the whole data set before anything is written. So a bad source is rejected within seconds."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class DatasetPlan:
             examples. Empty splits are left out.
         split_rule: Rule that assigns the splits, in words.
         rule_version: Version of that rule.
-        whole: All examples in stored order, whatever their split: indices into the listing.
+        whole: All examples of all splits in stored order: indices into the listing.
         left_out: Examples that are in no split because they are copies: int[…], indices into the listing.
     """
 
@@ -67,7 +67,7 @@ class DatasetPlan:
         return self.splits_of(self.order)
 
     def splits_of(self, order: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the split of every example, as in `splits`, if each split has these examples: {split: int[…]}."""
+        """Return the split of every example, as in `splits`, if the splits have the given examples: {split: int[…]}."""
         splits = np.full(len(self.listing.keys), LEFT_OUT, np.int8)
         for name, indices in order.items():
             splits[indices] = SPLITS.index(name)
@@ -85,11 +85,17 @@ class DatasetPlan:
 
 
 def _where(listing: Listing, params: WriteParams) -> str:
-    """Return advice about which data to add to a split, as the end of an error message; empty if there is none."""
+    """Return the end of an error message: advice about which data to add to a split.
+
+    Return an empty string if there is no advice.
+    """
     if params.group_column:
         return ", or use other groups"
     if params.task == CLASSIFICATION and params.stratify and listing.splits is None:
-        return f": the largest class has {np.bincount(listing.labels).max()}, and each split takes one of every class"
+        return (
+            f": the largest class has {np.bincount(listing.labels).max()}, and each split takes one example of "
+            "every class"
+        )
     return ""
 
 
@@ -97,7 +103,7 @@ def require_few(bad: Sequence[Quarantined], total: int, params: WriteParams, wha
     """Check that not too many inputs are quarantined.
 
     Raises:
-        InputError: If their share is larger than `max_bad_fraction`.
+        InputError: If the share of these inputs is larger than `max_bad_fraction`.
     """
     if len(bad) > params.max_bad_fraction * total:
         raised = "raise data.max_bad_fraction"
@@ -115,8 +121,8 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None, data_versi
 
     Args:
         params: Parameters of the records.
-        listing: Listing of the source with these parameters; None to list it.
-        data_version: Expected `source_version` of the listing; if empty, any version is accepted.
+        listing: Listing of the source with these parameters. With None, the source is listed.
+        data_version: Expected `source_version` of the listing. If empty, any version is accepted.
 
     Raises:
         InputError: If the source cannot be used or has another version, more rows lack a value than `max_bad_fraction`
@@ -149,11 +155,16 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None, data_versi
     for name, fraction in wanted_shares.items():
         if fraction and not len(by_split[name]):
             raise InputError(
-                f"The {name!r} split has no examples: {len(listing.keys)} in {params.source!r}, divided so: {rule}. "
-                f"Set data.{name}_fraction higher or to 0, try another data.seed, or add data{_where(listing, params)}."
+                (
+                    f"The {name!r} split has no examples: {params.source!r} has {len(listing.keys)} examples, divided "
+                    f"by this rule: {rule}. Set data.{name}_fraction to a higher value or to 0, try another "
+                    f"data.seed, or add data{_where(listing, params)}."
+                )
                 if name != TRAIN
-                else f"The 'train' split of {params.source!r} has no examples. Add a train/ folder, or lower the "
-                "fractions."
+                else (
+                    f"The 'train' split of {params.source!r} has no examples. Add a train/ folder, or lower "
+                    "data.validation_fraction and data.test_fraction."
+                )
             )
     _check_training(params, listing, by_split[TRAIN])
     return DatasetPlan(
@@ -182,6 +193,6 @@ def _check_training(params: WriteParams, listing: Listing, training: np.ndarray)
         check_variation(listing.labels[training], listing.class_names)
     if listing.weights is not None and not listing.weights[training].any():
         raise InputError(
-            f"All weights of training examples in {params.source!r} are 0: there is nothing to learn. Correct the "
+            f"All weights of training examples in {params.source!r} are 0, so there is nothing to learn. Correct the "
             f"column {params.columns['weight']!r}, or remove weight from data.columns."
         )

@@ -1,4 +1,7 @@
-"""Prepares a data set before anything is written: reads the words of texts, chooses an encoder, and makes the tasks."""
+"""Prepares a data set before anything is written.
+
+Preparing reads the words of texts, chooses an encoder, and makes the tasks.
+"""
 
 import dataclasses
 import heapq
@@ -49,7 +52,7 @@ class Survey:
     """Words of the texts of a plan.
 
     Attributes:
-        words: Hash of each text's tokens by the rule `words`, uint64[num_examples]; equal for the same tokens.
+        words: Hash of each text's tokens by the rule `words`, uint64[num_examples]. It is equal for equal tokens.
         counts: Number of occurrences of each token in the training split, by the rule of the data set.
     """
 
@@ -58,14 +61,16 @@ class Survey:
 
 
 def list_common(counts: Counter[bytes]) -> dict[str, int]:
-    """Return the counts of the most frequent words; the key `""` has the count of all other words."""
+    """Return the counts of the most frequent words. The key `""` has the count of all other words."""
     ranked = heapq.nsmallest(_MOST_COMMON, counts.items(), key=lambda item: (-item[1], item[0]))
     common = {word.decode(): count for word, count in ranked}
     return {**common, "": counts.total() - sum(common.values())}
 
 
 def survey_texts(plan: DatasetPlan) -> tuple[DatasetPlan, Survey]:
-    """Read every text once, and count the words of the training split, from which the vocabulary is made.
+    """Read every text once, and count the words of the training split.
+
+    The vocabulary is made from these words.
 
     Returns:
         The plan from `divide_by_words`, and the survey.
@@ -96,7 +101,7 @@ def divide_by_words(plan: DatasetPlan, words: np.ndarray) -> DatasetPlan:
 
 
 def _read_texts(plan: DatasetPlan, examples: np.ndarray, are_counted: np.ndarray) -> tuple[bytes, Counter[bytes]]:
-    """Return the result of `_read_words` for some texts, which are read by worker processes."""
+    """Return the result of `_read_words` for given texts, which worker processes read."""
     hashes = bytearray()
     counts = Counter[bytes]()
     chunks = [examples[i : i + TASK_EXAMPLES] for i in range(0, len(examples), TASK_EXAMPLES)]
@@ -116,8 +121,8 @@ def _read_texts(plan: DatasetPlan, examples: np.ndarray, are_counted: np.ndarray
 def _read_words(texts: Selection, are_counted: Sequence[bool], rule: Tokenization) -> tuple[bytes, Counter[bytes]]:
     """Return a hash of 8 bytes for the words of each text, and the word counts of the texts with `are_counted`.
 
-    The hashes always use the rule `words`, so that the splits of copies do not depend on the rule of the data set.
-    A text that cannot be read, is not UTF-8 or has no words gets the hash of its key; `store` sets it aside.
+    The hashes always use the rule `words`, so that the splits of copies do not depend on the rule of the data set. A
+    text that cannot be read, is not UTF-8 or has no words gets the hash of its key. `store` quarantines this text.
     """
     hashes = bytearray()
     counts = Counter[bytes]()
@@ -137,13 +142,15 @@ def _read_words(texts: Selection, are_counted: Sequence[bool], rule: Tokenizatio
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A data set that is ready to be written; equal in all processes that prepare it with the same parameters.
+    """A data set that is ready to be written.
+
+    It is equal in all processes that prepare it with the same parameters.
 
     Attributes:
         plan: Examples of each split. Texts with the same words are in the same split.
         encoder: Encoder of the examples.
         bytes_each: Estimated size of a record, in bytes.
-        survey: Word counts of the texts, from `survey_texts`; None for images.
+        survey: Word counts of the texts, from `survey_texts`, or None for images.
     """
 
     plan: DatasetPlan
@@ -158,11 +165,14 @@ class Prepared:
 
     @property
     def _num_useful_workers(self) -> int:
-        """Largest number of workers that is useful: 1 for a corpus, whose passages cost less to encode than to send."""
+        """Largest useful number of workers.
+
+        It is 1 for a corpus, because encoding a passage costs less than sending it to a worker.
+        """
         return 1 if self.plan.listing.corpus is not None else -(-self.plan.num_examples // self._most_per_task)
 
     def cut(self, num_workers: int) -> list[WorkerTask]:
-        """Cut the data set into tasks, in storage order, several for each worker."""
+        """Divide the data set into tasks, in storage order, several for each worker."""
         task_examples = share_out(
             self.plan.num_examples, self._most_per_task, min(num_workers, self._num_useful_workers)
         )
@@ -171,10 +181,10 @@ class Prepared:
         return list(cut_into_tasks(self.plan.order, self.bytes_each, self.plan.params.target_shard_mib, task_examples))
 
     def write(self, tasks: Sequence[WorkerTask], folder: Path) -> Written:
-        """Encode the tasks in processes of this machine; yield each task with its part, in order.
+        """Encode the tasks in processes of this machine. Yield each task with its part, in order.
 
         Args:
-            tasks: Results of `cut`, all or some.
+            tasks: All or some results of `cut`.
             folder: Folder for temporary files.
 
         Raises:
@@ -202,7 +212,7 @@ def prepare(plan: DatasetPlan, survey: Survey | None = None) -> Prepared:
 
     Args:
         plan: The plan.
-        survey: Word counts of the texts, if they have been read before.
+        survey: Word counts of the texts, if the texts have been read before.
 
     Raises:
         InputError: If no example can be encoded with the plan's parameters.

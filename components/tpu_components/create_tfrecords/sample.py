@@ -1,4 +1,4 @@
-"""A sample of a planned data set: which examples it has, and its records in a temporary folder."""
+"""A sample of a planned data set: its examples, and their records in a temporary folder."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,10 @@ from tpu_components.create_tfrecords.writer import write_files
 
 
 def sample_of(plan: DatasetPlan, count: int) -> np.ndarray:
-    """Return indices of the first `count` training examples; for a regression also of every target's extremes."""
+    """Return indices of the first `count` training examples.
+
+    For a regression, also those of the extremes of every target.
+    """
     training = plan.order[TRAIN]
     if plan.params.task != REGRESSION:
         return training[:count]
@@ -27,10 +30,12 @@ def sample_of(plan: DatasetPlan, count: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def written(sample: DatasetPlan) -> Iterator[tuple[Path, Manifest]]:
-    """Write a sample's records to a folder that is deleted after the block; yields the folder and its manifest.
+    """Write a sample's records to a folder that is deleted after the block.
+
+    Yield the folder and the manifest of the records.
 
     Raises:
-        InputError: If the examples cannot be read, or do not fit together.
+        InputError: If the examples cannot be read, or do not match each other, for example in size.
     """
     with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
         records_dir = Path(folder)

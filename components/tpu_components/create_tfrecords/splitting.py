@@ -1,4 +1,4 @@
-"""Assigns examples to splits, and orders them, by hashes: the result is the same on every machine."""
+"""Assigns examples to splits and orders them, by hashes. The result is the same on every machine."""
 
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
@@ -36,31 +36,32 @@ def assign_splits(
 ) -> tuple[np.ndarray, str]:
     """Return the split of every example, and a description of the rule.
 
-    The hash of its key gives every example a position between 0 and 1. Positions below `test_fraction` are the test
-    split, the positions after them the validation split, and the rest the training split. Apart from the two rules
-    below, the split of an example does not depend on other examples, so it stays when a data set grows. Thus shares are
-    exact only on average, as with random draws. No rule that depends only on the examples can do better: if a rule
-    tested one of any m examples of a class, and never trained on a tested example, then at most m - 1 examples of a
-    class could be in the training split, however large the class is. The same holds with groups, and if examples may be
-    left out.
+    The hash of an example's key gives the example a position between 0 and 1. Positions below `test_fraction` are the
+    test split, the following positions are the validation split, and the rest is the training split. Apart from the two
+    rules below, the split of an example does not depend on other examples, so it does not change when a data set grows.
+    Therefore, shares are exact only on average, as with random draws. No rule that depends only on the single example
+    can do better. Suppose that a rule puts at least one of any m examples of a class into the test split, and never
+    into training. Then at most m - 1 examples of the class can be in the training split, however large the class is.
+    The same holds with groups, and if examples may be left out.
 
     1. With `stratify`, a class that is missing from a split borrows the nearest example of the class, and keeps at
        least one example for training. The example goes back when the class grows. At the default fraction, a class of
        20 examples is missing from the test split with a probability of 1%.
-    2. With `groups`, all examples of a group have one position. If the share of a split is off by more than a quarter,
-       which happens with few groups, whole groups are moved until the share is as near as possible.
+    2. With `groups`, all examples of a group have one position. With few groups, the share of a split may differ from
+       its fraction by more than a quarter. In that case, whole groups are moved until the share is as near as possible.
 
     Args:
         keys: Names that identify the examples. Examples with equal keys, for example copies, are in the same split.
         labels: int[num_examples].
-        own: Split names from the source, str[num_examples], or None. Fractions apply only to splits that are not in it.
+        own: Split names from the source, str[num_examples], or None. Fractions apply only to splits that the source
+            does not have.
         validation_fraction: Share of the training examples to hold out for validation.
         test_fraction: Share of all examples to hold out for testing.
         seed: Salt of the hashes.
-        stratify: See above; ignored with `groups`.
+        stratify: See rule 1. It is ignored with `groups`.
         groups: One group name per example.
-        have_forms: Whether keys that differ only in their Unicode form identify the same example. True for ids, but not
-            for file paths; group names that differ only in this way are always the same group.
+        have_forms: Whether keys that differ only in their Unicode form identify the same example. True for IDs, but not
+            for file paths. Group names that differ only in their Unicode form are always the same group.
 
     Returns:
         int8[num_examples], indices into `artifacts.SPLITS`; and the rule in words.
@@ -69,7 +70,7 @@ def assign_splits(
     if own is not None:
         for name in SPLITS:
             splits[own == name] = SPLITS.index(name)
-    rules = [] if own is None else ["the source's own " + ", ".join(sorted(set(own.tolist())))]
+    rules = [] if own is None else ["the source's " + ", ".join(sorted(set(own.tolist())))]
     fractions = {TEST: test_fraction, VALIDATION: validation_fraction}
     shares = {name: share for name, share in fractions.items() if share and SPLITS.index(name) not in splits}
     if shares:
@@ -95,15 +96,17 @@ def assign_splits(
     how = "by group" if groups is not None else "stratified by class" if stratify else "by hash"
     rules += [f"{name} held out of the rest {how}, seed {seed}" for name in shares]
     if shares and num_lent:
-        rules.append(f"lent to splits that had drawn too few: {num_lent}, which may go back as data are added")
-    return splits, "; ".join(rules) or "all examples train"
+        rules.append(
+            f"given to splits with too few examples of a class: {num_lent}, which may go back as data are added"
+        )
+    return splits, "; ".join(rules) or "all examples are used for training"
 
 
 def _join_forms(places: np.ndarray, names: Sequence[str]) -> None:
-    """Give all Unicode forms of a name the same position, the lowest of theirs; changes `places` in place.
+    """Give all Unicode forms of a name the lowest of their positions. `places` is changed in place.
 
-    Names are hashed as they are written, so that existing data sets keep their splits, whatever the form of the names.
-    With the lowest position, a test example does not move to training when its name also occurs in another form.
+    Names are hashed in the form in which they are written, so that existing data sets keep their splits. With the
+    lowest position, a test example does not move to training when its name also occurs in another form.
     """
     several = {nfc for name in names if (nfc := as_nfc(name)) != name}
     if several:
@@ -116,11 +119,13 @@ def _join_forms(places: np.ndarray, names: Sequence[str]) -> None:
 
 
 def _lend_where_none(chosen: np.ndarray, places: np.ndarray, labels: np.ndarray, num_held: int) -> None:
-    """Give every class an example in each split; changes `chosen` in place. Usually few classes lack an example.
+    """Give every class an example in each split. `chosen` is changed in place.
+
+    Usually few classes lack an example.
 
     Args:
         chosen: Split of each example: int[num_examples]; `num_held` is training.
-        places: Position of each example by its hash: float64[num_examples]; equal for copies.
+        places: Position of each example by its hash, float64[num_examples]. It is equal for copies.
         labels: int[num_examples].
         num_held: Number of splits that are held out.
     """
@@ -140,9 +145,9 @@ def _lend_where_none(chosen: np.ndarray, places: np.ndarray, labels: np.ndarray,
 def _lend_examples(
     chosen: np.ndarray, unit: np.ndarray, labels: np.ndarray, classes: np.ndarray, num_held: int
 ) -> np.ndarray:
-    """Return splits in which some classes have an example in each split, if the class has enough examples.
+    """Return splits in which the given classes have an example in each split, if they have enough examples.
 
-    A unit is a set of examples with the same hash, that is, an example and its copies.
+    A unit is a set of examples with the same hash: an example and its copies.
 
     Args:
         chosen: Split of each unit, in ascending order of their hashes: int[units]; `num_held` is training.
@@ -174,7 +179,7 @@ def _lend_examples(
 
 
 def _mend_shares(chosen: np.ndarray, sizes: np.ndarray, shares: Sequence[float]) -> np.ndarray:
-    """Correct the splits of groups, so that each split has about its share of the examples and at least one group.
+    """Correct the splits of groups so that each split has about its share of the examples and at least one group.
 
     Args:
         chosen: Split of each group, in ascending order of the hashes of groups: int[groups], indices into `shares`, or
@@ -208,12 +213,12 @@ def _mend_shares(chosen: np.ndarray, sizes: np.ndarray, shares: Sequence[float])
 
 
 def require_examples(before: np.ndarray, after: np.ndarray, reason: str) -> None:
-    """Check that no split has lost all its examples.
+    """Check that every split still has examples after some were left out.
 
     Args:
         before: Splits that were drawn: int8[num_examples], indices into `SPLITS`, or LEFT_OUT.
         after: Splits in which some examples are left out.
-        reason: Why they are left out, as the end of the message.
+        reason: Reason why examples are left out, as the end of the message.
 
     Raises:
         InputError: If a split has no examples left.
@@ -245,9 +250,12 @@ def _numbered(keys: Sequence[str], labels: np.ndarray, repeated: Container[str])
 
 
 def storage_order(keys: Sequence[str], seed: int) -> np.ndarray:
-    """Return the indices of `keys` in the order of their hashes, int[num_examples]: every shard is a random sample.
+    """Return the indices of `keys` in the order of their hashes, int[num_examples].
 
-    Sorts one part after the other to save memory: NumPy needs 8 bytes for each element that it sorts at once.
+    In this order, every shard is a random sample.
+
+    The parts are sorted one after the other to save memory, because NumPy needs 8 bytes for each element that it sorts
+    at once.
     """
     places = hash_unit(seed, "order", keys)
     parts = np.multiply(places, _ORDERED_PARTS, out=np.empty(len(places), np.uint8), casting="unsafe")

@@ -1,4 +1,4 @@
-"""Warns if most words of a held-out split are unknown, because a model cannot predict them well."""
+"""Warns if most words of a held-out split are unknown, because a model cannot predict texts of unknown words well."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,15 @@ _SHOWN_CHARACTERS = 30
 def warn_of_unknown(
     split: str, num_unknown: int, num_words: int, num_texts: int, inputs: TextInput, vocabulary: Sequence[bytes]
 ) -> str:
-    """Return a warning if at least half of the words in a held-out split are unknown; otherwise, an empty text.
+    """Return a warning if at least half of the words in a held-out split are unknown.
+
+    Otherwise, return an empty string.
 
     Args:
         split: Name of the split.
         num_unknown: Number of unknown words in the split, after truncation.
         num_words: Number of all words in the split, after truncation.
-        num_texts: Number of its texts.
+        num_texts: Number of texts in the split.
         inputs: Description of the texts.
         vocabulary: The known words, from the training split.
     """
@@ -31,24 +33,24 @@ def warn_of_unknown(
 
 
 def _find_cause(words_per_text: float, inputs: TextInput, vocabulary: Sequence[bytes]) -> str:
-    """Return the most likely cause of unknown words, and what to do."""
+    """Return the most likely cause of unknown words, with advice."""
     finer = find_tokenization(WORDS_AND_CHARACTERS)
     divided = [word for word in vocabulary if len(finer.split(word)) > 1]
     if inputs.tokenization != finer.name and len(divided) >= _MOST * len(vocabulary):
         return (
-            f"the rule data.tokenization={inputs.tokenization} does not split texts such as {_shown(divided[0])}: set "
+            f"the rule data.tokenization={inputs.tokenization} does not split texts such as {_shown(divided[0])}. Set "
             f"data.tokenization={finer.name}, which supports languages without spaces, and non-ASCII spaces"
         )
     if len(vocabulary) >= inputs.vocabulary_size - 2:
         return (
-            f"only the {len(vocabulary):,} most frequent words of the training texts are known: raise "
+            f"only the {len(vocabulary):,} most frequent words of the training texts are known. Raise "
             "data.vocabulary_size"
         )
     if words_per_text < _FEW_WORDS:
         example = f" such as {_shown(vocabulary[0])}" if vocabulary else ""
-        return f"most texts are a single word{example}: separate their words with spaces"
+        return f"most texts are a single word{example}. Separate their words with spaces"
     return (
-        "they do not occur in the training texts: check that the texts of all splits are in the same language, or add "
+        "they do not occur in the training texts. Check that the texts of all splits are in the same language, or add "
         "training texts"
     )
 

@@ -1,4 +1,4 @@
-"""Reads every example once, checks it, and writes it to its shard; shards are written in parallel."""
+"""Reads every example once, checks it, and writes it to its shard. Shards are written in parallel."""
 
 import contextlib
 import dataclasses
@@ -49,9 +49,10 @@ def write_records(params: WriteParams, directory: str | Path, data_version: str 
 
     Args:
         params: Source to read, and how to divide it.
-        directory: Folder to write; appears whole or not at all. Existing records of the same source are replaced.
-        data_version: Expected `source_version` of the data, under which a cache stores the records; if empty, any
-            version is accepted.
+        directory: Folder to write. It is written completely or not at all. Existing records of the same source are
+            replaced.
+        data_version: Expected `source_version` of the data. A cache stores the records under this version. If empty,
+            any version is accepted.
 
     Returns:
         Counts, and the fingerprint of the content. They do not depend on the number of workers.
@@ -70,13 +71,13 @@ def write_records(params: WriteParams, directory: str | Path, data_version: str 
 
 
 def write_prepared(prepared: Prepared, directory: Path, parts: Written | None = None) -> WriteResult:
-    """Write the records of a prepared plan; see `write_records`.
+    """Write the records of a prepared plan. See `write_records`.
 
     Args:
         prepared: The plan.
         directory: Folder to write.
-        parts: The parts that other machines have written; only the data set is finished then. None writes every
-            part here.
+        parts: The parts that other machines have written, which are merged into the data set. With None, this machine
+            writes every part.
     """
     if prepared.plan.listing.stored is None:
         storage.require_free_bytes(directory, prepared.plan.num_examples * prepared.bytes_each)
@@ -95,15 +96,15 @@ def write_prepared(prepared: Prepared, directory: Path, parts: Written | None = 
 
 
 def check_target(directory: Path, source: str) -> None:
-    """Check that a folder can be written, and is empty or has records of the same source.
+    """Check that a folder can be written, and is empty or contains records of the same source.
 
     Raises:
-        InputError: If it has other files, or the disk refuses it.
+        InputError: If the folder contains other files, or cannot be written.
     """
     storage.require_writable(directory)
     if not directory.exists() or not any(directory.iterdir()):
         return
-    advice = "Choose another folder, or remove it."
+    advice = "Choose another folder, or remove this one."
     others = [file for file in directory.iterdir() if not _is_ours(file)]
     try:
         # Its shards are not checked: if they are damaged, they must be written again anyway.
@@ -112,12 +113,12 @@ def check_target(directory: Path, source: str) -> None:
         others = [directory / MANIFEST_FILE]
     if others:
         raise InputError(
-            f"Refused to write into {directory}: expected an empty folder, received other files ({others[0].name!r}). "
+            f"Cannot write to {directory}: expected an empty folder, received other files ({others[0].name!r}). "
             f"{advice}"
         )
     if held != source:
         raise InputError(
-            f"Refused to write into {directory}: it already holds another data set. Expected {source!r}, received "
+            f"Cannot write to {directory}: it already contains another data set. Expected {source!r}, received "
             f"{held!r}. {advice}"
         )
 
@@ -128,7 +129,7 @@ def _is_ours(file: Path) -> bool:
 
 
 def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
-    """Write shards and their metadata files to a folder; returns the manifest without writing it."""
+    """Write shards and their metadata files to a folder. Return the manifest without writing it."""
     plan = prepared.plan
     encoder = prepared.encoder
     survey = prepared.survey
@@ -192,7 +193,7 @@ def write_files(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
 def _describe_examples(
     prepared: Prepared, manifest: Manifest, merger: Merger, copies: Copies, staged: Path
 ) -> Manifest:
-    """Write the metadata files next to the records; returns the manifest with the number of left-out examples."""
+    """Write the metadata files next to the records. Return the manifest with the number of left-out examples."""
     plan = prepared.plan
     encoder = prepared.encoder
     stored = merger.by_split("examples")

@@ -7,7 +7,7 @@ from tpu_components.deploy_model import DeployParams, deploy_model
 
 
 def main() -> int:
-    """Run the step; returns the exit code."""
+    """Run the step and return the exit code."""
     return command_line.run_step(
         deploy_model,
         DeployParams,

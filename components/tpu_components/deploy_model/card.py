@@ -1,9 +1,11 @@
-"""Model card of a version: its README.md in Hugging Face's format, from the results of the earlier steps.
+"""Model card of a version: its README.md in Hugging Face's format.
+
+It is made from the results of the earlier steps.
 
 https://huggingface.co/docs/hub/model-cards
 
 The card has front matter, how to use the model, and the blocks of the evaluation's report. Equal facts give equal
-bytes: version number and date, which the registry decides, are in `version.json` instead.
+bytes. So version number and date, which the registry decides, are not in the card but in `version.json`.
 """
 
 import math
@@ -76,7 +78,7 @@ _METRICS = {
 }
 _ANSWERS = {
     CLASSIFICATION: "classes",
-    MULTI_LABEL: "labels, any number of which may be right",
+    MULTI_LABEL: "labels, any number of which may be correct",
     LANGUAGE_MODEL: "characters to come next",
 }
 # By kind of input: an example for the command line, a request in curl's arguments, and the content of a batch.
@@ -85,13 +87,13 @@ _EXAMPLES = {
     IMAGE: (
         "photo.jpg",
         "-H 'Content-Type: image/jpeg' --data-binary @photo.jpg",
-        "pixels in [0, 255], which it scales itself",
+        "pixels in [0, 255], which the model scales",
     ),
-    TEXT: ("'a text'", _JSON, "ids of `model/vocabulary.txt`"),
+    TEXT: ("'a text'", _JSON, "IDs of `model/vocabulary.txt`"),
     CORPUS: (
         "'The beginning of a text'",
         _JSON,
-        "ids of characters, each a place in `class_names` of `model/model.json`",
+        "IDs of characters, each the index of a name in `class_names` of `model/model.json`",
     ),
 }
 _COMMANDS = """tpu-pipelines predict export {example}
@@ -125,12 +127,12 @@ def write_card(
         model: Info of the trained model.
         evaluation: Result of the evaluation.
         export: Info of the export.
-        has_code: Whether the model contains code of the user, which is needed to rebuild it.
+        has_code: Whether the model contains code of the user. This code is needed to rebuild the model.
     """
     scores = scores_of(evaluation)
     notes = ["Notes of the author:", quote(params.notes)] if params.notes.strip() else []
-    details: list[Block] = [Fields([("License", params.licence or "none was stated")]), *notes]
-    bounds = " A difference from the champion has the bounds of the gate." if evaluation.champion else ""
+    details: list[Block] = [Fields([("License", params.licence or "not stated")]), *notes]
+    bounds = " A difference from the champion has the confidence bounds of the gate." if evaluation.champion else ""
     results: list[Block] = [
         describe_decision(evaluation),
         table_of("metric", scores),
@@ -156,9 +158,11 @@ def write_card(
 def _front_matter(
     params: DeployParams, manifest: Manifest, evaluation: Evaluation, export: ExportInfo, scores: Sequence[Score]
 ) -> str:
-    """Return the YAML by which Hugging Face's hub finds, shows and compares models, without the lines of dashes.
+    """Return the YAML by which the Hugging Face hub finds, shows and compares models.
 
-    There is no `datasets` key: it may only name data sets of the hub.
+    The lines of dashes are not included.
+
+    There is no `datasets` key, because it may only name data sets of the hub.
     https://github.com/huggingface/hub-docs/blob/main/modelcard.md
     """
     kind = manifest.input.kind
@@ -200,7 +204,7 @@ def _summary(manifest: Manifest, evaluation: Evaluation, scores: Sequence[Score]
     task = manifest.task
     named = [*(plain(name, _NAME) for name in names[:_NAMED]), *(["others"] if len(names) > _NAMED else [])]
     gives = ", ".join(named) if task == REGRESSION else f"the probability of each of {len(names):,} {_ANSWERS[task]}"
-    summary = f"It takes {_describe_input(manifest.input)} and gives {gives}."
+    summary = f"It takes {_describe_input(manifest.input)} and returns {gives}."
     for score in scores[:1]:
         judged_on = f"{evaluation.num_judged:,} {manifest.input.plural} of its {evaluation.split} split"
         summary += f" {score.label} on {judged_on}: {score.with_interval}."
@@ -213,19 +217,21 @@ def _describe_input(inputs: AnyInput) -> str:
         return f"an image ({height} × {width} pixels, {'grey' if channels == 1 else 'in colour'})"
     if isinstance(inputs, CorpusInput):
         return f"the last {inputs.num_tokens:,} characters of a text"
-    return f"a text (of which the {'last' if inputs.truncate == START else 'first'} {inputs.num_tokens:,} tokens count)"
+    return (
+        f"a text (of which the {'last' if inputs.truncate == START else 'first'} {inputs.num_tokens:,} tokens are used)"
+    )
 
 
 def _start(inputs: AnyInput, export: ExportInfo, has_code: bool) -> list[Block]:
-    """Return commands and Keras code that predict with the files beside the card."""
+    """Return commands and Keras code that predict with the files next to the card."""
     example, request, content = _EXAMPLES[inputs.kind]
     commands = _COMMANDS.format(example=example, request=request, port=ServeParams().port)
-    package = " and tpu-pipelines, since layers of its own are in `model/code.zip`" if has_code else ""
+    package = " and tpu-pipelines, because the code of its custom layers is in `model/code.zip`" if has_code else ""
     shape = ", ".join(map(str, inputs.shape))
     return [
-        "With tpu-pipelines, in the folder of this file: predict, or serve predictions on CPU.",
+        "With tpu-pipelines, in the folder of this file: predict, or serve predictions on a CPU.",
         fence(commands, "sh"),
-        markupsafe.Markup(f"With Keras{package}, it takes {inputs.dtype}[batch, {shape}]: {content}."),
+        markupsafe.Markup(f"With Keras{package}, the model takes {inputs.dtype}[batch, {shape}]: {content}."),
         fence(_LOAD_WITH_CODE if has_code else _LOAD, "python"),
         f"Files in export/: {', '.join(facts.file for facts in export.formats.values())}.",
         *(f"Without {name}: {reason}" for name, reason in export.left_out.items()),

@@ -52,42 +52,42 @@ def deploy_model(
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
         registry: Local folder of the registry, not a bucket, or `projects/PROJECT/locations/REGION/models` for Vertex
-            AI's Model Registry. In a configuration: `vertex` is Vertex AI's registry in the settings' project and
-            region; empty is `registry` in the workspace for a local run. A compiled pipeline, on Kubeflow too, accepts
-            only Vertex AI's registry; if this is empty, it has no deploy_model.
-        model_name: Name of the model in the registry; runs with the same name compete for its alias. In a
+            AI's Model Registry. In a configuration, `vertex` means Vertex AI's registry in the settings' project and
+            region, and empty means `registry` in the workspace for a local run. A compiled pipeline, including on
+            Kubeflow, accepts only Vertex AI's registry; if `registry` is empty, the pipeline has no deploy_model.
+        model_name: Name of the model in the registry. Runs with the same name compete for the alias of this model. In a
             configuration, the default is the name of the run.
         alias: Alias to move to the new version.
         health_check_examples: Number of examples that the registered export must predict before the alias moves.
         health_check_tolerance: Largest allowed difference from the evaluated predictions, as a probability or in
             standard deviations of a regression's target.
         artifacts_uri: Folder on gs:// for the versions' models and exports, for a registry on Vertex AI. In a
-            configuration, empty is `registry` in the settings' bucket.
-        serving_image: Image of the server, for a registry on Vertex AI. Default: TPU_PIPELINES_SERVING_IMAGE, when the
-            pipeline is compiled.
-        endpoint: Id of the endpoint for the new version, for a registry on Vertex AI; created if missing. Empty deploys
-            to no endpoint.
-        endpoint_traffic: Percentage of the endpoint's requests for the new version; other versions share the rest in
+            configuration, empty means `registry` in the settings' bucket.
+        serving_image: Image of the server, for a registry on Vertex AI. The default is the value of
+            TPU_PIPELINES_SERVING_IMAGE when the pipeline is compiled.
+        endpoint: ID of the endpoint for the new version, for a registry on Vertex AI. It is created if it is missing.
+            Empty means no endpoint.
+        endpoint_traffic: Percentage of the endpoint's requests for the new version. Other versions share the rest in
             proportion. The first version gets all requests.
         endpoint_machine_type: Machine type of the endpoint.
-        endpoint_max_replicas: Largest number of machines. At least 1 machine runs, and costs, while a version is
-            deployed.
-        endpoint_service_account: Service account of the server; empty is an account without permissions.
-        endpoint_access: Address of the endpoint: `public`, the service's; `dedicated`, a public one of its own. It
-            cannot be changed later.
+        endpoint_max_replicas: Largest number of machines. While a version is deployed, at least one machine runs and
+            costs money.
+        endpoint_service_account: Service account of the server. Empty means an account without permissions.
+        endpoint_access: Address of the endpoint: `public` is the address of the service, `dedicated` is a separate
+            public address. It cannot be changed later.
         encryption_key: Customer-managed encryption key (CMEK) for versions and endpoint on Vertex AI. In a
-            configuration, empty is the settings' key.
-        signing_key: File of a private EC key in PEM, local or on gs://, to sign a new version with. Its password, if
-            any, is TPU_PIPELINES_SIGNING_PASSWORD. Empty leaves versions unsigned.
+            configuration, empty means the settings' key.
+        signing_key: File of a private EC key in PEM, local or on gs://, with which a new version is signed. If it has a
+            password, it is TPU_PIPELINES_SIGNING_PASSWORD. If empty, versions are not signed.
         verify_key: Public key: PEM text, or the path of a PEM file, local or on gs://. The alias moves only if the
-            version's signatures are valid; servers on Vertex AI verify them too. Empty disables the check.
-        lineage: Further facts to record with the version, by name. A pipeline passes `run`, `config` and `code`.
+            version's signatures are valid. Servers on Vertex AI also verify them. Empty disables the check.
+        lineage: Additional facts to record with the version, by name. A pipeline passes `run`, `config` and `code`.
         preflight: Output `footprint` of preflight_training, to record with the version: `machine`, `step_ms`,
-            `peak_bytes`, `usd_per_hour` and so on. A pipeline passes it; otherwise leave it empty.
-        licence: Identifier of the model's licence for its card, from SPDX's or Hugging Face's list, for example
-            `apache-2.0`. Empty states none.
-        notes: Your own text for the model's card, shown literally. It must not contain two opening braces in a row, the
-            pipeline's mark for placeholders.
+            `peak_bytes`, `usd_per_hour` and so on. A pipeline passes this value. Otherwise, leave it empty.
+        licence: Identifier of the model's licence for the model card, from SPDX's or Hugging Face's list, for example
+            `apache-2.0`. If empty, the card states no licence.
+        notes: Your text for the model card. It is shown literally. It must not contain two opening braces in a row,
+            because pipelines use them for placeholders.
 
     Returns:
         deployment: Result of the deployment, `deployment.json`: the new version, its alias and its endpoint.

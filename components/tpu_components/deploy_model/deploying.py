@@ -43,9 +43,10 @@ def deploy_model(
 ) -> DeployResult:
     """Register a promoted model as a version and make it the champion.
 
-    1. Register the export, and sign it if there is a signing key. Equal model and export give the existing version.
+    1. Register the export, and sign it if there is a signing key. If there is a version with an equal model and export,
+       use it.
     2. Read the version back and verify its signatures, if there is a key to verify.
-    3. Health check: predict examples with the registered export in a new process; compare with the evaluation.
+    3. Health check: predict examples with the registered export in a new process, and compare with the evaluation.
     4. If there is an endpoint, deploy the version to it and repeat the health check there.
     5. Move the alias, if the champion is still the version that the model was compared with.
 
@@ -59,11 +60,11 @@ def deploy_model(
         export_dir: Folder that export_model wrote.
         evaluation_dir: Folder that evaluate_model wrote.
         output: Folder for deployment.json, written atomically.
-        registry: Registry of the model; None opens `params.registry`.
+        registry: Registry of the model. With None, `params.registry` is opened.
 
     Raises:
-        InputError: If the gate has not passed this model, a folder or the registry is damaged, the champion has
-            changed since the evaluation, this version was rolled back, or its signatures are invalid.
+        InputError: If the gate has not passed this model, a folder or the registry is damaged, the champion has changed
+            since the evaluation, this version was rolled back, or its signatures are invalid.
         RuntimeError: If the health check fails.
     """
     records_dir = Location(records_dir).as_path()
@@ -78,15 +79,15 @@ def deploy_model(
     manifest = Manifest.load(records_dir)
     if params.endpoint and isinstance(manifest.input, CorpusInput):
         raise InputError(
-            f"Cannot deploy a language model to the endpoint {params.endpoint!r}: expected a model of images or texts, "
-            "which the endpoint is checked with before it serves. Leave deploy.endpoint out; it is registered all the "
-            "same."
+            f"Cannot deploy a language model to the endpoint {params.endpoint!r}: expected a model of images or "
+            "texts, because the health check of an endpoint supports only these. Leave deploy.endpoint out. The model "
+            "is registered all the same."
         )
     if params.endpoint and (reason := ExportInfo.load(export_dir).left_out.get("float")):
         raise InputError(
             f"Cannot deploy {export_dir} to the endpoint {params.endpoint!r}: its image serves the float LiteRT file, "
-            f"which the export left out, since {reason}. Leave deploy.endpoint out; it is registered all the same. To "
-            "know it before training, set export.required=[float]."
+            f"which was not exported, because {reason}. Leave deploy.endpoint out; the model is registered all the "
+            "same. To find this out before training, set export.required=[float]."
         )
     evaluation = Evaluation.load(evaluation_dir)
     _check_evaluation(evaluation, evaluation_dir, model_dir, manifest)
@@ -135,24 +136,26 @@ def deploy_model(
         result.save(staged)
     progress.say(
         _STEP,
-        f"{registry.model_name} version {version.number} answered {health.num_examples} {manifest.input.plural} "
-        f"and is the {params.alias}"
-        + (f", as {move.previous} was before" if move.previous else "")
-        + (f"; {endpoint} serves it" if endpoint else ""),
+        (
+            f"{registry.model_name} version {version.number} predicted {health.num_examples} {manifest.input.plural} "
+            f"correctly and is the {params.alias}"
+        )
+        + (f" instead of {move.previous}" if move.previous else "")
+        + (f"; {endpoint} serves this version" if endpoint else ""),
     )
     return result
 
 
 def _require_signatures(params: DeployParams, version: RegisteredVersion, scratch: Path) -> None:
-    """Verify the signatures of a version if there is a key; logs a line if the version is unsigned."""
+    """Verify the signatures of a version if there is a key. Log a line if the version is unsigned."""
     if params.verify_key:
         name = params.model_name if params.is_on_vertex else version_name(params.model_name, version.number)
         verify_version(storage.localize(version.uri, scratch), params.verify_key, version.uri, name)
     elif params.signing_key and not storage.exists(f"{version.uri}/{SIGNATURE_FILE}"):
         progress.say(
             _STEP,
-            f"{params.model_name} version {version.number} was registered before, unsigned, and stays so: "
-            "this step signs only versions that it writes itself",
+            f"{params.model_name} version {version.number} was registered earlier without a signature and stays "
+            "unsigned, because this step signs only versions that it writes",
         )
 
 
@@ -160,7 +163,7 @@ def _check_evaluation(evaluation: Evaluation, directory: Path, model_dir: Path, 
     """Raise InputError unless the gate has passed this model on these records."""
     if not evaluation.gate.promote:
         raise InputError(
-            f"Refused to deploy {model_dir}: the gate said no ({evaluation.gate.decisive}). Train a better model."
+            f"Cannot deploy {model_dir}: the gate did not pass it ({evaluation.gate.decisive}). Train a better model."
         )
     for what, expected, received in (
         ("model", evaluation.model.digest, model_digest(model_dir)),
@@ -168,8 +171,8 @@ def _check_evaluation(evaluation: Evaluation, directory: Path, model_dir: Path, 
     ):
         if expected != received:
             raise InputError(
-                f"Refused to deploy {model_dir}: the evaluation in {directory} is of another {what}: expected "
-                f"{expected[:16]}…, received {received[:16]}…. Run evaluate_model with this one."
+                f"Cannot deploy {model_dir}: the evaluation in {directory} belongs to another {what}: expected "
+                f"{expected[:16]}…, received {received[:16]}…. Run evaluate_model with this {what}."
             )
 
 

@@ -1,8 +1,8 @@
-"""Checks that an existing endpoint on Vertex AI can be deployed to.
+"""Checks that this project can deploy to an existing endpoint on Vertex AI.
 
 https://cloud.google.com/vertex-ai/docs/predictions/choose-endpoint-type names four types: public with the service's
-address, public with an address of its own (dedicated), private by Private Service Connect, and peered with a network.
-Only the public ones are supported: the health check sends requests to the endpoint before it gets traffic.
+address, public with a dedicated address, private by Private Service Connect, and peered with a network. Only the public
+types are supported, because the health check sends requests to the endpoint before it gets traffic.
 """
 
 import shlex
@@ -13,7 +13,7 @@ from tpu_components.deploy_model.params import DEDICATED, PUBLIC, DeployParams
 
 
 def check_access(endpoint: Any, params: DeployParams) -> None:
-    """Check that an existing endpoint has the access type of the parameters, which cannot be changed.
+    """Check that an existing endpoint has the access type of the parameters. The type cannot be changed.
 
     Raises:
         InputError: If the endpoint is private, or has the other access type.
@@ -25,13 +25,14 @@ def check_access(endpoint: Any, params: DeployParams) -> None:
             *(f"--model={params.model_name}", f"--display-name={params.model_name}", "--traffic-split=0=100"),
         )
         raise InputError(
-            f"Cannot deploy to {endpoint.name}: it is a private endpoint, and only public ones are supported. Leave "
-            f"deploy.endpoint out, and deploy the registered version yourself: {shlex.join(command)}"
+            f"Cannot deploy to {endpoint.name}: it is a private endpoint, and only public endpoints are supported. "
+            "Leave deploy.endpoint out, and deploy the registered version with Google's command: "
+            f"{shlex.join(command)}"
         )
     received = DEDICATED if endpoint.dedicated_endpoint_enabled else PUBLIC
     if received != params.endpoint_access:
         raise InputError(
-            f"Cannot deploy to {endpoint.name}: it is there already and {received}, expected {params.endpoint_access}, "
-            "and an endpoint stays as it was created. Name another deploy.endpoint, or set deploy.endpoint_access to "
-            "what it is."
+            f"Cannot deploy to {endpoint.name}: the existing endpoint is {received}, expected "
+            f"{params.endpoint_access}. The access of an endpoint cannot be changed. Name another deploy.endpoint, or "
+            "set deploy.endpoint_access to that of the endpoint."
         )

@@ -1,4 +1,4 @@
-"""The health check of a registered version: its predictions are compared with those of the evaluated model."""
+"""The health check of a registered version. It compares its predictions with those of the evaluated model."""
 
 import base64
 import functools
@@ -45,12 +45,12 @@ class HealthCheck:
         self.output_name = manifest.interface.task.answer
         self._tolerance = params.health_check_tolerance
         self._failed = (
-            f"The health check of version {version.number} of {params.model_name!r} failed, so no alias moves:"
+            f"The health check of version {version.number} of {params.model_name!r} failed, so no alias was moved:"
         )
 
     @functools.cached_property
     def instances(self) -> list[dict[str, str]]:
-        """The examples as JSON for the serving image; used only with an endpoint."""
+        """The examples as JSON for the serving image. They are used only with an endpoint."""
         records_dir, manifest, split = self._records
         if isinstance(manifest.input, TextInput):
             texts = records.pick_texts(records_dir, manifest, split, self._places)
@@ -58,7 +58,7 @@ class HealthCheck:
         return [{"b64": base64.b64encode(encode_png(image)).decode()} for image in self._inputs]
 
     def __call__(self, predict: Predict) -> HealthCheckResult:
-        """Call `predict` with the examples and compare; returns their number and the largest difference.
+        """Call `predict` with the examples and compare. Return the number of examples and the largest difference.
 
         Raises:
             RuntimeError: If the difference exceeds the tolerance, or there is no prediction.
@@ -76,14 +76,16 @@ class HealthCheck:
         if not difference <= self._tolerance:  # Written so that NaN fails.
             raise RuntimeError(
                 f"{self._failed} of {len(outputs)} {self._plural}, a {self._kind} differs by {difference:.2e} from "
-                f"what was evaluated; expected at most {self._tolerance:.2e}. Is it the export of another model? Run "
+                f"the evaluation; expected at most {self._tolerance:.2e}. The export may belong to another model. Run "
                 "export_model and deploy_model again."
             )
         return HealthCheckResult(len(outputs), difference)
 
 
 def predict_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: np.ndarray) -> Mapping[int, np.ndarray]:
-    """Predict with the registered export in a new process; returns float64[outputs] by the example's position.
+    """Predict with the registered export in a new process.
+
+    Return float64[outputs] by the example's position.
 
     Raises:
         RuntimeError: If there is no prediction.
@@ -92,7 +94,7 @@ def predict_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: 
     try:
         outputs = in_fresh_process(_predict, export_dir, inputs, seconds=_SECONDS)
     except Exception as error:
-        raise RuntimeError(f"a fresh process got no answer: {str(error).rstrip('.')}") from error
+        raise RuntimeError(f"a new process could not predict: {str(error).rstrip('.')}") from error
     return dict(enumerate(outputs.astype(np.float64)))
 
 

@@ -34,53 +34,53 @@ _DEPLOY_YOURSELF = (
 )
 # Vertex AI's form, with room for `-candidate`.
 _ENDPOINT = Pattern(
-    r"([a-z]([a-z0-9-]{0,38}[a-z0-9])?)?", "lower-case letters, digits and '-', a letter first, at most 40"
+    r"([a-z]([a-z0-9-]{0,38}[a-z0-9])?)?",
+    "lower-case letters, digits and '-', with a letter first, at most 40 characters",
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class DeployParams:
-    """Registry, endpoint and checks of deploy_model; one field per component input.
+    """Registry, endpoint and checks of deploy_model. There is one field per component input.
 
     Attributes:
         registry: Local folder of the registry, not a bucket, or `projects/PROJECT/locations/REGION/models` for Vertex
-            AI's Model Registry. In a configuration: `vertex` is Vertex AI's registry in the settings' project and
-            region; empty is `registry` in the workspace for a local run. A compiled pipeline, on Kubeflow too, accepts
-            only Vertex AI's registry; if this is empty, it has no deploy_model.
-        model_name: Name of the model in the registry; runs with the same name compete for its alias. In a
+            AI's Model Registry. In a configuration, `vertex` means Vertex AI's registry in the settings' project and
+            region, and empty means `registry` in the workspace for a local run. A compiled pipeline, including on
+            Kubeflow, accepts only Vertex AI's registry; if `registry` is empty, the pipeline has no deploy_model.
+        model_name: Name of the model in the registry. Runs with the same name compete for the alias of this model. In a
             configuration, the default is the name of the run.
         alias: Alias to move to the new version.
         health_check_examples: Number of examples that the registered export must predict before the alias moves.
         health_check_tolerance: Largest allowed difference from the evaluated predictions, as a probability or in
             standard deviations of a regression's target.
         artifacts_uri: Folder on gs:// for the versions' models and exports, for a registry on Vertex AI. In a
-            configuration, empty is `registry` in the settings' bucket.
-        serving_image: Image of the server, for a registry on Vertex AI. Default: TPU_PIPELINES_SERVING_IMAGE, when the
-            pipeline is compiled.
-        endpoint: Id of the endpoint for the new version, for a registry on Vertex AI; created if missing. Empty deploys
-            to no endpoint.
-        endpoint_traffic: Percentage of the endpoint's requests for the new version; other versions share the rest in
+            configuration, empty means `registry` in the settings' bucket.
+        serving_image: Image of the server, for a registry on Vertex AI. The default is the value of
+            TPU_PIPELINES_SERVING_IMAGE when the pipeline is compiled.
+        endpoint: ID of the endpoint for the new version, for a registry on Vertex AI. It is created if it is missing.
+            Empty means no endpoint.
+        endpoint_traffic: Percentage of the endpoint's requests for the new version. Other versions share the rest in
             proportion. The first version gets all requests.
         endpoint_machine_type: Machine type of the endpoint.
-        endpoint_max_replicas: Largest number of machines. At least 1 machine runs, and costs, while a version is
-            deployed.
-        endpoint_service_account: Service account of the server; empty is an account without permissions.
-        endpoint_access: Address of the endpoint: `public`, the service's; `dedicated`, a public one of its own. It
-            cannot be changed later.
+        endpoint_max_replicas: Largest number of machines. While a version is deployed, at least one machine runs and
+            costs money.
+        endpoint_service_account: Service account of the server. Empty means an account without permissions.
+        endpoint_access: Address of the endpoint: `public` is the address of the service, `dedicated` is a separate
+            public address. It cannot be changed later.
         encryption_key: Customer-managed encryption key (CMEK) for versions and endpoint on Vertex AI. In a
-            configuration, empty is the settings' key.
-        signing_key: File of a private EC key in PEM, local or on gs://, to sign a new version with. Its password, if
-            any, is TPU_PIPELINES_SIGNING_PASSWORD. Empty leaves versions unsigned.
+            configuration, empty means the settings' key.
+        signing_key: File of a private EC key in PEM, local or on gs://, with which a new version is signed. If it has a
+            password, it is TPU_PIPELINES_SIGNING_PASSWORD. If empty, versions are not signed.
         verify_key: Public key: PEM text, or the path of a PEM file, local or on gs://. The alias moves only if the
-            version's signatures are valid; servers on Vertex AI verify them too. Empty disables the check.
-        lineage: Further facts to record with the version, by name. A pipeline passes `run`, `config` and
-            `code`.
+            version's signatures are valid. Servers on Vertex AI also verify them. Empty disables the check.
+        lineage: Additional facts to record with the version, by name. A pipeline passes `run`, `config` and `code`.
         preflight: Output `footprint` of preflight_training, to record with the version: `machine`, `step_ms`,
-            `peak_bytes`, `usd_per_hour` and so on. A pipeline passes it; otherwise leave it empty.
-        licence: Identifier of the model's licence for its card, from SPDX's or Hugging Face's list, for example
-            `apache-2.0`. Empty states none.
-        notes: Your own text for the model's card, shown literally. It must not contain two opening braces in a row,
-            the pipeline's mark for placeholders.
+            `peak_bytes`, `usd_per_hour` and so on. A pipeline passes this value. Otherwise, leave it empty.
+        licence: Identifier of the model's licence for the model card, from SPDX's or Hugging Face's list, for example
+            `apache-2.0`. If empty, the card states no licence.
+        notes: Your text for the model card. It is shown literally. It must not contain two opening braces in a row,
+            because pipelines use them for placeholders.
     """
 
     registry: str
@@ -116,52 +116,55 @@ class DeployParams:
         check_together(
             (
                 len(self.notes) > _LONGEST_NOTES,
-                f"notes must be at most {_LONGEST_NOTES:,} characters. Received: {len(self.notes):,}.",
+                f"notes must be at most {_LONGEST_NOTES:,} characters. Received: {len(self.notes):,}. Shorten the "
+                "notes.",
             ),
             (  # KFP and Argo replace such placeholders in any argument.
                 "{{" in self.notes,
-                f"notes must be without '{{{{', which a pipeline fills in. Received: {self.notes[:80]!r}.",
+                f"notes must not contain '{{{{', because a pipeline would replace it. Received: {self.notes[:80]!r}.",
             ),
             (
                 self.endpoint and self.registry and not self.is_on_vertex,
-                f"An endpoint serves what is registered on Vertex AI. Received: endpoint={self.endpoint!r} with "
-                f"registry={self.registry!r}. Leave endpoint out, or set registry=projects/PROJECT/locations/REGION/"
-                "models.",
+                f"An endpoint requires a registry on Vertex AI. Received: endpoint={self.endpoint!r} with "
+                f"registry={self.registry!r}. Leave endpoint out, or set "
+                "registry=projects/PROJECT/locations/REGION/models.",
             ),
             (
                 access != PUBLIC and not self.endpoint,
-                f"endpoint_access={access!r} is of an endpoint, and there is none. Set endpoint=NAME.",
+                f"endpoint_access={access!r} requires an endpoint. Received: no endpoint. Set endpoint=NAME, or "
+                "leave endpoint_access out.",
             ),
             (
                 self.encryption_key and self.registry and not self.is_on_vertex,
-                f"A registry in a folder has no encryption_key. Received: {self.encryption_key!r} with registry="
-                f"{self.registry!r}. Leave it out.",
+                f"encryption_key requires a registry on Vertex AI. Received: {self.encryption_key!r} with "
+                f"registry={self.registry!r}. Leave encryption_key out.",
             ),
             (
                 is_key_itself(self.signing_key),
-                "signing_key must be the place of a key, as gs://BUCKET/key.pem. Received: a key itself.",
+                "signing_key must be the path of a key file, such as gs://BUCKET/key.pem. Received: the content of a "
+                "key.",
             ),
             (
                 "PRIVATE KEY" in self.verify_key,
-                "verify_key must be a public key, or the place of one. Received: a private key.",
+                "verify_key must be a public key, or the path of a public key. Received: a private key.",
             ),
             (
                 self.verify_key and not self.signing_key,
-                "verify_key judges what the step has registered, and nothing signs that. Set signing_key too, or leave "
-                "verify_key out.",
+                "verify_key requires signed versions, but signing_key is empty. Set signing_key, or leave verify_key "
+                "out.",
             ),
         )
         if self.encryption_key and is_on_vertex(self.registry):
             region, key_region = self.registry.split("/")[3], self.encryption_key.split("/")[3]
             if region != key_region:
                 raise InputError(
-                    f"encryption_key must be of the registry's region, {region!r}. Received: one of {key_region!r}, "
+                    f"encryption_key must be in the registry's region, {region!r}. Received: a key in {key_region!r}, "
                     f"{self.encryption_key!r}."
                 )
 
     @property
     def is_on_vertex(self) -> bool:
-        """Whether `registry` names Vertex AI's registry: `vertex`, or `projects/PROJECT/locations/REGION/models`."""
+        """Whether `registry` is on Vertex AI: `vertex`, or `projects/PROJECT/locations/REGION/models`."""
         return self.registry == VERTEX or is_on_vertex(self.registry)
 
 
@@ -175,7 +178,7 @@ class HealthCheckResult:
 
 @dataclasses.dataclass(frozen=True)
 class DeployResult(JsonFile, name=DEPLOYMENT_FILE, what="the description of a deployment", step="deploy_model"):
-    """Result of deploy_model: `deployment.json`.
+    """Result of deploy_model, which is the content of `deployment.json`.
 
     Attributes:
         registry: Registry of the model.
@@ -183,9 +186,9 @@ class DeployResult(JsonFile, name=DEPLOYMENT_FILE, what="the description of a de
         version: Number of the version, for example `0001`, or `1` on Vertex AI.
         version_dir: Folder of the version, local or on gs://.
         alias: Alias of the version.
-        previous: Version that had the alias before; empty if there was none.
+        previous: Version that had the alias before. Empty if there was none.
         health_check: Result of the health check.
-        endpoint: Endpoint that serves the version; empty if there is none.
+        endpoint: Endpoint that serves the version. Empty if there is none.
     """
 
     registry: str

@@ -1,7 +1,10 @@
-"""Registers a version in Vertex AI's Model Registry and deploys it to an endpoint; all operations are idempotent.
+"""Registers a version in Vertex AI's Model Registry and deploys it to an endpoint.
 
-Any call may be lost, and the process may be killed after it. So every object has a name derived from its content (ids
-of model, endpoint and deployment, label of the version), and is created only if the service does not have it.
+All operations are idempotent.
+
+A response may be lost, and the process may be killed after any call. Therefore, the name of every object is derived
+from its content (IDs of model, endpoint and deployment, label of the version), and an object is created only if the
+service does not have it.
 """
 
 import contextlib
@@ -77,7 +80,7 @@ class VertexTarget:
     def __init__(self, params: DeployParams, registry: VertexRegistry) -> None:
         if not params.artifacts_uri:
             raise InputError(
-                "Cannot register on Vertex AI without a place for the versions' files. Set artifacts_uri=gs://BUCKET/…"
+                "Cannot register on Vertex AI without a folder for the versions' files. Set artifacts_uri=gs://BUCKET/…"
             )
         self._params = params
         self._registry = registry
@@ -85,12 +88,14 @@ class VertexTarget:
     # Registering
 
     def register(self, model_dir: Path, export_dir: Path, **facts: Unpack[VersionFacts]) -> VertexVersion:
-        """Add a version, or return the existing version with this content. Arguments as in `ModelRegistry.register`.
+        """Add a version, or return the existing version with this content.
+
+        The arguments are the same as in `ModelRegistry.register`.
 
         If the content was uploaded twice, at the same time or after a lost response, the older version is kept.
 
         Raises:
-            InputError: If the service or the bucket refuses.
+            InputError: If the service or the bucket rejects the request.
         """
         registry = self._registry
         digest = version_digest(model_dir, export_dir)
@@ -103,7 +108,10 @@ class VertexTarget:
         return self._ensure(find, lambda: self._upload(store(), digest, model_digest(model_dir), facts), registry.name)
 
     def _ensure(self, find: Callable[[], T | None], create: Callable[[], None], name: str, hint: str = "") -> T:
-        """Return the result of `find`; if it is None, `create` and `find` again. Transient errors are retried."""
+        """Return the result of `find`. If it is None, call `create`, then `find` again.
+
+        Transient errors are retried.
+        """
 
         def attempt() -> T:
             if (resource := find()) is not None:
@@ -111,7 +119,7 @@ class VertexTarget:
             with contextlib.suppress(ExistsError):  # Created by another run, or by a call whose response was lost.
                 create()
             if (resource := find()) is None:
-                raise OutageError(f"{name} is being created, and cannot be found yet{hint}.")
+                raise OutageError(f"{name} was created, but the service does not list it yet{hint}.")
             return resource
 
         return self._registry.backoff(attempt)
@@ -122,9 +130,10 @@ class VertexTarget:
         return {"encryption_spec": {"kms_key_name": key}} if key else {}
 
     def _store(self, digest: str, model_dir: Path, export_dir: Path, facts: VersionFacts) -> Location:
-        """Copy a version's files to the artifacts folder; returns their URI, which is derived from the content.
+        """Copy a version's files to the artifacts folder. Return their URI, which is derived from the content.
 
-        For a signed version the URI is derived from the signature, so that two concurrent writers do not mix files.
+        For a signed version, the URI is derived from the signature, so that two concurrent writers do not mix their
+        files.
         """
         uri = Location(self._params.artifacts_uri).child(f"{self._registry.model_name}/{digest[:32]}")
         with tempfile.TemporaryDirectory(prefix="version-") as folder:
@@ -183,7 +192,7 @@ class VertexTarget:
         registry.operate(_MODELS, "upload_model", request)
 
     def _settle(self, versions: Sequence[VertexVersion]) -> VertexVersion:
-        """Keep one of several versions with equal content, the one with an alias or the oldest; delete the others."""
+        """Keep one of several versions with equal content: the one with an alias, or the oldest. Delete the others."""
         kept = next((version for version in versions if version.aliases), versions[0])
         for version in versions:
             if version.number != kept.number and not version.aliases:
@@ -197,14 +206,14 @@ class VertexTarget:
 
     @contextlib.contextmanager
     def serving(self, version: RegisteredVersion, check: HealthCheck, champion: str | None) -> Iterator[str]:
-        """Deploy the version to the endpoint and yield the endpoint's name; roll back if the block fails.
+        """Deploy the version to the endpoint and yield the endpoint's name. If the block fails, roll back.
 
         1. Deploy to the candidate endpoint, which has no users, and run the health check.
         2. Deploy to the endpoint without traffic, then give the version its share of the traffic.
         3. Run the health check on the endpoint, for responses of this version.
 
-        If 2, 3 or the block fails, the traffic is restored and the version undeployed. After a successful block,
-        versions of the model without traffic are undeployed. Yields an empty string if no endpoint is configured.
+        If 2, 3 or the block fails, the traffic is restored and the version is undeployed. After a successful block,
+        versions of the model without traffic are undeployed. If no endpoint is configured, the name is an empty string.
 
         Args:
             version: Version to deploy.
@@ -214,7 +223,7 @@ class VertexTarget:
 
         Raises:
             RuntimeError: If the version does not respond, or its predictions differ from the evaluation.
-            InputError: If the service refuses, or the alias has moved since the comparison.
+            InputError: If the service rejects a request, or the alias has moved since the comparison.
         """
         if not self._params.endpoint:
             yield ""
@@ -237,9 +246,11 @@ class VertexTarget:
         self._retire(endpoint)
 
     def _try_apart(self, version: RegisteredVersion, check: HealthCheck) -> None:
-        """Run the health check on the candidate endpoint, since a request to an endpoint cannot choose a version.
+        """Run the health check on the candidate endpoint.
 
-        The candidate endpoint is kept for the next version: without a deployment it is free, and the id of a deleted
+        A request to an endpoint cannot choose a version.
+
+        The candidate endpoint is kept for the next version: without a deployment it is free, and the ID of a deleted
         endpoint cannot be reused for days.
         """
         endpoint = self._require_endpoint(f"{self._params.endpoint}-candidate")
@@ -272,14 +283,14 @@ class VertexTarget:
         self._undeploy(endpoint, deployed)
 
     def _retire(self, endpoint: str) -> None:
-        """Undeploy versions of this model without traffic; they cost as much as those with traffic."""
+        """Undeploy versions of this model without traffic. They cost as much as versions with traffic."""
         current = self._get(endpoint)
         for model in current.deployed_models:
             if self._is_ours(model) and not current.traffic_split.get(model.id):
                 self._undeploy(endpoint, model.id)
 
     def _require_endpoint(self, endpoint_id: str) -> str:
-        """Return the resource name of an endpoint; creates it if it is missing."""
+        """Return the resource name of an endpoint. The endpoint is created if it is missing."""
         registry = self._registry
         name = f"{registry.parent}/endpoints/{endpoint_id}"
         request = {
@@ -299,7 +310,7 @@ class VertexTarget:
                 return name
             return None
 
-        hint = ", or was deleted: then its name can be had again after seven days at most"
+        hint = ", or it was deleted: in that case, its name can be used again after at most seven days"
         return self._ensure(find, lambda: registry.operate(_ENDPOINTS, "create_endpoint", request), name, hint)
 
     def _get(self, endpoint: str) -> Any:
@@ -309,14 +320,14 @@ class VertexTarget:
         return deployed.model.partition("@")[0].rpartition("/")[2] == self._registry.model_name
 
     def _find_deployed(self, endpoint: str, version: RegisteredVersion) -> str:
-        """Return the id of a version's deployment on an endpoint; empty if it is not deployed."""
+        """Return the ID of a version's deployment on an endpoint, or an empty string if it is not deployed."""
         for model in self._get(endpoint).deployed_models:
             if self._is_ours(model) and model.model_version_id == version.number:
                 return model.id
         return ""
 
     def _deploy(self, endpoint: str, version: RegisteredVersion) -> str:
-        """Deploy a version to an endpoint without traffic, unless it is deployed; returns the id of the deployment.
+        """Deploy a version to an endpoint without traffic, unless it is deployed. Return the ID of the deployment.
 
         https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.endpoints/deployModel
         """
@@ -351,7 +362,10 @@ class VertexTarget:
             self._registry.backoff(lambda: self._registry.operate(_ENDPOINTS, "undeploy_model", request))
 
     def _route(self, endpoint: str, change: Callable[[dict[str, int]], Mapping[str, int]]) -> None:
-        """Change an endpoint's traffic split; retry if another client changes it at the same time (etag)."""
+        """Change an endpoint's traffic split.
+
+        If another client changes the split at the same time (etag), the change is retried.
+        """
         registry = self._registry
 
         def update() -> None:
@@ -369,12 +383,14 @@ class VertexTarget:
             try:
                 registry.service.call(_ENDPOINTS, "update_endpoint", request)
             except ExistsError as error:
-                raise OutageError(f"Somebody else has just changed {endpoint}.") from error
+                raise OutageError(f"Another client has just changed {endpoint}.") from error
 
         registry.backoff(update)
 
     def _predict(self, endpoint: str, deployed: str, check: HealthCheck, share: int = 100) -> dict[int, np.ndarray]:
-        """Send the examples until requests reach a deployment; returns float64[outputs] by the example's position.
+        """Send the examples until requests reach a deployment.
+
+        Return float64[outputs] by the example's position.
 
         Responses of other deployments are ignored.
 
@@ -394,7 +410,7 @@ class VertexTarget:
                 )
             address = current.dedicated_endpoint_dns
             if current.dedicated_endpoint_enabled and not address:
-                raise OutageError(f"The dedicated address of {endpoint} does not exist yet.")
+                raise OutageError(f"The dedicated address of the endpoint {endpoint} does not exist yet.")
             outputs: dict[int, np.ndarray] = {}
             for turn in range(max(len(examples), _SURE_REQUESTS // share)):
                 if outputs and turn >= len(examples):
@@ -404,13 +420,16 @@ class VertexTarget:
                 if answer and answer[0] == deployed:
                     outputs[position] = answer[1]
             if not outputs:
-                raise OutageError(f"{endpoint} sends no request there yet, to the deployment {deployed}.")
+                raise OutageError(f"{endpoint} does not send requests to the deployment {deployed} yet.")
             return outputs
 
         return self._patient(_ROUTING_SECONDS)(ask_all)
 
     def _ask(self, endpoint: str, instance: Any, check: HealthCheck, address: str) -> tuple[str, np.ndarray] | None:
-        """Return the deployment that answered an example, and its outputs; None if no deployment has traffic yet."""
+        """Return the deployment that predicted an example, and its outputs.
+
+        Return None if no deployment has traffic yet.
+        """
         request = types().PredictRequest.from_json(json.dumps({"endpoint": endpoint, "instances": [instance]}))
         call = partial(self._registry.service.predict, request, address)
         try:
@@ -423,7 +442,7 @@ class VertexTarget:
         except (InputError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, InputError) and _NO_TRAFFIC in str(error):
                 return None
-            raise RuntimeError(f"{endpoint} does not answer as the serving image does: {error!r}") from error
+            raise RuntimeError(f"{endpoint} does not respond like the serving image: {error!r}") from error
 
     def _patient(self, seconds: float) -> Backoff:
         """Return the registry's retry policy, limited to a number of seconds."""
@@ -432,7 +451,7 @@ class VertexTarget:
 
 
 def give_share(split: Mapping[str, int], deployed: str, percent: int) -> dict[str, int]:
-    """Return a traffic split with `percent` for a deployment; the others share the rest in proportion.
+    """Return a traffic split with `percent` for a deployment. The other deployments share the rest in proportion.
 
     Example:
         >>> give_share({"1": 70, "2": 30}, "3", 10)
@@ -445,7 +464,7 @@ def give_share(split: Mapping[str, int], deployed: str, percent: int) -> dict[st
 
 
 def scale(split: Mapping[str, int], total: int) -> dict[str, int]:
-    """Scale shares to whole numbers that add up to `total`; drops shares of zero.
+    """Scale shares to whole numbers that add up to `total`. Shares of zero are dropped.
 
     Example:
         >>> scale({"1": 50, "2": 25, "3": 25}, 99), scale({"1": 100}, 0), scale({}, 100)
@@ -462,6 +481,6 @@ def scale(split: Mapping[str, int], total: int) -> dict[str, int]:
 
 
 def _deployed_id(endpoint: str, model_name: str, number: str) -> str:
-    """Return a deployment id derived from the version: ten digits, the maximum."""
+    """Return a deployment ID derived from the version. It has ten digits, the maximum."""
     digest = hashlib.sha256(f"{endpoint.rpartition('/')[2]} {model_name}@{number}".encode()).hexdigest()
     return str(10**9 + int(digest, 16) % (9 * 10**9))

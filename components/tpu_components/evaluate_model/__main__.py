@@ -7,7 +7,7 @@ from tpu_components.evaluate_model import EvaluateParams, evaluate_model
 
 
 def main() -> int:
-    """Run the step; returns the exit code, 3 if the gate does not promote the model."""
+    """Run the step and return the exit code: 3 if the gate does not promote the model."""
     return command_line.run_step(
         evaluate_model,
         EvaluateParams,

@@ -1,4 +1,4 @@
-"""Compares a model with the best constant prediction, which a useful model has to beat."""
+"""Compares a model with the best constant prediction. A useful model has to beat it."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -26,7 +26,7 @@ _LISTED_LABELS = 3
 
 
 def find_baseline(truth: GroundTruth, outputs: np.ndarray) -> Baseline:
-    """Compare a model with the best constant prediction, which a useful model has to beat.
+    """Compare a model with the best constant prediction. A useful model has to beat it.
 
     The constant prediction is fitted to the scored examples: the most frequent class, the set of labels with the
     highest F1, the mean of every target, or the frequency of every character.
@@ -49,7 +49,11 @@ def _answer_class(labels: np.ndarray, probabilities: np.ndarray, names: Sequence
     majority = int(np.bincount(labels, minlength=len(names)).argmax())
     predicted = probabilities.argmax(axis=1)
     constant = np.broadcast_to((np.arange(len(names)) == majority).astype(float), probabilities.shape)
-    return f"always answering {names[majority]!r}", constant, repr(names[predicted[0]]) if _all_alike(predicted) else ""
+    return (
+        f"always predicting {names[majority]!r}",
+        constant,
+        repr(names[predicted[0]]) if _all_alike(predicted) else "",
+    )
 
 
 def _answer_labels(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> tuple[str, np.ndarray, str]:
@@ -61,7 +65,7 @@ def _answer_labels(labels: np.ndarray, probabilities: np.ndarray, names: Sequenc
     chosen = np.isin(np.arange(len(names)), order[: int(f1.argmax()) + 1])
     collapsed_to = _list_labels(predicted[0], names) if _all_alike(predicted) else ""
     constant = np.broadcast_to(chosen.astype(float), probabilities.shape)
-    return f"always answering {_list_labels(chosen, names)}", constant, collapsed_to
+    return f"always predicting {_list_labels(chosen, names)}", constant, collapsed_to
 
 
 def _list_labels(chosen: np.ndarray, names: Sequence[str]) -> str:
@@ -74,7 +78,7 @@ def _answer_mean(targets: np.ndarray, values: np.ndarray, names: Sequence[str]) 
     targets = targets.astype(np.float64)
     collapsed = np.ptp(values.astype(np.float64), axis=0) <= _SAME * targets.std(axis=0)
     collapsed_to = ", ".join(f"{value:.4g}" for value in values[0]) if len(values) > 1 and collapsed.all() else ""
-    return "always answering the mean", np.broadcast_to(targets.mean(axis=0), targets.shape), collapsed_to
+    return "always predicting the mean", np.broadcast_to(targets.mean(axis=0), targets.shape), collapsed_to
 
 
 def _answer_frequencies(targets: np.ndarray, scores: np.ndarray, names: Sequence[str]) -> tuple[str, np.ndarray, str]:
@@ -82,7 +86,7 @@ def _answer_frequencies(targets: np.ndarray, scores: np.ndarray, names: Sequence
     _, place, frequency = np.unique(targets[counts], return_inverse=True, return_counts=True)
     constant = np.zeros((*targets.shape, 2))
     constant[counts, 0] = -np.log(frequency / counts.sum())[place]
-    return "predicting every character by its frequency alone", constant, ""
+    return "predicting every character from its frequency alone", constant, ""
 
 
 _CONSTANT_ANSWERS: Mapping[str, Callable[[np.ndarray, np.ndarray, Sequence[str]], tuple[str, np.ndarray, str]]] = {

@@ -41,7 +41,7 @@ def evaluate_model(
     num_replicas: int = 0,
     num_pictures: int = 60,
 ) -> bool:
-    """Score a model and the champion on one split; returns the gate's decision.
+    """Score a model and the champion on one split. Return the gate's decision.
 
     The decision is the only unnamed output, because kfp.local can use no other output in a condition.
 
@@ -52,41 +52,46 @@ def evaluate_model(
             when it changes.
         champion: Model to beat: a folder that train_model wrote, local or on gs://, or a version in a registry,
             `REGISTRY/MODEL@champion` or `REGISTRY/MODEL@0001`. REGISTRY is a local folder, or
-            `projects/PROJECT/locations/REGION/models` on Vertex AI. Empty means none; in a configuration, it means the
-            champion in the registry of the deploy section, if there is one.
+            `projects/PROJECT/locations/REGION/models` on Vertex AI. Empty means none. In a configuration, empty means
+            the champion in the registry of the deploy section, if there is one.
         minimum: Lowest allowed value of each metric for which higher is better, such as {"accuracy": 0.97}.
         maximum: Highest allowed value of each metric for which lower is better, such as {"loss": 0.5}.
-        max_regression: Margin by which each metric may be worse than the champion's; with 0, it has to be better. Both
-            are tested with the confidence level `confidence`. With a margin above 0 and a registry, the model is also
-            compared with the best model that was ever promoted. In a configuration, the default is 0 for the task's own
-            metric: accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
+        max_regression: Margin by which each metric may be worse than the champion's. With 0, the metric has to be
+            better. Both are tested with the confidence level `confidence`. With a margin above 0 and a registry, the
+            model is also compared with the best model that was ever promoted. In a configuration, the default is 0 for
+            the main metric of the task: accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character
+            of a language model.
         confidence: Confidence level of the comparison with the champion, at least 0.5. With 0.95, at most about 5% of
-            the models that are not better (with a margin: that are worse by the margin) are promoted. With 0.5 there is
-            no significance test: the measured values are compared, and a tie is promoted.
-        test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`. With 52, a
-            retraining every week makes a false promotion in at most one of twenty years. With 1, every decision may use
-            the full error rate. Decisions are counted in the registry of the champion.
-        bound_confidence: Confidence level of `minimum` and `maximum`. With 0.95, at most about one in twenty of the
-            models whose true value is the bound passes. 0.5 compares the measured value; the reason says how often a
-            model at the bound scores as high.
-        slices: Properties that divide the examples into slices, which are judged separately, so that a better mean does
-            not hide a slice that became worse: `class` (for multi-label data, each label), `length` of texts and `size`
-            of images (pixels of their files), both in quarters, and the columns of `data.slice_columns`.
-        slice_minimum: Lowest allowed accuracy of every slice, or F1 for multi-label data; not for a regression or a
-            language model. A slice fails if it is significantly lower.
+            the models that are not better are promoted. If there is a margin, this applies to models that are worse by
+            the margin. With 0.5, there is no significance test: the measured values are compared, and a tie is
+            promoted.
+        test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`. For example,
+            with 52 and a weekly retraining, there is a false promotion in at most one of twenty years. With 1, every
+            decision may use the full error rate. Decisions are counted in the registry of the champion.
+        bound_confidence: Confidence level of `minimum` and `maximum`. With 0.95, at most about one in twenty models
+            whose true value is the bound passes. With 0.5, the measured value is compared, and the reason says how
+            often a model at the bound scores as high.
+        slices: Properties that divide the examples into slices. Slices are judged separately, so that a better mean
+            does not hide a slice that became worse. The properties are `class` (for multi-label data, each label),
+            `length` of texts and `size` of images (pixels of their files), both in quarters, and the columns of
+            `data.slice_columns`.
+        slice_minimum: Lowest allowed accuracy of every slice, or F1 for multi-label data. It is not available for a
+            regression or a language model. A slice fails if it is significantly lower.
         max_slice_regression: Margin by which accuracy (or F1, or the loss of a regression) may be worse than the
-            champion's in a slice. A slice fails if it is significantly worse by more than the margin.
-        beat_baseline: Refuse a model that is not significantly better than the best constant prediction: the most
+            champion's in a slice. A slice fails if it is significantly worse than the champion's by more than the
+            margin.
+        beat_baseline: Reject a model that is not significantly better than the best constant prediction: the most
             frequent class, the best set of labels, the mean, or the frequency of every character.
         split: The split to score.
-        top_k: A prediction counts in top_k_accuracy if the true class is among the `top_k` most probable.
-        batch_size_per_replica: Examples per replica and step; changes speed and memory, and the metrics only by
-            rounding, because kernels for other sizes may sum in another order. The number of replicas does not change
-            the metrics.
+        top_k: A prediction counts as correct in top_k_accuracy if the true class is among the `top_k` most probable
+            classes.
+        batch_size_per_replica: Examples per replica and step. This number changes speed and memory. It changes metrics
+            only by rounding, because kernels for other sizes may sum in another order. The number of replicas does not
+            change the metrics.
         backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, otherwise tensorflow.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`. On a platform, `auto` is the accelerator of
             `resources.evaluate_model.machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU.
-        num_replicas: Number of devices to use; 0 is all of them, or one on a CPU.
+        num_replicas: Number of devices. 0 uses all devices, or one on a CPU.
         num_pictures: Number of wrong predictions that the report shows.
 
     Returns:
@@ -133,7 +138,9 @@ def evaluate_model(
 @in_place_of_shell
 @dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
 def mark_promoted(model: dsl.Input[dsl.Model]) -> None:
-    """Do nothing. The step runs only if the gate promotes the model: platforms show which steps ran, not outputs.
+    """Do nothing. This step runs only if the gate promotes the model.
+
+    It is needed because platforms show which steps ran, but not outputs.
 
     Args:
         model: Model that the gate has promoted.

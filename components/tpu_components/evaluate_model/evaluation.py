@@ -41,13 +41,13 @@ def evaluate_model(
     """Score a model and, if there is one, the champion on one split, and decide whether to promote the model.
 
     Every example counts once. Metrics depend on the batch size and the number of replicas only by rounding. The
-    decision leaves out examples that one of the models was trained on, unless no example would be left.
+    decision leaves out the examples on which one of the models was trained, unless no example would be left.
 
     Args:
         params: The split, the champion and the rules of the gate.
         records_dir: Folder that create_tfrecords wrote.
         model_dir: Folder that train_model wrote.
-        output: Folder for the evaluation, the predictions and the report; it appears whole or not at all.
+        output: Folder for the evaluation, the predictions and the report. It is written completely or not at all.
 
     Raises:
         InputError: If the split is empty, a model is damaged or does not fit the data set, a metric in the rules does

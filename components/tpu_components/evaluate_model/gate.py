@@ -1,4 +1,4 @@
-"""Decides from metrics whether the challenger may be promoted, with the reasons in words."""
+"""Decides from metrics whether the challenger may be promoted, and gives the reasons in words."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ class Comparison:
     """The metrics of a model that the challenger is compared with, on the same examples.
 
     Attributes:
-        whose: Words that name the model in a reason, before the value of its metric.
+        whose: Words that name the model in a reason. They come before the value of its metric.
         metrics: Metrics of the model, by name.
         differences: Differences of the challenger from the model, by metric, with confidence bounds.
     """
@@ -47,16 +47,16 @@ def decide(
     Args:
         params: Thresholds and confidence levels.
         challenger: Metrics of the challenger.
-        comparisons: Comparison with the champion, and with the best model that was ever promoted if that is another;
-            empty without a champion.
-        num_not_finite: Number of examples for which the challenger predicted NaN or infinity; has to be 0.
+        comparisons: Comparison with the champion. If another model is the best that was ever promoted, also the
+            comparison with this model. Empty without a champion.
+        num_not_finite: Number of examples for which the challenger predicted NaN or infinity. It must be 0.
         slices: Metrics of slices of the examples, with bounds that hold for all slices together.
         baseline: Comparison of the challenger with the best constant prediction.
-        remarks: Rules that are always passed: on which examples, and with which error rate, the model is judged. They
-            and the baseline's are worded in `evaluation_info`, because model cards repeat them.
+        remarks: Rules that are always passed. They say on which examples and with which error rate the model is judged.
+            `evaluation_info` has their words and those of the baseline, because model cards repeat them.
 
     Returns:
-        The decision. Every threshold is checked and gives a reason, also when an earlier one has failed.
+        The decision. Every threshold is checked and gives a reason, even if an earlier threshold has failed.
     """
     rules = [*remarks]
     if num_not_finite:
@@ -112,11 +112,11 @@ def _compare(challenger: ModelMetrics, comparison: Comparison, metric: str, allo
         passed = worse_by <= allowed or _tie(theirs - sign * allowed, ours)
         return Rule(passed, metric, f"{text}; it may be worse by {show(allowed)}")
     if difference is None:
-        return Rule(False, metric, f"{text}, but so few examples do not show whether this is chance")
+        return Rule(False, metric, f"{text}, but there are too few examples to show whether this is chance")
     sure = f"with {level(confidence)} confidence"
     passed, limit = (_is_better if allowed == 0 else _is_no_worse)(difference, allowed, confidence, sure)
     if not passed and difference.detectable is not None:
-        limit += f". These examples reveal a difference of {show(difference.detectable)} in 80 of 100 cases"
+        limit += f". These examples reveal a difference of {show(difference.detectable)} in 80% of cases"
     if not passed and allowed == 0 and _tie(ours, theirs):
         limit += f". With gate.max_regression.{metric} above 0, an equal model may pass"
     return Rule(passed, metric, f"{text}{limit}")
@@ -127,10 +127,10 @@ def _is_better(difference: Difference, allowed: float, confidence: float, sure: 
         return False, f"; it must be better {sure}"
     counts = ""
     if difference.num_better is not None:
-        counts = f" ({difference.num_better:,} newly right, {difference.num_worse:,} newly wrong)"
+        counts = f" ({difference.num_better:,} newly correct, {difference.num_worse:,} newly wrong)"
     if difference.luck > 1 - confidence or difference.least is None:
         luck = percent(difference.luck)
-        return False, f"{counts}, but chance alone gives as much in {luck} of cases; it must be better {sure}"
+        return False, f"{counts}, but chance alone gives this difference in {luck} of cases; it must be better {sure}"
     return True, f"{counts}, {sure} by more than {show(max(difference.least, 0.0))}"
 
 
@@ -147,7 +147,10 @@ def _is_no_worse(difference: Difference, allowed: float, confidence: float, sure
 
 
 def _check_slices(params: EvaluateParams, slices: Sequence[SliceMetric]) -> list[Rule]:
-    """Return a failed rule for each slice that is significantly too low or worse; passed rules if there is none."""
+    """Return a failed rule for each slice that is significantly too low or worse.
+
+    If there is no such slice, return passed rules.
+    """
     sure = f"with {level(params.confidence)} confidence in all {len(slices):,} slices"
     rules = []
     if slices and params.slice_minimum:
@@ -185,4 +188,4 @@ def _tie(value: float, other: float) -> bool:
 
 def _why_undefined(metric: str) -> str:
     needs = BY_NAME[metric].needs if metric in BY_NAME else "finite results of Keras, and a model that measures it"
-    return f"it needs {needs}" if needs else "it belongs to another task"
+    return f"this metric requires {needs}" if needs else "this metric belongs to another task"

@@ -1,4 +1,4 @@
-"""Judges a model: metrics of all models, comparisons, and the gate's decision."""
+"""Judges a model: computes the metrics of all models, compares them, and lets the gate decide."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,16 +28,18 @@ def judge(
     seen: np.ndarray | None,
     held_out: HeldOutSet | None,
 ) -> tuple[Evaluation, list[ModelMetrics], list[Comparison]]:
-    """Judge a model by the examples that no compared model was trained on; if there are none, by all examples.
+    """Judge a model by the examples on which no compared model was trained.
+
+    If there are no such examples, judge it by all examples.
 
     Args:
         params: The rules of the gate.
         manifest: The data set.
         model: Description of the model.
-        rivals: The models that it is compared with, the champion first.
+        rivals: The models with which the model is compared, the champion first.
         predictions: Predictions of the model and of its rivals.
         seen: Result of `find_seen_examples`.
-        held_out: The gate's earlier decisions on the test set; None if they are not counted.
+        held_out: The gate's earlier decisions on the test set, or None if they are not counted.
 
     Returns:
         The evaluation, the metrics of all models on all examples, and the comparisons with the rivals on the examples
@@ -113,6 +115,6 @@ def _compute_metrics(params: EvaluateParams, predictions: Predictions) -> list[M
 def record(
     held_out: HeldOutSet, evaluation: Evaluation, rivals: Sequence[Rival], comparisons: Sequence[Comparison]
 ) -> bool:
-    """Record a decision; returns False if it must be made again, see `HeldOutSet.record`."""
+    """Record a decision. Return False if the decision must be made again; see `HeldOutSet.record`."""
     compared = {rival.digest: each.metrics for rival, each in zip(rivals, comparisons, strict=True)}
     return held_out.record(evaluation.model.digest, evaluation.gate.promote, evaluation.judged_metrics[0], compared)

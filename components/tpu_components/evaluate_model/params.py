@@ -23,46 +23,51 @@ Bound = Annotated[float, Range(above=-math.inf, below=math.inf)]
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateParams:
-    """The split to score and the rules of the gate; one field per component input.
+    """The split to score and the rules of the gate. There is one field per component input.
 
     Attributes:
         champion: Model to beat: a folder that train_model wrote, local or on gs://, or a version in a registry,
             `REGISTRY/MODEL@champion` or `REGISTRY/MODEL@0001`. REGISTRY is a local folder, or
-            `projects/PROJECT/locations/REGION/models` on Vertex AI. Empty means none; in a configuration, it means the
-            champion in the registry of the deploy section, if there is one.
+            `projects/PROJECT/locations/REGION/models` on Vertex AI. Empty means none. In a configuration, empty means
+            the champion in the registry of the deploy section, if there is one.
         minimum: Lowest allowed value of each metric for which higher is better, such as {"accuracy": 0.97}.
         maximum: Highest allowed value of each metric for which lower is better, such as {"loss": 0.5}.
-        max_regression: Margin by which each metric may be worse than the champion's; with 0, it has to be better. Both
-            are tested with the confidence level `confidence`. With a margin above 0 and a registry, the model is also
-            compared with the best model that was ever promoted. In a configuration, the default is 0 for the task's own
-            metric: accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
+        max_regression: Margin by which each metric may be worse than the champion's. With 0, the metric has to be
+            better. Both are tested with the confidence level `confidence`. With a margin above 0 and a registry, the
+            model is also compared with the best model that was ever promoted. In a configuration, the default is 0 for
+            the main metric of the task: accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character
+            of a language model.
         confidence: Confidence level of the comparison with the champion, at least 0.5. With 0.95, at most about 5% of
-            the models that are not better (with a margin: that are worse by the margin) are promoted. With 0.5 there is
-            no significance test: the measured values are compared, and a tie is promoted.
-        test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`. With 52, a
-            retraining every week makes a false promotion in at most one of twenty years. With 1, every decision
-            may use the full error rate. Decisions are counted in the registry of the champion.
-        bound_confidence: Confidence level of `minimum` and `maximum`. With 0.95, at most about one in twenty of the
-            models whose true value is the bound passes. 0.5 compares the measured value; the reason says how often a
-            model at the bound scores as high.
-        slices: Properties that divide the examples into slices, which are judged separately, so that a better mean does
-            not hide a slice that became worse: `class` (for multi-label data, each label), `length` of texts and `size`
-            of images (pixels of their files), both in quarters, and the columns of `data.slice_columns`.
-        slice_minimum: Lowest allowed accuracy of every slice, or F1 for multi-label data; not for a regression or a
-            language model. A slice fails if it is significantly lower.
+            the models that are not better are promoted. If there is a margin, this applies to models that are worse by
+            the margin. With 0.5, there is no significance test: the measured values are compared, and a tie is
+            promoted.
+        test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`. For example,
+            with 52 and a weekly retraining, there is a false promotion in at most one of twenty years. With 1, every
+            decision may use the full error rate. Decisions are counted in the registry of the champion.
+        bound_confidence: Confidence level of `minimum` and `maximum`. With 0.95, at most about one in twenty models
+            whose true value is the bound passes. With 0.5, the measured value is compared, and the reason says how
+            often a model at the bound scores as high.
+        slices: Properties that divide the examples into slices. Slices are judged separately, so that a better mean
+            does not hide a slice that became worse. The properties are `class` (for multi-label data, each label),
+            `length` of texts and `size` of images (pixels of their files), both in quarters, and the columns of
+            `data.slice_columns`.
+        slice_minimum: Lowest allowed accuracy of every slice, or F1 for multi-label data. It is not available for a
+            regression or a language model. A slice fails if it is significantly lower.
         max_slice_regression: Margin by which accuracy (or F1, or the loss of a regression) may be worse than the
-            champion's in a slice. A slice fails if it is significantly worse by more than the margin.
-        beat_baseline: Refuse a model that is not significantly better than the best constant prediction: the most
+            champion's in a slice. A slice fails if it is significantly worse than the champion's by more than the
+            margin.
+        beat_baseline: Reject a model that is not significantly better than the best constant prediction: the most
             frequent class, the best set of labels, the mean, or the frequency of every character.
         split: The split to score.
-        top_k: A prediction counts in top_k_accuracy if the true class is among the `top_k` most probable.
-        batch_size_per_replica: Examples per replica and step; changes speed and memory, and the metrics only by
-            rounding, because kernels for other sizes may sum in another order. The number of replicas does not change
-            the metrics.
+        top_k: A prediction counts as correct in top_k_accuracy if the true class is among the `top_k` most probable
+            classes.
+        batch_size_per_replica: Examples per replica and step. This number changes speed and memory. It changes metrics
+            only by rounding, because kernels for other sizes may sum in another order. The number of replicas does not
+            change the metrics.
         backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, otherwise tensorflow.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`. On a platform, `auto` is the accelerator of
             `resources.evaluate_model.machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU.
-        num_replicas: Number of devices to use; 0 is all of them, or one on a CPU.
+        num_replicas: Number of devices. 0 uses all devices, or one on a CPU.
         num_pictures: Number of wrong predictions that the report shows.
     """
 
@@ -96,15 +101,18 @@ class EvaluateParams:
                     raise InputError(f"{name}.{metric} cannot be above {most:g}. Received: {value!r}.{advice}")
 
     def check_task(self, task: str, measured: Mapping[str, int | None] = {}) -> None:
-        """Check that every metric in the rules exists and has a bound of the right side, and `slice_minimum` applies.
+        """Check the rules against a task.
+
+        Every metric in the rules must exist and may have a bound on one side only. `slice_minimum` must apply to the
+        task.
 
         Args:
             task: Task of the data.
-            measured: For each further metric, 1 if higher is better, -1 if lower is, 0 if Keras does not know, None if
-                not determined yet.
+            measured: For each additional metric: 1 if higher is better, -1 if lower is better, 0 if Keras does not
+                know, None if this is not determined yet.
 
         Raises:
-            InputError: If a rule does not fit the task or the direction of a metric.
+            InputError: If a rule does not match the task or the direction of a metric.
         """
         known = {**measured, **{name: metric.direction for name, metric in task_metrics(task).items()}}
 
@@ -117,7 +125,7 @@ class EvaluateParams:
                     offered = [other for other in known if fits(other, name)]
                     meant = did_you_mean(metric, offered)
                     if not meant and (near := did_you_mean(metric, list(known))):
-                        meant = f"{near} It can only have a {'maximum' if name == 'minimum' else 'minimum'}."
+                        meant = f"{near} This metric can only have a {'maximum' if name == 'minimum' else 'minimum'}."
                     raise InputError(
                         f"{metric!r} in {name} is not a metric of the task {task}: expected one of "
                         f"{', '.join(offered)}, or a name in training.metrics.{meant} Change {name}, or data.task."
@@ -135,13 +143,13 @@ class EvaluateParams:
                     )
         if self.test_decisions > 1 and task == LANGUAGE_MODEL:
             raise InputError(
-                f"test_decisions={self.test_decisions} is not supported for a {task}: the passages of a corpus have no "
-                "IDs that identify a test set. Remove test_decisions."
+                f"test_decisions={self.test_decisions} is not supported for a {task}, because the passages of a "
+                "corpus have no IDs that identify a test set. Remove test_decisions."
             )
         if self.slice_minimum and task in (REGRESSION, LANGUAGE_MODEL):
             raise InputError(
                 f"slice_minimum={self.slice_minimum:g} is not supported for a {task}, which has no accuracy or F1. "
-                "Remove it, and use max_slice_regression."
+                "Remove slice_minimum, and use max_slice_regression."
             )
 
     def check_slices(self, kept: Sequence[str]) -> None:
@@ -153,14 +161,15 @@ class EvaluateParams:
         for name in self.slices:
             if name not in kept:
                 raise InputError(
-                    f"Cannot divide the examples by {name!r}, which slices names: expected one of {', '.join(kept)}. "
-                    f"To use a column of a CSV file, name it in data.slice_columns.{did_you_mean(name, kept)}"
+                    f"Cannot divide the examples by {name!r}, which is named in slices: expected one of "
+                    f"{', '.join(kept)}. To use a column of a CSV file, name it in "
+                    f"data.slice_columns.{did_you_mean(name, kept)}"
                 )
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateResult:
-    """The gate's decision, the outcome of its rules, and the scalar metrics of the model and of any champion."""
+    """The gate's decision, the outcome of its rules, and the scalar metrics of the model and the champion."""
 
     promote: bool
     reasons: tuple[Rule, ...]

@@ -1,4 +1,4 @@
-"""Predictions of every model for a split, and which examples a model was trained on."""
+"""Predictions of every model for a split, and the examples on which a model was trained."""
 
 import dataclasses
 from collections import defaultdict
@@ -49,10 +49,11 @@ class Predictions:
         keys: Names of the examples.
         truth: The examples.
         outputs: Predictions of the model, and of other models if there are any: [models, examples, …]. Predictions that
-            are not finite are replaced by `_no_answer`. For a language model, results of `score_passages`.
+            are not finite are replaced by the result of `_no_answer`. For a language model, results of
+            `score_passages`.
         num_not_finite: Number of examples for which the model predicted NaN or infinity.
         saved: Arrays of predictions.npz, by name.
-        further: Further Keras metrics of the model, by name.
+        further: Additional Keras metrics of the model, by name.
     """
 
     keys: Sequence[str]
@@ -63,7 +64,10 @@ class Predictions:
     further: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def select(self, rows: np.ndarray) -> Self:
-        """Return the predictions for the examples at some indices; `saved` is empty, as no file has only these."""
+        """Return the predictions for the examples at given indices.
+
+        `saved` is empty, because no file contains only these.
+        """
         return dataclasses.replace(
             self,
             keys=[self.keys[i] for i in rows.tolist()],
@@ -145,7 +149,10 @@ def _no_answer(manifest: Manifest) -> np.ndarray:
 
 
 def _input_reader(model_dir: Path, manifest: Manifest) -> Callable[[Mapping[str, Any]], np.ndarray]:
-    """Return a function from a batch to a model's inputs; texts are tokenized again if its vocabulary differs."""
+    """Return a function from a batch to a model's inputs.
+
+    Texts are tokenized again if the model's vocabulary differs.
+    """
     wanted = ModelInfo.load(model_dir).input
     if not isinstance(wanted, TextInput) or wanted == manifest.input:
         return lambda fields: fields[manifest.input.feature]
@@ -154,12 +161,14 @@ def _input_reader(model_dir: Path, manifest: Manifest) -> Callable[[Mapping[str,
 
 
 def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: Sequence[Path]) -> np.ndarray | None:
-    """Return which examples each model was trained on, bool[models, examples]; None if no model was trained on any.
+    """Return which examples each model was trained on, bool[models, examples].
 
-    For a model of these records, near-duplicates of its training examples count too. For the training split, which is
-    scored on purpose, the result is None. Models from the oldest versions do not list their training examples, and
-    count as trained on none. Models from other earlier versions list them by IDs that depend on the settings of the
-    records (see `example_ids`): a warning is logged if none of these IDs is in the records.
+    Return None if no model was trained on any of them.
+
+    For a model of these records, near-duplicates of its training examples count, too. For the training split, which is
+    scored on purpose, the result is None. Models from the oldest versions do not list their training examples, so no
+    example counts as a training example. Models from other earlier versions list them by IDs that depend on the
+    settings of the records (see `example_ids`). A warning is logged if none of these IDs is in the records.
     """
     identities = None if split == TRAIN else load_identities(records_dir, split)
     if identities is None:
@@ -172,9 +181,9 @@ def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: 
             if not trained_on["scheme2"].any() and not _knows_any(records_dir, trained_on):
                 progress.say(
                     "evaluate_model",
-                    f"warning: an earlier version trained the model in {model_dir}, and the IDs of its training "
+                    f"Warning: an earlier version trained the model in {model_dir}, and the IDs of its training "
                     "examples match no example of these records, perhaps because image_size or encoding has changed. "
-                    "Whether the model was trained on some of the test examples is unknown",
+                    "So it is unknown whether the model was trained on some of the test examples",
                 )
             if ModelInfo.load(model_dir).dataset_fingerprint == fingerprint:
                 row |= load_copied(records_dir, split)

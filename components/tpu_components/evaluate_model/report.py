@@ -1,6 +1,7 @@
-"""Renders the evaluation as one HTML file without network access, scripts or further files.
+"""Renders the evaluation as a single HTML file that needs no network access and no scripts.
 
-It shows the decision, the metrics, the training, and examples: wrong predictions, worst first, and right ones.
+The report shows the decision, the metrics, the training run, and examples: wrong predictions, the worst first, and
+correct predictions.
 """
 
 import itertools
@@ -54,11 +55,11 @@ _MAX_PAIRS = 30
 # Time of an epoch by what the host waited for: see `Stopwatch` of train_model.
 _TIMES = (
     ("compute_seconds", "the device computes", page.BLUE),
-    ("input_seconds", "it waits for input", page.ORANGE),
+    ("input_seconds", "the device waits for input", page.ORANGE),
     ("checkpoint_seconds", "for checkpoints", page.GREEN),
-    ("host_seconds", "for the host", page.VIOLET),
+    ("host_seconds", "the device waits for the host", page.VIOLET),
 )
-_COMPUTES_AND_IS_FED = ("compute_seconds", "the device computes and is fed", page.BLUE)
+_COMPUTES_AND_IS_FED = ("compute_seconds", "the device computes, including its input", page.BLUE)
 _CURVES = ("loss", "penalty", *(task.metric for task in TASKS.values()))
 _RIGHT_EXAMPLES = 20
 _PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
@@ -71,9 +72,9 @@ _PROMPT_LENGTH, _SAMPLE_LENGTH = 64, 300
 _NUM_PASSAGES = 8
 _BITS_OF_FULL_COLOUR = 10.0  # A probability of one in a thousand.
 _NOTES = {
-    CLASSIFICATION: "the most confident first: the model's answer, the true class, and the probability of each.",
+    CLASSIFICATION: "the most confident first: the predicted class, the true class, and the probability of each.",
     MULTI_LABEL: "the greatest loss first: wrong, correct and missed labels, with their probabilities.",
-    REGRESSION: "the greatest loss first; an error is the predicted number less the true one.",
+    REGRESSION: "the greatest loss first. An error is the predicted number minus the true number.",
 }
 
 History = Sequence[Mapping[str, float | None]]
@@ -87,14 +88,16 @@ def render_report(
     examples: Sequence[Block],
     gate: Mapping[str, Any],
 ) -> str:
-    """Return the report as one HTML document; equal arguments give equal text, except for the time in the subtitle.
+    """Return the report as one HTML document.
+
+    Equal arguments give equal text, except for the time in the subtitle.
 
     Args:
         evaluation: The metrics and the gate's decision.
         manifest: The data set.
         info: The model.
         history: One mapping per epoch with `epoch`, `loss`, the task's metric, both with the prefix `validation_` if
-            measured, `learning_rate` and `examples_per_second`; empty if unknown.
+            measured, `learning_rate` and `examples_per_second`. Empty if unknown.
         examples: Sections that show examples.
         gate: Fields of `EvaluateParams`.
     """
@@ -105,7 +108,7 @@ def render_report(
         [
             Section(
                 "Headline figures",
-                ["Ranges below figures are 95% confidence intervals.", _headline_figures(evaluation, manifest.task)],
+                ["Ranges below values are 95% confidence intervals.", _headline_figures(evaluation, manifest.task)],
             ),
             *compare_slices(evaluation),
             Section("Training", chart_training(history)),
@@ -161,21 +164,26 @@ def _headline_figures(evaluation: Evaluation, task: str) -> list[Figure]:
 
 
 def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block]]:
-    """Return the sections of a classification: confusions, before the examples; calibration and ROC, after them."""
+    """Return the sections of a classification.
+
+    Confusions come before the examples. Calibration and ROC come after them.
+    """
     rows = figures["per_class"]
     calibration: list[Block] = [
         Section(
             "Calibration",
             [
-                "How often the model is right at each confidence; larger dots have more examples. Below the line, the "
-                "model is overconfident.",
+                (
+                    "Accuracy of the model at each confidence. Larger dots have more examples. Below the line, the "
+                    "model is overconfident."
+                ),
                 [page.draw("reliability", "confidence", "accuracy", lambda axes: _plot_reliability(axes, figures))],
             ],
         )
     ]
     if figures["roc"]:
         roc = page.draw("roc", "false positive rate", "true positive rate", lambda axes: _plot_roc(axes, figures))
-        calibration.append(Section("ROC", [f"Positive is {rows[1]['name']}.", [roc]]))
+        calibration.append(Section("ROC", [f"The positive class is {rows[1]['name']}.", [roc]]))
     is_small = len(rows) <= _MAX_SHOWN_CLASSES
     confused = (
         _matrix(rows, figures["confusion_matrix"]) if is_small else _confused_pairs(rows, list_confusions(figures))
@@ -194,7 +202,7 @@ def _matrix(rows: Sequence[Mapping[str, Any]], counts: Sequence[Sequence[int]]) 
         hint = f"{names[i]} → {names[j]}: {count} ({percent(share, 1)})"
         return Cell(f"{count}", look, heat, hint) if count else Cell("·", "none")
 
-    note = "Rows are true classes, columns predictions. Shade is the share of the row."
+    note = "Rows are true classes, and columns are predictions. The shade shows the share of the row."
     places = range(len(names))
     return Section("Confusion matrix", [note, Matrix(names, [[cell(i, j) for j in places] for i in places])])
 
@@ -216,10 +224,10 @@ def _confused_pairs(rows: Sequence[Mapping[str, Any]], confusions: Sequence[tupl
 
 
 def chart_training(history: History) -> list[Block]:
-    """Return a chart per metric of the history, with training and validation, and a chart of the time of epochs."""
+    """Return a chart for each metric of the history, and a chart of the time of epochs."""
     known = {name for row in history for name, value in row.items() if value is not None}
     if not known & {*_CURVES}:
-        return ["No history of the training was recorded."]
+        return ["No history of the training run was recorded."]
     curves = [
         _draw_curve(
             history,
@@ -236,8 +244,8 @@ def chart_training(history: History) -> list[Block]:
     notes: list[Block] = []
     if "penalty" in history[-1]:
         notes.append(
-            "The loss excludes the penalty of the model's regularisers, which has its own curve, so that training and "
-            "validation are comparable."
+            "The loss excludes the penalty of the model's regularisers, which has a separate curve, so that training "
+            "and validation are comparable."
         )
     if "stage" in history[-1]:
         notes.append("Dotted lines mark the starts of training stages.")
@@ -245,7 +253,7 @@ def chart_training(history: History) -> list[Block]:
 
 
 def _draw_curve(history: History, name: str, lines: Sequence[tuple[str, str, str]]) -> markupsafe.Markup:
-    """Draw values of the history by epoch; each of `lines` is a name in the history, a label and a colour."""
+    """Draw values of the history by epoch. Each of `lines` is a name in the history, a label and a colour."""
     from matplotlib.ticker import PercentFormatter
 
     def plot(axes: "page.Axes") -> None:
@@ -322,7 +330,7 @@ def show_examples(
         targets: Targets of all examples.
         models: Predictions of the model and, if there is one, of the champion.
         num_shown: Number of wrong predictions to show.
-        pick: Returns the images or texts of the examples at some indices, by index.
+        pick: Function that returns the images or texts of the examples at given indices, by index.
     """
     (wrong, right), *others = [_find_mistakes(task, targets, outputs) for outputs in models]
     broken = wrong[:0]
@@ -342,7 +350,7 @@ def show_examples(
     if task.name == REGRESSION:
         sections += _chart_targets(names, targets, models[0])
     elif others:
-        note = f"{num_fixed:,} newly right, {len(broken):,} newly wrong"
+        note = f"{num_fixed:,} newly correct, {len(broken):,} newly wrong"
         rest = f" of these {len(shown[2]):,}, the worst first." if len(shown[2]) < len(broken) else ""
         sections.append(Section("Changed since the champion", [f"{note}{':' if shown[2] else '.'}{rest}", of_broken]))
     title = "Largest errors" if task.name == REGRESSION else "Wrong predictions"
@@ -351,14 +359,14 @@ def show_examples(
     else:
         sections.append(Section(title, [f"None: all {len(targets):,} examples were predicted correctly."]))
     if len(right):
-        sections.append(Section("Right predictions", ["A sample, with the model's confidence.", of_right]))
+        sections.append(Section("Right predictions", ["A sample, with the confidence of the model.", of_right]))
     return sections
 
 
 def _find_mistakes(task: Task, targets: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of wrongly predicted examples, the worst first, and of rightly predicted ones.
+    """Return the indices of wrongly predicted examples, the worst first, and of correctly predicted examples.
 
-    All examples of a regression count as wrong.
+    All examples of a regression count as wrongly predicted.
     """
     if task.name == CLASSIFICATION:
         is_wrong = outputs.argmax(axis=1) != targets
@@ -402,7 +410,10 @@ def _describe(task: str, names: Sequence[str], target: np.ndarray, output: np.nd
 
 
 def _show(key: str, content: np.ndarray | str) -> str:
-    """Return an image, uint8[height, width, channels], as HTML; or the beginning and end of a text, on one line."""
+    """Return an image, uint8[height, width, channels], as HTML.
+
+    Return a text as its beginning and end, on one line.
+    """
     if isinstance(content, str):
         plain = " ".join(re.sub(r"<br */?>", " ", content).split())
         if len(plain) <= _TEXT_START + _TEXT_END:
@@ -412,7 +423,10 @@ def _show(key: str, content: np.ndarray | str) -> str:
 
 
 def _chart_targets(names: Sequence[str], targets: np.ndarray, values: np.ndarray) -> list[Block]:
-    """Return a section per target, with charts of predicted over true numbers and of errors over predicted numbers."""
+    """Return a section for each target.
+
+    It has charts of predicted over true numbers, and of errors over predicted numbers.
+    """
     # Evenly spaced examples: more dots would hide each other.
     shown = np.unique(np.linspace(0, len(targets) - 1, _MAX_DOTS).astype(int))
     first = f"; the first {_MAX_CHARTED_TARGETS} targets" if len(names) > _MAX_CHARTED_TARGETS else ""
@@ -451,12 +465,12 @@ def show_passages(
     """Return the sections of a language model's report: generated texts, and the passages with the greatest loss.
 
     Args:
-        names: Characters that the ids stand for.
+        names: The character of each ID.
         keys: Names of the passages.
         targets: Targets of all passages.
         scores: Scores of all passages, see `score_passages`.
-        pick: Returns the inputs of the passages at some indices, by index.
-        model: The model as `StepModel`. It continues two passages at two temperatures; on the same machine, the texts
+        pick: Function that returns the inputs of the passages at given indices, by index.
+        model: The model as `StepModel`. It continues two passages at two temperatures. On the same machine, the texts
             are always the same.
     """
     counts = targets != PADDING
@@ -483,8 +497,14 @@ def show_passages(
         rows = zip(following, bits[index].tolist(), counts[index].tolist(), strict=True)
         parts = [_show_character(alphabet.decode([id_]), value, counted) for id_, value, counted in rows]
         passages.append(Passage(f"{keys[index]}: {means[index]:.2f} bits per character", parts))
-    written = "Texts that the model writes after a prompt (grey) from the scored text; at a lower temperature it stays "
-    colours = "The redder a character, the less the model expected it; grey ones are context. Hover for the bits."
+    written = (
+        "Texts that the model writes after a prompt (grey) from the scored text. At a lower temperature, the text "
+        "stays "
+    )
+    colours = (
+        "The redder a character, the less the model expected it. Grey characters are context. Hover over a "
+        "character to see its bits."
+    )
     return [
         Section("Samples", [f"{written}closer to likely characters.", (samples)]),
         Section("Hardest passages", [colours, (passages)]),

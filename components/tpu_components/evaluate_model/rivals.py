@@ -1,4 +1,4 @@
-"""Models to compare a model with, and the gate's earlier decisions on the test set."""
+"""Models with which a model is compared, and the gate's earlier decisions on the test set."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from tpu_components.evaluate_model.params import EvaluateParams
 
 @dataclasses.dataclass(frozen=True)
 class Rival:
-    """A model that a model is compared with: the champion, or the best model that was ever promoted.
+    """A model with which the challenger is compared: the champion, or the best model that was ever promoted.
 
     Attributes:
         directory: Folder of the model, written by train_model.
-        number: Number of its version in the registry; empty without a registry, like the digest and the place.
+        number: Number of its version in the registry. Number, digest and place are empty without a registry.
         digest: Digest of the model.
         place: Folder for the decisions on test sets, next to the versions in the registry.
-        registry: The registry; None for a model that is only a folder.
+        registry: The registry, or None for a model that is only a folder.
         whose: Words before the model's metric in the gate's reasons, for example `the champion's`.
     """
 
@@ -51,7 +51,8 @@ def load_rivals(
         scratch: Folder for the files of models on gs://.
 
     Returns:
-        An empty list without a champion; None if decisions are not counted.
+        The rivals, or an empty list without a champion, and the gate's earlier decisions, or None if they are not
+        counted.
     """
     champion = find_champion(params.champion, digest, scratch)
     if champion is None:
@@ -63,11 +64,13 @@ def load_rivals(
 
 
 def find_champion(champion: str, digest: str, scratch: Path) -> Rival | None:
-    """Return the model that `EvaluateParams.champion` names; None if an alias has no version, as before the first run.
+    """Return the model in `EvaluateParams.champion`.
+
+    Return None if the alias has no version yet, as before the first run.
 
     Args:
         champion: A folder, local or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`, where REGISTRY may be
-            `projects/PROJECT/locations/REGION/models`; empty for none.
+            `projects/PROJECT/locations/REGION/models`. Empty for none.
         digest: Digest of the challenger. If the challenger is the champion, the model that it replaced is returned.
         scratch: Folder for the files of a model on gs://.
 
@@ -91,7 +94,9 @@ def find_champion(champion: str, digest: str, scratch: Path) -> Rival | None:
 def _find_best(
     params: EvaluateParams, manifest: Manifest, digest: str, champion: Rival, held_out: HeldOutSet, scratch: Path
 ) -> Rival | None:
-    """Return the best model that was ever promoted; the first metric in `max_regression` with a margin above 0 decides.
+    """Return the best model that was ever promoted.
+
+    The first metric in `max_regression` with a margin above 0 decides.
 
     The result is None if the best model is unknown, or is the champion or the challenger.
     """
@@ -111,21 +116,23 @@ def _find_best(
 
 
 def find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champion: Rival) -> HeldOutSet | None:
-    """Return the record of gate decisions on this test set in the champion's registry; None without a registry."""
+    """Return the record of gate decisions on this test set in the champion's registry, or None without a registry."""
     if not champion.place or params.split == TRAIN:
         return None
     identities = load_identities(records_dir, params.split)
     if identities is None and params.test_decisions > 1:
         raise InputError(
-            f"Cannot count the decisions on this test set, which test_decisions={params.test_decisions} requires: "
-            f"expected the IDs of its examples in {records_dir}, but an older version wrote these records without "
-            "IDs. Run create_tfrecords again, or set test_decisions=1."
+            f"Cannot count the decisions on this test set, which test_decisions={params.test_decisions} requires: an "
+            f"older version wrote the records in {records_dir} without the IDs of the examples. Run create_tfrecords "
+            "again, or set test_decisions=1."
         )
     return None if identities is None else HeldOutSet.find(champion.place, identities, digest)
 
 
 def describe_champion(named: str, rivals: Sequence[Rival]) -> RegisteredChampion | None:
-    """Return version and digest of the champion; both are empty if there is none. None if no registry was queried.
+    """Return version and digest of the champion. Both are empty if there is no champion.
+
+    Return None if no registry was queried.
 
     Args:
         named: `EvaluateParams.champion`.
@@ -137,17 +144,19 @@ def describe_champion(named: str, rivals: Sequence[Rival]) -> RegisteredChampion
 
 
 def load_matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:
-    """Return the metadata of a model; `role` is `model` or `champion`.
+    """Return the metadata of a model. Its `role` is `model` or `champion`.
 
     Raises:
-        InputError: If the model does not fit the data set.
+        InputError: If the model does not match the data set.
     """
     info = ModelInfo.load(model_dir)
     # A champion for texts may have another vocabulary than the data set.
     if not (info.understands(manifest) if role == "champion" else info.fits(manifest)):
         raise InputError(
-            f"The {role} in {model_dir} does not fit the data set: {info.compare_with(manifest)}. Evaluate it on the "
-            "data set it was made for, or train a new one"
-            + (" with gate.champion left empty and a deploy.model_name of its own." if role == "champion" else ".")
+            (
+                f"The {role} in {model_dir} does not fit the data set: {info.compare_with(manifest)}. Evaluate it on "
+                "a data set with the same input and classes, or train a new model"
+            )
+            + (" with gate.champion left empty and another deploy.model_name." if role == "champion" else ".")
         )
     return info

@@ -23,9 +23,12 @@ _Part = tuple[str, str, int, np.ndarray | tuple[slice, slice]]
 
 
 def find_slices(params: EvaluateParams, truth: GroundTruth, outputs: np.ndarray) -> tuple[SliceMetric, ...]:
-    """Return the metric of every slice that has examples, with the champion's; () for a language model.
+    """Return the metric of every slice that has examples, with the champion's metric.
 
-    All bounds together hold with the gate's confidence: each has a higher one, by the Bonferroni correction.
+    Return () for a language model.
+
+    All bounds together hold with the gate's confidence. Therefore, each bound has a higher confidence, by the
+    Bonferroni correction.
 
     Args:
         params: Properties by which to divide, and the confidence.
@@ -56,7 +59,7 @@ def _divide(name: str, truth: GroundTruth) -> Iterator[_Part]:
 
 
 def _by_value(values: np.ndarray, unit: str) -> tuple[list[str], np.ndarray]:
-    """Return the distinct texts, or names of quarters of numbers, and each example's index into them, int[examples]."""
+    """Return the distinct texts, or the names of quarters of numbers, and each example's index, int[examples]."""
     if values.dtype.kind == "U":
         names, places = np.unique(values, return_inverse=True)
         return names.tolist(), places

@@ -1,4 +1,4 @@
-"""Exports a trained model for CPU serving, in formats that a fresh process loads and compares with the model."""
+"""Exports a trained model for CPU serving, and compares every exported format with the model."""
 
 from tpu_components.export_model.exporting import export_model
 from tpu_components.export_model.params import ExportParams, ExportResult

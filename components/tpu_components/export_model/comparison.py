@@ -1,4 +1,4 @@
-"""Compares the formats of an export with the trained model, in a fresh process that knows only the files."""
+"""Compares the formats of an export with the trained model, in a new process that gets only the files."""
 
 import contextlib
 import json
@@ -36,7 +36,8 @@ _MAX_ANSWER_BYTES = 512 << 20
 def judged_metric(manifest: Manifest) -> str:
     """Return the name of the metric that is compared between a format and the trained model.
 
-    For a language model it is the accuracy of the next character, which quantisation lowers like a classifier's.
+    For a language model, it is the accuracy of the next character. Quantisation lowers this accuracy as it does for a
+    classifier.
     """
     return "accuracy" if isinstance(manifest.input, CorpusInput) else manifest.interface.task.judged
 
@@ -44,7 +45,7 @@ def judged_metric(manifest: Manifest) -> str:
 def write_examples(
     split: str, trained: TrainedModel, records_dir: Path, manifest: Manifest, work: Path
 ) -> records.Examples:
-    """Write the inputs to compare, and a description of the task, for verification.py; returns the examples."""
+    """Write the inputs to compare, and a description of the task, for verification.py. Return the examples."""
     num_examples = manifest.split(split).num_examples
     if isinstance(manifest.input, CorpusInput):
         answer_bytes = 4 * math.prod(manifest.interface.output_shape)
@@ -78,7 +79,7 @@ def write_examples(
 
 
 def write_expected(trained: TrainedModel, examples: records.Examples, manifest: Manifest, work: Path) -> np.ndarray:
-    """Write the trained model's answers to `work`, for verification.py; returns the answers."""
+    """Write the trained model's predictions to `work`, for verification.py. Return the predictions."""
     from tpu_components.core.models.trained import predict
 
     inputs = examples.inputs
@@ -90,10 +91,10 @@ def write_expected(trained: TrainedModel, examples: records.Examples, manifest: 
 
 
 class Judge:
-    """A fresh process that loads every format, answers the examples with it, and compares the answers.
+    """A new process that loads every format, predicts the examples with it, and compares the predictions.
 
-    It runs verification.py as an isolated script, so that no code of the training can help to load a format. It answers
-    with a format while the next one is made.
+    It runs verification.py as an isolated script, so that no code of training can help to load a format. It predicts
+    with a format while the next format is written.
     """
 
     def __init__(self, export_dir: Path, work: Path) -> None:
@@ -120,19 +121,23 @@ class Judge:
         self._process.communicate()
 
     def add(self, name: str) -> None:
-        """Let the process load a finished format and answer with it; call `write_examples` before."""
+        """Let the process load a finished format and predict with it. Call `write_examples` before."""
         self._send(f"{name}={FORMATS[name].file}")
 
     def measure(self) -> dict[str, dict[str, Any]]:
-        """Return the measurements of the added formats, by name; call `write_expected` before.
+        """Return the measurements of the added formats, by name. Call `write_expected` before.
 
         Raises:
             InputError: If the process failed.
-            OSError: If the process could not read or write a file: an error of this machine's disk, not of a format.
+            OSError: If the process could not read or write a file. This is an error of this machine's disk, not of a
+                format.
         """
         code, answer, errors = self._finish()
         if code < 0:
-            raise RuntimeError(f"The process that judges the export was killed by signal {-code}.")
+            raise RuntimeError(
+                f"The process that checks the export was killed by signal {-code}. Run export_model again, perhaps on "
+                "a machine with more memory."
+            )
         if code:
             raise InputError(
                 f"The check of the exported model in a fresh process failed with exit code {code}: "
@@ -149,13 +154,13 @@ class Judge:
             print(line, file=self._process.stdin, flush=True)
 
     def _finish(self) -> tuple[int, str, str]:
-        """Close the process's input; returns its exit code, stdout and stderr."""
+        """Close the input of the process. Return its exit code, stdout and stderr."""
         answer, errors = self._process.communicate()
         return self._process.returncode, answer, errors
 
 
 def read_answers(work: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a format's answers, which the fresh process has written to `work`, and the indices of their examples."""
+    """Return a format's predictions, which the new process wrote to `work`, and the indices of their examples."""
     with np.load(work / verification.ANSWERS_FILE.format(name)) as file:
         return file["answers"], file["chosen"]
 
@@ -167,7 +172,7 @@ class Scorer:
         task: Task of the model.
         judged: Name of the metric.
         labels: Labels of all compared examples.
-        expected: The trained model's answers to these examples.
+        expected: The trained model's predictions for these examples.
     """
 
     def __init__(self, task: Task, judged: str, labels: np.ndarray, expected: np.ndarray) -> None:
@@ -178,20 +183,20 @@ class Scorer:
         self.trained = self._estimate(labels, expected).value
 
     def _estimate(self, labels: np.ndarray, answers: np.ndarray) -> Estimate:
-        """Return the metric of some answers; NaN if it is undefined, for example R² of targets that do not vary."""
+        """Return the metric of predictions, or NaN if it is undefined, for example R² of targets that do not vary."""
         outputs = score_passages(labels, answers) if self._task.name == LANGUAGE_MODEL else answers
         estimate = estimators(self._task, labels, outputs)[self._judged]() if np.isfinite(answers).all() else None
         return estimate or Estimate(math.nan, np.full(len(labels), math.nan))
 
     def score(self, answers: np.ndarray, chosen: np.ndarray) -> dict[str, Any]:
-        """Return `score`, the compared metric of a format, and `drop_interval`, bounds of its loss by the conversion.
+        """Return `score`, the metric of a format, and `drop_interval`, bounds of its loss by the conversion.
 
         `score` on a sample is the trained model's metric on all examples, minus the difference on the sample. Each
         bound of `drop_interval` has 95% confidence. The interval is None for one example or an undefined metric.
 
         Args:
-            answers: Answers of the format.
-            chosen: Indices of the examples that it answers.
+            answers: Predictions of the format.
+            chosen: Indices of the predicted examples.
         """
         labels = self._labels[chosen]
         ours = self._estimate(labels, self._expected[chosen])
@@ -227,18 +232,21 @@ class Scorer:
             if math.isfinite(drop) and at_least <= params.max_int8_accuracy_drop:
                 return []
             return [
-                f"it loses {drop:.4f} of {self._judged} against {against}, at least {at_least:.4f} with 95% "
-                f"confidence, allowed {params.max_int8_accuracy_drop} (raise export.calibration_examples, or "
-                "export.max_int8_accuracy_drop)"
+                (
+                    f"it loses {drop:.4f} of {self._judged} against {against}, at least {at_least:.4f} with 95% "
+                    f"confidence, but only {params.max_int8_accuracy_drop} is allowed (raise "
+                    "export.calibration_examples, or export.max_int8_accuracy_drop)"
+                )
             ]
         problems = []
         if not facts["max_difference"] <= params.tolerance:  # Written so that NaN fails.
             problems.append(
-                f"it differs from {against} by {facts['max_difference']:.2e}, allowed {params.tolerance:.2e}"
+                f"it differs from {against} by {facts['max_difference']:.2e}, but only {params.tolerance:.2e} is "
+                "allowed"
             )
         if facts["agreement"] < params.min_agreement:
             problems.append(
-                f"it gives the same answer as {against} for {facts['agreement']:.4%}, required "
-                f"{params.min_agreement:.4%}"
+                f"it predicts the same as {against} for {facts['agreement']:.4%} of the examples, but "
+                f"{params.min_agreement:.4%} is required"
             )
         return problems

@@ -26,24 +26,24 @@ def export_model(
     split: str = "test",
     required: List[str] = [],
 ) -> None:
-    """Export a trained model for CPU serving; a fresh process checks that the exports give the model's answers.
+    """Export a trained model for CPU serving. A new process checks that the exports predict the same as the model.
 
     Args:
         records: Records that create_tfrecords wrote.
         model: Model that train_model wrote.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
-        tolerance: Largest allowed difference of SavedModel and float LiteRT from the trained model, as a probability or
-            in standard deviations of a regression's target.
+        tolerance: Largest allowed difference between SavedModel or float LiteRT and the trained model, as a probability
+            or in standard deviations of a regression's target.
         min_agreement: Smallest share of examples for which SavedModel and float LiteRT must predict the same class or
             labels as the trained model or, for a regression, numbers within a twentieth of a standard deviation.
-        max_int8_accuracy_drop: Accuracy that the int8 format may lose against the trained model; micro_f1 for
-            multi-label data, r2 for a regression. The format is left out if the loss is significantly larger, with 95%
-            confidence.
-        calibration_examples: Number of training images for the calibration of int8; not used for texts.
+        max_int8_accuracy_drop: Accuracy that the int8 format may lose against the trained model. The metric is micro_f1
+            for multi-label data, and r2 for a regression. The format is left out if the loss is significantly larger,
+            with 95% confidence.
+        calibration_examples: Number of training images for the calibration of int8. It is not used for texts.
         split: The split to compare on.
-        required: Formats without which the export fails: any of `saved_model`, `float` and `int8`. Other formats that
-            cannot be made, or differ too much, are left out with the reason.
+        required: Formats without which the export fails: any of `saved_model`, `float` and `int8`. Other formats are
+            left out, with the reason, if they cannot be made or differ too much.
 
     Returns:
         export: Export: `saved_model/`, `model.tflite`, `model_int8.tflite` and `export.json`.

@@ -1,4 +1,4 @@
-"""Rebuilds the model, writes every format, compares the formats in a fresh process, and keeps those that agree."""
+"""Rebuilds the model, writes every format, compares the formats in a new process, and keeps those that agree."""
 
 import contextlib
 import dataclasses
@@ -57,13 +57,14 @@ def export_model(
 
     Args:
         params: Required formats, and limits of their difference from the trained model.
-        records_dir: Folder that create_tfrecords wrote: calibration from its train split, comparison on `params.split`.
+        records_dir: Folder that create_tfrecords wrote. Its train split is used for calibration, and `params.split` for
+            the comparison.
         model_dir: Folder that train_model wrote.
-        output: Folder, written atomically, of export.json and the formats that can be made: saved_model/,
+        output: Folder to write, atomically. It contains export.json and the formats that can be made: saved_model/,
             model.tflite and model_int8.tflite.
 
     Raises:
-        InputError: If a model or data set is damaged, or if no format, or not every required one, can be made and
+        InputError: If a model or data set is damaged, or if no format, or not every required format, can be made and
             agrees with the trained model.
     """
     records_dir = Location(records_dir).as_path()
@@ -108,7 +109,7 @@ def export_model(
         left_out |= scorer.find_differing(params, measured)
         for name in measured:
             if (origin := FORMATS[name].quantized_from) in left_out:  # Int8 is compared by the judged metric only.
-                left_out.setdefault(name, f"the {origin} model, from which it is made, is left out")
+                left_out.setdefault(name, f"the {origin} model, from which this format is made, is left out")
         _check(params, left_out)
         formats: dict[str, FormatFacts] = {
             name: typed_values.read({**facts, "score": _finite(facts["score"])}, FormatFacts, name)
@@ -140,8 +141,8 @@ def export_model(
         on_sample = ""
         if facts.num_compared != result.num_examples:
             on_sample = (
-                f" on {facts.num_compared:,} of {result.num_examples:,} random examples: with 95% confidence, at most "
-                f"{facts.most_disagreeing:,} of all get another answer"
+                f" on {facts.num_compared:,} of {result.num_examples:,} random examples: with 95% confidence, the "
+                f"prediction differs for at most {facts.most_disagreeing:,} of all examples"
             )
         progress.say(
             _STEP,
@@ -188,7 +189,8 @@ class Trial:
 
     Attributes:
         warnings: Messages about parts of the model that training does not use.
-        example_seconds: Time of a training step on this machine for each of its examples; 0 if it was not measured.
+        example_seconds: Time of a training step on this machine divided by the number of its examples, or 0 if it was
+            not measured.
     """
 
     warnings: tuple[str, ...]
@@ -201,13 +203,13 @@ def try_out(
     required: Sequence[str],
     is_timed: bool = False,
 ) -> Trial:
-    """Check before training, by converting the untrained model, that a model can be built, trained and exported.
+    """Check before training that a model can be built, trained and exported, by converting the untrained model.
 
     Args:
         training: Model and hyper-parameters.
         interface: Required input and output of the model.
-        required: Formats that the export must contain. Those whose conversion may fail are converted here.
-        is_timed: Whether to measure a training step too.
+        required: Formats that the export must contain. Formats whose conversion may fail are converted.
+        is_timed: Whether to also measure a training step.
 
     Raises:
         InputError: If the model cannot be trained or exported.
@@ -247,14 +249,14 @@ def try_out(
                 reasons = ". ".join(f"{name}: {reason.removesuffix('.')}" for name, reason in left_out.items())
                 raise InputError(
                     f"The model {model!r} cannot be exported as export.required={list(required)} requires: {reasons}. "
-                    "Or require fewer formats."
+                    "Change the model, or require fewer formats."
                 )
     seconds = _time_example(built, interface, training.batch_size_per_replica) if is_timed else 0.0
     return Trial(tuple(notes), seconds)
 
 
 def _time_example(model: Any, interface: Interface, batch_size: int) -> float:
-    """Return the seconds that a compiled model trains on one example of this machine; 0 if its step fails.
+    """Return the seconds per example of a training step of a compiled model on this machine, or 0 if the step fails.
 
     The shortest of a few steps counts, because the machine may be busy. A small batch is enough for an estimate, and
     keeps a large model within seconds.
@@ -275,10 +277,10 @@ def _time_example(model: Any, interface: Interface, batch_size: int) -> float:
 def _write_formats(
     trained: TrainedModel, directory: Path, names: Iterable[str], done: Callable[[str], None] = lambda name: None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Write the formats that the model can be converted to; calls `done` with the name of each.
+    """Write the formats to which the model can be converted. Call `done` with the name of each format.
 
     Returns:
-        Reasons why formats could not be written, and the quantised parts of the others, both by format.
+        Reasons why formats could not be written, and the quantised parts of the written formats, both by format.
     """
     left_out, quantization = dict[str, str](), dict[str, str]()
     with _quiet():
@@ -306,8 +308,8 @@ def _check(params: ExportParams, left_out: Mapping[str, str]) -> None:
     lacking = [name for name in params.required if name in left_out]
     if lacking or set(left_out) == set(FORMATS):
         reasons = [f"{name}: {left_out[name].removesuffix('.')}" for name in lacking or FORMATS]
-        wanted = f"export.required names {', '.join(lacking)}" if lacking else "no format is left"
+        wanted = f"export.required contains {', '.join(lacking)}" if lacking else "no format is left"
         raise InputError(
-            f"Nothing was exported: {wanted}. {'. '.join(reasons)}. Check the model for layers that LiteRT does not "
-            "support or that behave differently on a CPU, or relax the limits in the export section."
+            f"Nothing was exported, because {wanted}. {'. '.join(reasons)}. Check the model for layers that LiteRT "
+            "does not support or that behave differently on a CPU, or relax the limits in the export section."
         )

@@ -1,6 +1,7 @@
 """The formats of an export: TensorFlow's SavedModel, and LiteRT files with weights as float32 or as int8.
 
-A SavedModel takes what clients have: pixels, image files, strings or token IDs. LiteRT files run without TensorFlow.
+A SavedModel takes the inputs that clients have: pixels, image files, strings or token IDs. LiteRT files run without
+TensorFlow.
 """
 
 import dataclasses
@@ -40,13 +41,14 @@ INPUT_FACTS: Mapping[str, Mapping[str, Any]] = {
         "range": (0, 255),
         "signatures": {"serving_default": "pixels", "encoded": "bytes of image files"},
     },
-    TEXT: {"signatures": {"serving_default": "strings in UTF-8", "tokens": "ids of tokens"}},
+    TEXT: {"signatures": {"serving_default": "strings in UTF-8", "tokens": "IDs of tokens"}},
     CORPUS: {
         "signatures": {
-            "serving_default": "int32[batch, num_tokens] ids → the probabilities of every next character",
+            "serving_default": "int32[batch, num_tokens] IDs → the probabilities of every next character",
             "text": "strings in UTF-8 → the probabilities of the character after their last num_tokens characters",
-            "step": "int32[batch] ids and float32[batch, state_size] → probabilities of the next characters, and the "
-            "state",
+            "step": (
+                "int32[batch] IDs and float32[batch, state_size] → probabilities of the next characters, and the state"
+            ),
         }
     },
 }
@@ -60,7 +62,7 @@ class TrainedModel:
         model: The Keras model.
         info: Description of the model.
         model_dir: Folder of the model.
-        calibrate: Function that reads the inputs for the calibration of int8.
+        calibrate: Function that reads the inputs with which int8 is calibrated.
     """
 
     model: Any
@@ -75,7 +77,10 @@ class TrainedModel:
 
     @property
     def scale(self) -> dict[str, list[float]]:
-        """`scale` and `offset` from standardised numbers to a regression's units, per target; {} for other models."""
+        """`scale` and `offset` from standardised numbers to a regression's units, for each target.
+
+        The value is {} for other models.
+        """
         units = self.model.layers[-1]
         is_ours = units.name == UNITS_LAYER and hasattr(units, "scale")
         return {"scale": units.scale, "offset": units.offset} if is_ours else {}
@@ -87,7 +92,7 @@ class TrainedModel:
 
     @property
     def step_specs(self) -> list[Any]:
-        """TensorFlow's specs of the inputs of a language model's step: ids and the state."""
+        """TensorFlow's specs of the inputs of a language model's step: IDs and the state."""
         return [
             tf.TensorSpec((None,), tf.int32, name="tokens"),
             tf.TensorSpec((None, self.steps.state_size), tf.float32, name="state"),
@@ -95,7 +100,10 @@ class TrainedModel:
 
     @functools.cached_property
     def without_units(self) -> Any:
-        """The model for LiteRT: a regression lacks its last layer, and a model of images takes float32 pixels."""
+        """The model for LiteRT.
+
+        A regression lacks its last layer, and a model of images takes float32 pixels.
+        """
         from tpu_components.core.models.trained import load_trained_model
 
         is_of_images = isinstance(self.info.input, ImageInput)
@@ -104,7 +112,10 @@ class TrainedModel:
 
 
 def write_saved_model(trained: TrainedModel, path: Path) -> str:
-    """Write `saved_model/`, with the signatures in `INPUT_FACTS`; returns "", because nothing is quantised."""
+    """Write `saved_model/`, with the signatures in `INPUT_FACTS`.
+
+    Return "", because nothing is quantised.
+    """
     module = tf.Module()
     # Keras's own ExportArchive would store every weight twice.
     module.weights = [variable.value for variable in trained.model.variables]
@@ -203,11 +214,11 @@ _SIGNATURES: Mapping[str, Callable[..., dict[str, Any]]] = {
 
 
 def write_lite(trained: TrainedModel, path: Path, is_int8: bool) -> str:
-    """Write a LiteRT file with weights as float32 or int8; returns a description of the quantised parts.
+    """Write a LiteRT file with weights as float32 or int8. Return a description of the quantised parts.
 
     The int8 model of images is calibrated, and takes uint8. A model with a loop cannot be calibrated: only its weights
     are int8, activations are quantised while the model runs, and the state between two steps stays float32. The file of
-    a regression gives standardised numbers: in the targets' units, one int8 scale for all outputs would lose precision
+    a regression gives standardised numbers. In the targets' units, one int8 scale for all outputs would lose precision
     for targets with small values, or with a small spread around a large mean.
     """
     function = _trace(trained)
@@ -228,8 +239,8 @@ def write_lite(trained: TrainedModel, path: Path, is_int8: bool) -> str:
     except Exception as error:  # Each of the converter's passes raises another class.
         operations = sorted(set(re.findall(r"'(tf\.\w+)' op", str(error))))
         raise InputError(
-            f"LiteRT does not support part of this model: {', '.join(operations) or describe(error)}. Replace the "
-            "layer with layers that LiteRT can run on a CPU, and train again"
+            f"LiteRT does not support part of this model: {', '.join(operations) or describe(error)}. Replace these "
+            "layers with layers that LiteRT can run on a CPU, and train again"
         ) from error
     path.write_bytes(with_plain_pixels(content) if is_int8 else content)
     return quantized
@@ -238,8 +249,8 @@ def write_lite(trained: TrainedModel, path: Path, is_int8: bool) -> str:
 def with_plain_pixels(content: bytes) -> bytes:
     """Return an int8 LiteRT file whose uint8 input takes raw pixel values, 0 to 255.
 
-    The converter derives the scale of the input from the calibration: if its brightest pixel is 220, an input of 255
-    means 220. The model's first operation converts inputs of any scale, so it is enough to set the scale to 1: then an
+    The converter derives the scale of the input from the calibration: if the brightest pixel is 220, an input of 255
+    means 220. The model's first operation converts inputs of any scale, so it is enough to set the scale to 1. Then an
     input of 255 means 255.
     """
     from tensorflow.lite.python import schema_py_generated as schema
@@ -257,7 +268,7 @@ def with_plain_pixels(content: bytes) -> bytes:
 def _trace(trained: TrainedModel) -> Any:
     """Return the model, or the step of a language model, as a concrete TensorFlow function.
 
-    The step takes int32[batch] ids and the state, and gives float32[batch, classes + state_size]. A model with loops
+    The step takes int32[batch] IDs and the state, and returns float32[batch, classes + state_size]. A model with loops
     takes one example at a time, because LiteRT does not support loops over batches of varying size.
     """
     inputs = trained.info.input
@@ -290,9 +301,11 @@ class Format:
 
     Attributes:
         file: Name of the file or folder.
-        write: Function that writes a trained model to a path; returns what is quantised, in words, or an empty string.
-        quantized_from: Format that this one quantises, and without which it is not made; empty if it is not quantised.
-        may_fail: Whether some models cannot be converted, so that the conversion is tried before training.
+        write: Function that writes a trained model to a path. It returns the quantised parts, in words, or an empty
+            string.
+        quantized_from: Format that this format quantises. Without that format, this one is not made. Empty if it is not
+            quantised.
+        may_fail: Whether some models cannot be converted. If so, the conversion is tried before training.
     """
 
     file: str

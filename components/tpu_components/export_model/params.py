@@ -11,20 +11,22 @@ from tpu_components.export_model.formats import FORMATS
 
 @dataclasses.dataclass(frozen=True)
 class ExportParams:
-    """The required formats, and limits of the differences from the trained model; one field per component input.
+    """The required formats, and limits of their differences from the trained model.
+
+    There is one field per component input.
 
     Attributes:
-        tolerance: Largest allowed difference of SavedModel and float LiteRT from the trained model, as a probability or
-            in standard deviations of a regression's target.
+        tolerance: Largest allowed difference between SavedModel or float LiteRT and the trained model, as a probability
+            or in standard deviations of a regression's target.
         min_agreement: Smallest share of examples for which SavedModel and float LiteRT must predict the same class or
             labels as the trained model or, for a regression, numbers within a twentieth of a standard deviation.
-        max_int8_accuracy_drop: Accuracy that the int8 format may lose against the trained model; micro_f1 for
-            multi-label data, r2 for a regression. The format is left out if the loss is significantly larger, with 95%
-            confidence.
-        calibration_examples: Number of training images for the calibration of int8; not used for texts.
+        max_int8_accuracy_drop: Accuracy that the int8 format may lose against the trained model. The metric is micro_f1
+            for multi-label data, and r2 for a regression. The format is left out if the loss is significantly larger,
+            with 95% confidence.
+        calibration_examples: Number of training images for the calibration of int8. It is not used for texts.
         split: The split to compare on.
-        required: Formats without which the export fails: any of `saved_model`, `float` and `int8`. Other formats that
-            cannot be made, or differ too much, are left out with the reason.
+        required: Formats without which the export fails: any of `saved_model`, `float` and `int8`. Other formats are
+            left out, with the reason, if they cannot be made or differ too much.
     """
 
     tolerance: Share = 1e-4
@@ -45,7 +47,8 @@ class ExportResult:
     Attributes:
         num_examples: Number of compared examples.
         judged: Metric that is compared: `accuracy` (of the next character for a language model), `micro_f1` or `r2`.
-        trained_score: The trained model's metric on these examples; None if it is undefined, like R² of equal targets.
+        trained_score: The trained model's metric on these examples, or None if it is undefined, like R² of equal
+            targets.
         formats: Measurements by format (`saved_model`, `float`, `int8`): file, bytes, the metric, drop_interval (lower
             and upper bound of the metric's loss against the trained model, each with 95% confidence), agreement,
             max_difference, latency_ms at batch 1 (median), examples_per_second at batch 64, num_compared, and

@@ -1,12 +1,14 @@
-"""Compares the formats of an export with the trained model, as an isolated script that knows only the exported files.
+"""Compares the formats of an export with the trained model.
 
-Usage: python -I verification.py EXPORT_DIR WORK_DIR [NAME=FILE…]. WORK_DIR holds the inputs and the task and, once all
-formats are made, the trained model's answers. Without NAME=FILE, formats are read from stdin, one per line: each is
-loaded and answers while the next one is made, and is timed when stdin ends.
+This is an isolated script that gets only the exported files.
 
-Prints one JSON line with the measurements by format; a format that does not load or answer has `error` and `errno`. The
-answers of the others are saved in WORK_DIR. The script must not import this project, and prevents its import. It runs
-LiteRT files with the server's module `lite.py`, which does not import this project either.
+Usage: python -I verification.py EXPORT_DIR WORK_DIR [NAME=FILE…]. WORK_DIR contains the inputs and the task and, when
+all formats are made, the trained model's predictions. Without NAME=FILE, formats are read from stdin, one per line.
+Each format is loaded and predicts while the next one is made, and is timed when stdin ends.
+
+The script prints one JSON line with the measurements by format. A format that does not load or predict has `error` and
+`errno`. The predictions of the other formats are saved in WORK_DIR. The script must not import this project, and
+prevents its import. It runs LiteRT files with the server's module `lite.py`, which does not import this project either.
 """
 
 import bisect
@@ -53,7 +55,7 @@ _spec.loader.exec_module(lite)
 
 
 class DisagreementError(Exception):
-    """A format loads, but gives wrong answers, or contains operations for other devices than a CPU."""
+    """A format loads, but its predictions are wrong, or it contains operations for other devices than a CPU."""
 
 
 def _saved_model(path: Path, answer: str) -> tuple[Predict, Any]:
@@ -72,12 +74,12 @@ def _refuse_device_ops(signature: Any) -> None:
     for node in nodes:
         if node.op.startswith(_DEVICE_OPS) or "TPU" in node.device or "GPU" in node.device:
             raise DisagreementError(
-                f"The SavedModel is not for a CPU: node {node.name!r} is {node.op} on {node.device!r}."
+                f"The SavedModel cannot run on a CPU: node {node.name!r} is {node.op} on {node.device!r}."
             )
 
 
 def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict, name: str, margin: Sequence[int]) -> None:
-    """Check that the signature for image files, which have a margin, answers like the signature for pixels."""
+    """Check that the signature for image files, which have a margin, predicts the same as the signature for pixels."""
     import tensorflow as tf
 
     rows, columns = margin
@@ -85,7 +87,7 @@ def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict, name: str, 
     encoded = tf.stack([tf.io.encode_png(image) for image in np.pad(images, around)])
     answer = loaded.signatures["encoded"](encoded=encoded)[name].numpy()
     if not np.array_equal(answer, pixels(images), equal_nan=True):
-        raise DisagreementError("The SavedModel answers differently to encoded images and to their pixels.")
+        raise DisagreementError("The SavedModel predicts different values for encoded images and for their pixels.")
 
 
 def _takes_one(path: Path) -> bool:
@@ -94,7 +96,9 @@ def _takes_one(path: Path) -> bool:
 
 
 def choose_examples(path: Path, count: int) -> np.ndarray:
-    """Return the ascending indices of the examples that a format is compared on: all, or a random sample of many.
+    """Return the ascending indices of the examples on which a format is compared.
+
+    These are all examples, or a random sample of many.
 
     Args:
         path: File or folder of the format.
@@ -105,7 +109,9 @@ def choose_examples(path: Path, count: int) -> np.ndarray:
 
 
 def most_disagreeing(count: int, compared: int, disagreeing: int) -> int:
-    """Return an upper bound, with 95% confidence, of the number of all examples that disagree, from a random sample.
+    """Return an upper bound, with 95% confidence, of the number of all examples that disagree.
+
+    It is computed from a random sample.
 
     The bound is exact, by the hypergeometric distribution.
 
@@ -124,7 +130,7 @@ def most_disagreeing(count: int, compared: int, disagreeing: int) -> int:
 
 
 def _step_by_step(path: Path, num_threads: int, num_classes: int) -> Predict:
-    """Return a LiteRT step of a language model as a function: int32[N, length] ids → float32[N, length, classes]."""
+    """Return a LiteRT step of a language model as a function: int32[N, length] IDs → float32[N, length, classes]."""
     step, state_size = lite.load_step(path, num_threads, num_classes)
 
     def predict(passages: np.ndarray) -> np.ndarray:
@@ -138,7 +144,7 @@ def _step_by_step(path: Path, num_threads: int, num_classes: int) -> Predict:
 
 
 def _check_steps(loaded: Any, passages: np.ndarray, whole: Predict) -> None:
-    """Check that the signature for single steps answers like the signature for passages."""
+    """Check that the signature for single steps predicts the same as the signature for passages."""
     import tensorflow as tf
 
     step = loaded.signatures["step"]
@@ -149,17 +155,20 @@ def _check_steps(loaded: Any, passages: np.ndarray, whole: Predict) -> None:
         answer = step(tokens=tf.constant(passages[:, position]), state=state)
         state = answer["state"]
         if not np.allclose(answer["probabilities"], expected[:, position], atol=1e-4):
-            raise DisagreementError(f"The SavedModel answers differently step by step, at character {position}.")
+            raise DisagreementError(f"The SavedModel predicts different values step by step, at character {position}.")
 
 
 def agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
-    """Return whether answers agree, see `ExportParams`: bool[examples]; of a language model bool[examples, length].
+    """Return whether predictions agree, bool[examples], or bool[examples, length] for a language model.
+
+    See `ExportParams`.
 
     Args:
         task: Name of the task.
-        answers: A format's answers, float[examples, outputs], of a language model float[examples, length, classes].
-        expected: The trained model's answers, of the same shape.
-        scale: Standard deviations of a regression's targets, by output; other tasks ignore it.
+        answers: A format's predictions, float[examples, outputs]. For a language model, float[examples, length,
+            classes].
+        expected: The trained model's predictions, of the same shape.
+        scale: Standard deviations of a regression's targets, by output. It is ignored for other tasks.
     """
     if task == "classification":
         return answers.argmax(1) == expected.argmax(1)
@@ -172,7 +181,10 @@ def agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> n
 
 
 def differences(answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
-    """Return the absolute differences of answers, in units of `scale` if it is not None; same shape as `answers`."""
+    """Return the absolute differences of predictions, in units of `scale` if it is not None.
+
+    The shape is that of `answers`.
+    """
     distances = np.abs(answers.astype(np.float64) - expected)
     if scale is None:
         return distances
@@ -186,10 +198,10 @@ class Candidate:
 
     Attributes:
         path: File or folder of the format.
-        predict: Function from a batch of examples to its answers.
+        predict: Function from a batch of examples to their predictions.
         examples: All examples, as images, token IDs or strings, whichever the format takes.
         chosen: Indices of the examples that are compared.
-        answers: Answers so far, in batches, in the order of `chosen`.
+        answers: Predictions so far, in batches, in the order of `chosen`.
     """
 
     path: Path
@@ -199,17 +211,20 @@ class Candidate:
     answers: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def answer(self, some: np.ndarray, batch_size: int = _BATCH_SIZE) -> None:
-        """Append the answers to the examples at some indices to `answers`."""
+        """Append the predictions for the examples at given indices to `answers`."""
         for start in range(0, len(some), batch_size):
             self.answers.append(self.predict(np.asarray(self.examples[some[start : start + batch_size]])))
 
     def answer_untimed(self) -> None:
-        """Warm up the format, then predict the chosen examples except those for the timing, into `answers`."""
+        """Warm up the format. Then predict the chosen examples, except those for the timing, into `answers`."""
         self.predict(np.asarray(self.examples[:_BATCH_SIZE]))
         self.answer(self.chosen[:-_TIMED], _TEXTS_AT_ONCE if self.examples.dtype == object else _BATCH_SIZE)
 
     def time(self) -> dict[str, Any]:
-        """Time the answers to the other chosen examples and to single ones; returns medians and spreads by name."""
+        """Time the predictions of the other chosen examples, and of single examples.
+
+        Return medians and spreads by name.
+        """
         rest = self.chosen[-_TIMED:]
         known = len(self.answers)
         rates = []
@@ -254,7 +269,7 @@ def _measure(candidate: Candidate, expected: np.ndarray, task: dict[str, Any]) -
 
 
 def _load(path: Path, work: Path, task: dict[str, Any]) -> Candidate:
-    """Load a format, with the examples in the form that it takes."""
+    """Load a format, with the examples in the form that the format takes."""
     inputs = np.load(work / INPUTS_FILE, mmap_mode="r")
     is_language_model = task["task"] == "language_model"
     examples = inputs
@@ -276,15 +291,21 @@ def _load(path: Path, work: Path, task: dict[str, Any]) -> Candidate:
 
 
 def _failure(error: Exception) -> dict[str, Any]:
-    """Return `error`, why a format cannot be measured, and `errno` of an operating system's error or None."""
+    """Return `error`, the reason why a format cannot be measured, and `errno`.
+
+    `errno` is the number of an operating system's error, or None for other errors.
+    """
     line, *_ = str(error).strip().splitlines() or [""]
-    message = f"It does not answer in a fresh process: {type(error).__name__}: {line}"
+    message = f"The format does not predict in a new process: {type(error).__name__}: {line}"
     is_its_own = isinstance(error, DisagreementError)
     return {"error": str(error) if is_its_own else message, "errno": getattr(error, "errno", None)}
 
 
 def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
-    """Load each format (`NAME=FILE`) when it is named and compute its predictions; then measure one after the other."""
+    """Load each format (`NAME=FILE`) when it is named, and compute its predictions.
+
+    Then measure one format after the other.
+    """
     for name in ("tpu_components", "tpu_pipelines"):
         sys.modules[name] = None  # type: ignore[assignment]  # Importing it raises ImportError.
     candidates = dict[str, Candidate]()

@@ -7,7 +7,7 @@ from tpu_components.find_drift import DriftParams, find_drift
 
 
 def main() -> int:
-    """Run the step; returns the exit code."""
+    """Run the step and return the exit code."""
     return command_line.run_step(
         find_drift,
         DriftParams,

@@ -23,7 +23,7 @@ def find_drift(
     confidence: float = 0.99,
     stop: bool = False,
 ) -> bool:
-    """Compare records with the data of a registered version; returns whether they have drifted.
+    """Compare records with the data of a registered version. Return whether the data have drifted.
 
     Args:
         records: Records that create_tfrecords wrote.
@@ -32,7 +32,7 @@ def find_drift(
         against: Data to compare with: a registered version, for example `runs/registry/digits@champion` or
             `projects/PROJECT/locations/REGION/models/digits@champion`, or a folder of records, local or in a bucket.
         confidence: Probability that no drift is reported between two samples of the same distribution.
-        stop: Whether a pipeline's step fails if the data have drifted. The command line has exit code 3 instead.
+        stop: Whether a pipeline's step fails if the data have drifted. A command ends with exit code 3 in this case.
 
     Returns:
         drift: Comparison: `drift.json` and `drift.html`.

@@ -1,4 +1,7 @@
-"""Compares two data sets; writes the differences, and a page with histograms and example images of both."""
+"""Compares two data sets.
+
+The results are the differences, and a page with histograms and example images of both data sets.
+"""
 
 import contextlib
 import itertools
@@ -79,7 +82,8 @@ def write_page(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], path: 
         old: Sketch of the data to compare with.
         shifts: Differences, from `find_shifts`.
         path: File to write.
-        places: Folders of new and old records. For local folders the page shows images by drifted statistic.
+        places: Folders of new and old records. If they are local, the page shows example images for each drifted
+            statistic.
     """
     pairs = figures_of(new, old)
     drifted = [shift.figure for shift in shifts if shift.drifted]
@@ -111,7 +115,9 @@ def _show(
 
 
 def _choose_pictures(place: str, figures: Sequence[str]) -> Mapping[str, markupsafe.Markup]:
-    """Return example images as HTML, by statistic: images of a folder's first records, sorted by the statistic.
+    """Return example images as HTML, by statistic.
+
+    They are the images of a folder's first records, sorted by the statistic.
 
     Args:
         place: Folder that create_tfrecords wrote. Any other place, such as a registered version, gives no images.

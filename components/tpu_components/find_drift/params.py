@@ -14,7 +14,7 @@ class DriftParams:
         against: Data to compare with: a registered version, for example `runs/registry/digits@champion` or
             `projects/PROJECT/locations/REGION/models/digits@champion`, or a folder of records, local or in a bucket.
         confidence: Probability that no drift is reported between two samples of the same distribution.
-        stop: Whether a pipeline's step fails if the data have drifted. The command line has exit code 3 instead.
+        stop: Whether a pipeline's step fails if the data have drifted. A command ends with exit code 3 in this case.
     """
 
     against: str
@@ -27,7 +27,7 @@ class DriftParams:
 
 @dataclasses.dataclass(frozen=True)
 class DriftResult:
-    """Whether no statistic has drifted (`alike`), and the names of the drifted ones, the largest effect first."""
+    """Whether no statistic has drifted (`alike`), and the names of the drifted statistics, the largest effect first."""
 
     alike: bool
     drifted: tuple[str, ...]

@@ -7,7 +7,7 @@ from tpu_components.predict_batch import PredictParams, predict_batch
 
 
 def main() -> int:
-    """Run the step; returns the exit code."""
+    """Run the step and return the exit code."""
     return command_line.run_step(
         predict_batch,
         PredictParams,

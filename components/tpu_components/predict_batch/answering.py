@@ -1,4 +1,7 @@
-"""Writes one file of predictions: a worker process reads the examples, predicts them and writes the predictions."""
+"""Writes one file of predictions.
+
+A worker process reads the examples, predicts them and writes the predictions.
+"""
 
 import dataclasses
 import functools
@@ -35,8 +38,8 @@ class Work:
         params: Parameters of the step.
         export: Folder of the model, local or in a bucket.
         model_digest: Digest of the model.
-        stored: Description of the inputs in the records of a `records:` source; None for all other sources.
-        types: Arrow types, by name, of the values that are copied to each prediction.
+        stored: Description of the inputs in the records of a `records:` source, or None for all other sources.
+        types: Arrow types of the values that are copied to each prediction, by name.
         num_threads: Number of threads for one call of the model.
     """
 
@@ -56,7 +59,7 @@ def digest_model(export_dir: Path) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _model(export: str, digest: str, use_int8: bool, num_threads: int) -> ExportedModel:
-    """Return the model of this process, loaded once.
+    """Return the model of this process, which is loaded only once.
 
     Raises:
         InputError: If the model has changed since the files were planned.
@@ -65,7 +68,7 @@ def _model(export: str, digest: str, use_int8: bool, num_threads: int) -> Export
         here = storage.localize(export, Path(folder))
         if (received := digest_model(here)) != digest:
             raise InputError(
-                f"The model {export} has changed since its answers were planned: expected {digest[:12]}, received "
+                f"The model {export} has changed since its predictions were planned: expected {digest[:12]}, received "
                 f"{received[:12]}. Run the step again."
             )
         return load_model(here, use_int8, num_threads)
@@ -98,9 +101,9 @@ def answer_part(work: Work, examples: Selection, state: ResumeState, name: str) 
 def _read_all(
     model: ExportedModel, work: Work, examples: Selection, aside: list[dict[str, Any]], lost: Counter[str]
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield (key and kept columns, model input) of each readable example; append unreadable ones to `aside`.
+    """Yield (key and kept columns, model input) of each readable example. Append unreadable examples to `aside`.
 
-    Adds to `lost` the number of images that lose their content; see `images.LOSSES`.
+    The number of images that lose their content is added to `lost`; see `images.LOSSES`.
     """
     results = read_inputs(model, work.stored, examples)
     for key, more, result in zip(examples.keys, examples.values, results, strict=True):

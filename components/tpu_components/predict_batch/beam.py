@@ -1,6 +1,7 @@
 """Runs predictions as an Apache Beam pipeline, on any runner.
 
-The step's own process lists the source and writes the tasks; each worker does some of the tasks and writes their files.
+The process of the step lists the source and writes the tasks. Each worker does some of the tasks and writes their
+files.
 
 TEMP/JOB          tasks and finished files, see `resume_state`
 TEMP/JOB/export   copy of a local model, for workers on other machines
@@ -23,7 +24,7 @@ from tpu_components.predict_batch.prediction_files import STEP, Plan, file_name
 
 
 def options_of(params: PredictParams, export: str) -> dict[str, str]:
-    """Return the options of the pipeline after checking them, with defaults that the runner needs.
+    """Check the options of the pipeline. Return them with the defaults that the runner needs.
 
     Raises:
         InputError: If Beam is not installed, an option is unknown, or the runner needs another option.
@@ -33,7 +34,7 @@ def options_of(params: PredictParams, export: str) -> dict[str, str]:
 
 
 def answer_with_beam(plan: Plan, options: Mapping[str, str], own: Path) -> ResumeState:
-    """Write the missing files on the workers of a Beam runner; returns the resume state with all files.
+    """Write the missing files on the workers of a Beam runner. Return the resume state with all files.
 
     Args:
         plan: Plan of the files.
@@ -41,7 +42,7 @@ def answer_with_beam(plan: Plan, options: Mapping[str, str], own: Path) -> Resum
         own: Folder for the files if `temp_location` is not set.
 
     Raises:
-        InputError: If a worker reports a mistake of the user, or the runner refuses the options.
+        InputError: If a worker reports a mistake of the user, or the runner rejects the options.
         PlatformError: If the runner's job fails.
     """
     job = f"tpu-pipelines-answers-{plan.digest[:16]}"
@@ -65,7 +66,7 @@ def answer_with_beam(plan: Plan, options: Mapping[str, str], own: Path) -> Resum
 
 
 def answer_file(number: int, work: Work, place: str, digest: str, num_files: int) -> None:
-    """Write a file of predictions, on a worker.
+    """Write a file of predictions on a worker.
 
     Args:
         number: Number of the file.

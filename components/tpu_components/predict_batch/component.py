@@ -29,7 +29,7 @@ def predict_batch(
     engine: str = "local",
     beam_options: Dict[str, str] = {},
 ) -> int:
-    """Predict every example of a source with an exported model; returns the number of predictions.
+    """Predict every example of a source with an exported model. Return the number of predictions.
 
     Args:
         export: Export that export_model wrote.
@@ -43,15 +43,16 @@ def predict_batch(
             for example {"path": "filename"}.
         keep: Columns of a table, or fields of JSON files in archives, to copy to each prediction. The `id` is always
             copied.
-        form: Format of the files: `jsonl`, a line for each example, or `parquet`, which needs `tpu-pipelines[parquet]`.
+        form: Format of the files: `jsonl`, with a line for each example, or `parquet`, which needs
+            `tpu-pipelines[parquet]`.
         use_int8: Use the int8 model.
         part_examples: Examples per file. A killed process loses at most one file.
-        num_workers: Processes to use; 0 means one per available CPU.
+        num_workers: Number of processes. 0 means one per available CPU.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
             Apache Beam runner. Both write the same bytes.
-        beam_options: Options of the Beam pipeline with Beam's own names, for example `runner`, `region`,
-            `worker_machine_type` and `max_num_workers`; an option without a value is "". Finished files are stored
-            below `temp_location`, which must be in a bucket for a `runner` on other machines.
+        beam_options: Options of the Beam pipeline by Beam's names, for example `runner`, `region`,
+            `worker_machine_type` and `max_num_workers`. The value of an option without a value is "". Finished files
+            are stored below `temp_location`, which must be in a bucket for a `runner` on other machines.
 
     Returns:
         predictions: Predictions in files of examples, `set_aside.jsonl` and `predictions.json`.
@@ -75,9 +76,9 @@ def predict_with_beam(
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
 ) -> int:
-    """Predict every example on the workers of a Beam runner; returns the number of predictions.
+    """Predict every example on the workers of a Beam runner. Return the number of predictions.
 
-    `asked` has the parameters of predict_batch.
+    `asked` contains the parameters of predict_batch.
 
     Args:
         export: Export that export_model wrote.

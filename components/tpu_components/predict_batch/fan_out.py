@@ -1,6 +1,6 @@
-"""Refuses the commands and components that predicted the examples of one source in parallel tasks, until their removal.
+"""Rejects the removed commands and components that predicted the examples of one source in parallel tasks.
 
-`answer_range` and `merge_ranges` are here because components that were compiled before the removal call them.
+Components that were compiled before the removal call `answer_range` and `merge_ranges`.
 """
 
 import sys
@@ -11,7 +11,7 @@ from tpu_components.core.component.command_line import exit_code, print_error
 
 
 def answer_range(*_: Any) -> NoReturn:
-    """Raise InputError; the message names what to use instead."""
+    """Raise InputError. The message says what to use instead."""
     raise InputError(
         "Predicting in parallel tasks was removed. Use predict_batch, which works on one machine, or predict_batch "
         "with engine=beam (in a pipeline: predict_with_beam), which works on several. Both write the same files."
@@ -22,7 +22,7 @@ merge_ranges = answer_range
 
 
 def main() -> int:
-    """Print the error; returns exit code 2."""
+    """Print the error and return exit code 2."""
     return exit_code(answer_range, print_error)
 
 

@@ -36,10 +36,11 @@ class Inputs:
     """The examples of a source, in an order that does not depend on the file system.
 
     Attributes:
-        keys: Name of each example. For records, shard and index of each record, because the name is in the record.
+        keys: Name of each example. For records, the shard and index of each record, because the record contains the
+            name.
         version: Digest that changes with the content.
-        select: Takes indices, int[…]; returns these examples in the form that is sent to a worker.
-        stored: Description of the inputs in the records of a `records:` source; None for all other sources.
+        select: Function that takes indices, int[…], and returns these examples in the form that is sent to a worker.
+        stored: Description of the inputs in the records of a `records:` source, or None for all other sources.
         kept: Values of each example to copy to its prediction, by name: its `id`, and the columns to keep.
         types: Arrow types of these values, by name.
         require_unchanged: Function that raises InputError if the files of the source have changed since the listing.
@@ -78,8 +79,8 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
     _check_kept(params, listing.slices)
     if listing.example_kind != model.input.kind:
         raise InputError(
-            f"Cannot answer {params.source!r}: expected {model.input.plural}, which {model.name!r} takes, received "
-            f"a source of the kind {listing.example_kind!r}."
+            f"Cannot predict {params.source!r}: expected {model.input.plural}, which {model.name!r} takes, received a "
+            f"source of the kind {listing.example_kind!r}. Use another source."
         )
     own_id = columns.get("id", "id")
     id_name = "id" if own_id in ANSWER_FIELDS else own_id
@@ -102,14 +103,14 @@ def _check_kept(params: PredictParams, kept: Mapping[str, Any]) -> None:
     if missing := [params.columns.get(name, name) for name in wanted if name not in kept]:
         raise InputError(
             f"Cannot keep {missing[0]!r} of {params.source!r}: expected a column of a csv: or parquet: source, a "
-            "feature of tfrecords:, or a field of the JSON files of webdataset:. Leave it out."
+            "feature of tfrecords:, or a field of the JSON files of webdataset:. Remove this name from keep."
         )
 
 
 def _as_numbers(ids: Sequence[Any]) -> Sequence[Any]:
-    """Return ids of a text file as whole numbers if all of them are written as such; otherwise return them unchanged.
+    """Return IDs as whole numbers if all of them are written as whole numbers, otherwise unchanged.
 
-    An id with a leading zero, a plus or a space keeps them, so that every id can be joined with its table.
+    An ID with a leading zero, a plus or a space is not converted, so that every ID can be joined with its table.
     """
     if isinstance(ids, Names) and all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in ids):
         return [int(text) for text in ids]
@@ -117,7 +118,7 @@ def _as_numbers(ids: Sequence[Any]) -> Sequence[Any]:
 
 
 def _as_column(values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
-    """Return the Arrow type of a column, and its values in this type, or None; mixed types become text."""
+    """Return the Arrow type of a column, and its values in this type, or None. Mixed types become text."""
     if isinstance(values, Names):
         return "string", values
     if any(isinstance(value, bytes) for value in values):
@@ -133,7 +134,7 @@ def _as_column(values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
 
 
 def location_of(source: SourceRef) -> Location:
-    """Return the path or URI of the examples; empty if they come with a library.
+    """Return the path or URI of the examples, or an empty result if they come with a library.
 
     Raises:
         InputError: If the kind of the source is unknown.
@@ -146,8 +147,8 @@ def _list_records(place: Location, model: ExportedModel) -> Inputs:
     manifest = Manifest.read_from(place) if place.is_remote else Manifest.load(Path(place), verify=False)
     if manifest.input.kind != model.input.kind:
         raise InputError(
-            f"Cannot answer {place}: expected {model.input.plural}, which {model.name!r} takes, received "
-            f"{manifest.input.plural}."
+            f"Cannot predict {place}: expected {model.input.plural}, which {model.name!r} takes, received "
+            f"{manifest.input.plural}. Use another source."
         )
     if manifest.feature_names or any(
         shard.path(place) == shard.name for split in manifest.splits.values() for shard in split.shards
@@ -165,7 +166,7 @@ def _list_records(place: Location, model: ExportedModel) -> Inputs:
 
 
 class Example(NamedTuple):
-    """An example to predict: its name, the model's input for it, dtype[*shape], and for images `Picture.losses`."""
+    """An example to predict: its name, its model input, dtype[*shape], and, for images, `Picture.losses`."""
 
     name: str
     value: np.ndarray
@@ -189,7 +190,7 @@ def read_input(model: ExportedModel, stored: AnyInput | None, key: str, content:
     """Return an example.
 
     Raises:
-        InputError, UnreadableError: If the example cannot be used; the message is the reason.
+        InputError, UnreadableError: If the example cannot be used. The message is the reason.
     """
     return _read_example(model, key, content) if stored is None else _read_record(model, content, stored)
 
@@ -210,7 +211,7 @@ def _read_record(model: ExportedModel, frame: bytes, stored: AnyInput) -> Exampl
     except InputError:  # A ValueError, too.
         raise
     except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
-        raise DamagedRecordError(f"no record of create_tfrecords: {error!r}") from error
+        raise DamagedRecordError(f"not a record of create_tfrecords: {error!r}") from error
 
 
 def _read_example(model: ExportedModel, key: str, content: Any) -> Example:
@@ -247,7 +248,9 @@ class RecordPlaces(Sequence[str]):
 
 
 def read_frames(root: str, places: Iterable[str]) -> Iterator[bytes]:
-    """Yield the records at places, each with its TFRecord frame; keeps only a few megabytes of a shard in memory.
+    """Yield the records at given places, each with its TFRecord frame.
+
+    Only a few megabytes of a shard are kept in memory.
 
     Args:
         root: Folder of the shards, local or in a bucket.
@@ -262,7 +265,7 @@ def read_frames(root: str, places: Iterable[str]) -> Iterator[bytes]:
 
 
 def _read(path: str, numbers: Sequence[int]) -> Iterator[bytes]:
-    """Yield the records of a shard with these numbers, which are in ascending order."""
+    """Yield the records of a shard with the given numbers, which are in ascending order."""
     with storage.open_file(path) as file:
         spans = find_records(file)
         following = 0

@@ -19,7 +19,7 @@ ANSWER_FIELDS = ("key", "class", "confidence", "probabilities", "labels", "value
 
 @dataclasses.dataclass(frozen=True)
 class PredictParams:
-    """Examples to predict and files to write; one field per component input.
+    """Examples to predict and files to write. There is one field per component input.
 
     Attributes:
         source: Kind and place of the examples, as in create_tfrecords, or `records:DIR` for records that
@@ -28,15 +28,16 @@ class PredictParams:
             for example {"path": "filename"}.
         keep: Columns of a table, or fields of JSON files in archives, to copy to each prediction. The `id` is always
             copied.
-        form: Format of the files: `jsonl`, a line for each example, or `parquet`, which needs `tpu-pipelines[parquet]`.
+        form: Format of the files: `jsonl`, with a line for each example, or `parquet`, which needs
+            `tpu-pipelines[parquet]`.
         use_int8: Use the int8 model.
         part_examples: Examples per file. A killed process loses at most one file.
-        num_workers: Processes to use; 0 means one per available CPU.
+        num_workers: Number of processes. 0 means one per available CPU.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
             Apache Beam runner. Both write the same bytes.
-        beam_options: Options of the Beam pipeline with Beam's own names, for example `runner`, `region`,
-            `worker_machine_type` and `max_num_workers`; an option without a value is "". Finished files are stored
-            below `temp_location`, which must be in a bucket for a `runner` on other machines.
+        beam_options: Options of the Beam pipeline by Beam's names, for example `runner`, `region`,
+            `worker_machine_type` and `max_num_workers`. The value of an option without a value is "". Finished files
+            are stored below `temp_location`, which must be in a bucket for a `runner` on other machines.
     """
 
     source: str
@@ -53,8 +54,8 @@ class PredictParams:
         check_fields(self)
         if taken := sorted({*self.keep} & {"id", *ANSWER_FIELDS}):
             raise InputError(
-                f"keep must not name {taken[0]!r}: every prediction has a field of this name already. Received: "
-                f"keep={list(self.keep)}. Leave it out, or rename the column."
+                f"keep must not contain {taken[0]!r}, because every prediction has a field with this name. Received: "
+                f"keep={list(self.keep)}. Remove this name, or rename the column."
             )
         if self.form == PARQUET:
             import pyarrow  # noqa: F401 (fails now, and not after all is predicted)
@@ -75,7 +76,7 @@ class PredictResult:
         num_predicted: Examples that were predicted.
         num_set_aside: Examples that could not be read.
         num_files: Files of predictions.
-        predicted: Number of examples by predicted class or label; empty for a regression.
+        predicted: Number of examples by predicted class or label. Empty for a regression.
     """
 
     num_examples: int

@@ -1,4 +1,7 @@
-"""Predicts every example of a source once: to a folder of files that a restart continues, or to a single file."""
+"""Predicts every example of a source once, to a folder of files or to a single file.
+
+A restart continues the files of a folder.
+"""
 
 import dataclasses
 import os
@@ -30,13 +33,13 @@ from tpu_components.predict_batch.prediction_files import (
 def predict_batch(params: PredictParams, export: str | Path, directory: str | Path) -> PredictResult:
     """Predict every example of a source once with an exported model.
 
-    Finished files of `part_examples` predictions are kept in a hidden folder beside `directory`. After a killed run, a
-    run of the same model on the same source continues there and writes the same bytes.
+    Finished files of `part_examples` predictions are kept in a hidden folder next to `directory`. If a run is killed,
+    the next run of the same model on the same source continues from these files and writes the same bytes.
 
     Args:
         params: Source, format and engine.
         export: Folder that export_model wrote, local or in a bucket.
-        directory: Folder to write; appears whole or not at all. Existing predictions are replaced.
+        directory: Folder to write. It is written completely or not at all. Existing predictions are replaced.
 
     Raises:
         InputError: If the model or the source cannot be used, no example can be read, or `directory` contains other
@@ -68,7 +71,7 @@ def answer_files(plan: Plan, state: ResumeState) -> None:
     sizes = {number: len(plan.examples(number)) for number in numbers}
     total = sum(sizes.values())
     if kept := total - sum(sizes[number] for number in missing):
-        progress.say(STEP, f"going on after {kept:,} of {total:,} examples, which an earlier run has answered")
+        progress.say(STEP, f"continuing after {kept:,} of {total:,} examples, which an earlier run has predicted")
     calls = ((work, plan.select(number), state, plan.names[number]) for number in missing)
     with progress.track(STEP, total, "examples") as bar, in_processes(answer_part, calls, num_workers) as answered:
         bar.update(kept)
@@ -89,14 +92,16 @@ def form_of(file: Path) -> str:
 
 
 def predict_to_file(params: PredictParams, export_dir: Path, file: Path) -> tuple[PredictResult, Path | None]:
-    """Predict every example of a source once, to one file, which appears whole or not at all; see `predict_batch`.
+    """Predict every example of a source once, to one file. It is written completely or not at all.
+
+    See `predict_batch`.
 
     Returns:
-        The counts, and the file that lists the examples that were set aside; None if there are none.
+        The counts, and the file that lists the examples that could not be read, or None if all could be read.
     """
     storage.require_writable(file.parent)
     if file.is_dir():
-        raise InputError(f"Cannot write {file}: it is a folder. Expected the name of a file. Choose another one.")
+        raise InputError(f"Cannot write {file}: it is a folder. Expected the name of a file. Choose another name.")
     folder = file.with_name(f".{file.name}.parts")
     result = predict_batch(params, export_dir, folder)
     parts = sorted(folder.glob(f"predictions-*.{params.form}"))

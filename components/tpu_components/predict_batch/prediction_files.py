@@ -33,7 +33,7 @@ _NOTE = {"set_aside": list[Mapping[str, Any]], "predicted": Mapping[str, int], "
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Examples to predict and the files of predictions; the same for all workers.
+    """Examples to predict, and the files of predictions. A plan is the same for all workers.
 
     Attributes:
         work: Settings of the workers.
@@ -94,7 +94,9 @@ def plan_answers(params: PredictParams, export: str) -> Plan:
 
 
 def publish(plan: Plan, state: ResumeState, directory: Path) -> PredictResult:
-    """Write the files of predictions, `set_aside.jsonl` and `predictions.json`; the folder appears whole or not at all.
+    """Write the files of predictions, `set_aside.jsonl` and `predictions.json`.
+
+    The folder is written completely or not at all.
 
     Args:
         plan: Plan of the files.
@@ -102,8 +104,8 @@ def publish(plan: Plan, state: ResumeState, directory: Path) -> PredictResult:
         directory: Folder to write.
 
     Raises:
-        InputError: If a file is missing, damaged, or of another model, source, parameters or code, the source has
-            changed since it was listed, or no example could be read.
+        InputError: If a file is missing, damaged, or belongs to another model, source, parameters or code, if the
+            source has changed since it was listed, or if no example could be read.
     """
     with storage.staged_directory(directory) as staged:
         notes = []
@@ -125,11 +127,11 @@ def _summarize(plan: Plan, notes: Sequence[Mapping[str, Any]], staged: Path) -> 
     for message in describe_losses(lost, num_examples):
         progress.say(STEP, message)
     for item in aside[:_SHOWN]:
-        progress.say(STEP, f"set aside {item['key']!r}: {item['reason']}")
+        progress.say(STEP, f"could not read {item['key']!r}: {item['reason']}")
     if len(aside) == num_examples:
         raise InputError(
-            f"None of the {num_examples:,} examples of {params.source!r} can be read: {aside[0]['key']!r} "
-            f"({aside[0]['reason']}) …. Expected {model.input.plural}. Check the source."
+            f"None of the {num_examples:,} examples of {params.source!r} can be read, for example {aside[0]['key']!r} "
+            f"({aside[0]['reason']}). Expected {model.input.plural}. Check the source."
         )
     by_class = {name: predicted[name] for name in model.class_names if predicted[name]}
     result = PredictResult(num_examples, num_examples - len(aside), len(aside), len(notes), by_class)
@@ -148,5 +150,5 @@ def _summarize(plan: Plan, notes: Sequence[Mapping[str, Any]], staged: Path) -> 
         "files": [{"name": name, **note["file"]} for name, note in zip(plan.names, notes, strict=True)],
     }
     storage.write_json(staged / SUMMARY_FILE, summary)
-    progress.say(STEP, f"{result.num_predicted:,} {model.input.plural} answered, {len(aside):,} set aside")
+    progress.say(STEP, f"predicted {result.num_predicted:,} {model.input.plural}, could not read {len(aside):,}")
     return result

@@ -7,7 +7,7 @@ from tpu_components.preflight_training import PreflightParams, preflight_trainin
 
 
 def main() -> int:
-    """Run the step; returns the exit code, 3 if the training step does not fit or exceeds a budget."""
+    """Run the step and return the exit code: 3 if the training step does not fit or exceeds a budget."""
     return command_line.run_step(
         preflight_training,
         PreflightParams,

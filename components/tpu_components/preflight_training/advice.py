@@ -29,7 +29,7 @@ _LET_IT_BE_RESIDENT = "set backend=jax, residency=auto and in_memory_mib to at l
 
 @dataclasses.dataclass(frozen=True)
 class Adviser:
-    """Gives advice about a training on one machine.
+    """Gives advice about a training run on one machine.
 
     Attributes:
         report: Findings about the machine.
@@ -62,11 +62,11 @@ class Adviser:
         report = self.report
         if report.verdict == DOES_NOT_COMPILE:
             return (
-                "Replace the operations that the reason names with ones of fixed shape for a TPU, or train on a GPU or "
+                "Replace the operations in the reason with operations of fixed shape for a TPU, or train on a GPU or "
                 f"CPU{self._prices()}."
             )
         if report.verdict != DOES_NOT_FIT:
-            return "Nothing is known about this program on this machine: see the reason."
+            return "Nothing is known about this program on this machine. See the reason."
         largest = report.largest_batch
         larger = self._with_more_memory()
         if largest is None or not largest.size:
@@ -81,11 +81,14 @@ class Adviser:
         )
 
     def _prices(self) -> str:
-        """Return a clause with the hourly prices of the cheapest GPU and the machine; empty if the GPU has none."""
+        """Return a clause with the hourly prices of the cheapest GPU and the machine.
+
+        Return an empty string if the price of the GPU is unknown.
+        """
         cost = self.report.cost
         gpu = load_catalogue().find(_CHEAPEST_GPU).price(target=self.paid.target)
         ours = f", {self.report.label} ${cost.usd_per_hour:,.2f}" if cost else ""
-        return f": {_CHEAPEST_GPU} costs ${gpu.usd_per_hour:,.2f} an hour{ours}" if gpu else ""
+        return f": {_CHEAPEST_GPU} costs ${gpu.usd_per_hour:,.2f} per hour{ours}" if gpu else ""
 
     def _advise_fitting(self, step: StepTime, epoch: EpochTime) -> Iterator[str]:
         report = self.report
@@ -100,17 +103,19 @@ class Adviser:
         padded = [layer for layer in report.layers if layer.padding_ms > _MUCH_PADDING * step.compute_ms]
         for layer in sorted(padded, key=lambda layer: -layer.padding_ms)[:_ADVISED_LAYERS]:
             what = "; ".join(note for note in layer.notes if "features" in note) or "; ".join(layer.notes)
-            more = "" if " groups of " in what else " More features would cost little, fewer would save nothing."
+            more = (
+                "" if " groups of " in what else " More features would cost little. Fewer features would save nothing."
+            )
             yield f"{layer.name} spends {layer.padding_ms:.2g} of its {layer.ms:.2g} ms on padding: {what}.{more}"
         if (step.communication_ms or 0.0) > _MUCH_COMMUNICATION * step.total_ms:
             yield (
-                f"Summing gradients takes up to {step.communication_ms:.2g} of the step's {step.total_ms:.2g} ms: a "
+                f"Summing gradients takes up to {step.communication_ms:.2g} of the step's {step.total_ms:.2g} ms. A "
                 "larger batch per replica, or a smaller slice, would use the chips better."
             )
         yield from self._advise_batch()
         if report.unknown_loops:
             yield (
-                f"{report.unknown_loops} loops have an unknown length: each is counted once, so the step takes longer "
+                f"{report.unknown_loops} loops have an unknown length. Each is counted once, so the step takes longer "
                 "than estimated."
             )
         if report.cost is None:
@@ -122,12 +127,12 @@ class Adviser:
         most = self._most_of_the_data
         if batch_size % SUBLANES:
             yield (
-                f"A batch of {batch_size} per replica leaves rows of the vector units empty: use a multiple of "
+                f"A batch of {batch_size} per replica does not fill all rows of the vector units: use a multiple of "
                 f"{SUBLANES}, preferably of 128."
             )
         if largest and largest.size >= 2 * batch_size:
             bound = "At most" if largest.is_upper_bound else "Up to"
-            limit = f"; the data set has {most:,} for each" if most < largest.size else ""
+            limit = f"; the data set has {most:,} for each replica" if most < largest.size else ""
             yield f"{bound} {largest.size:,} examples per replica fit{limit}."
 
     def _advise_waiting(self, epoch: EpochTime) -> str:
@@ -160,11 +165,14 @@ class Adviser:
 
     @property
     def _most_of_the_data(self) -> int:
-        """The largest batch per replica that the training split can fill."""
+        """The largest batch per replica for which the training split has enough examples."""
         return max(self.data.num_examples // self.report.devices, 1)
 
     def _with_more_memory(self) -> str:
-        """Return advice to take the smallest machine of as many devices with enough memory; empty if there is none."""
+        """Return advice to use the smallest machine with the same number of devices and enough memory.
+
+        Return an empty string if there is no such machine.
+        """
         needed = self.report.peak_bytes
         larger = [
             entry
@@ -187,7 +195,10 @@ class Adviser:
 
 
 def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:
-    """Return advice on which of several machines to take, and which are missing; () for one machine."""
+    """Return advice on which of several machines to use, and on which machines were not compiled.
+
+    Return () for one machine.
+    """
     if len(reports) < 2:
         return ()
     passed = [report for report in reports if report.passed and report.epoch]
@@ -196,9 +207,11 @@ def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:
     if undecided := [report for report in reports if report.is_undecided]:
         hourly = ", ".join(report.label + (f" ({report.cost.text})" if report.cost else "") for report in undecided)
         words = [
-            f"The comparison is incomplete: nothing is known about {hourly}, because the compiler did not finish. "
-            f"{'One of these' if len(undecided) > 1 else 'It'} may be cheaper or faster. See the reasons, and run the "
-            "command again: the other results are cached."
+            (
+                f"The comparison is incomplete: nothing is known about {hourly}, because the compiler did not finish. "
+                f"{'One of these' if len(undecided) > 1 else 'It'} may be cheaper or faster. See the reasons, and run "
+                "the command again; the other results are cached."
+            )
         ]
     if best is None:
         return tuple(words)
@@ -210,13 +223,16 @@ def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:
     else:
         words.append(f"Fastest: {_describe(fastest)}.")
     if all(report.epoch and report.epoch.host_wait > _MUCH_WAITING for report in passed):
-        words.append("All of them wait for data most of the time: the machine hardly matters until that is solved.")
+        words.append(
+            "All of them wait for data most of the time, so the choice of the machine hardly matters until that is "
+            "solved."
+        )
     return tuple(words)
 
 
 def _describe(report: MachineReport) -> str:
     cost = report.cost
-    epoch = f", {report.epoch.text} an epoch" if report.epoch else ""
-    price = f", {cost.text} a run of {report.epochs} epochs expected{cost.at_most}" if cost else ""
+    epoch = f", {report.epoch.text} per epoch" if report.epoch else ""
+    price = f", {cost.text} expected for a run of {report.epochs} epochs{cost.at_most}" if cost else ""
     unknown = report.step is not None and report.step.communication_ms is None
-    return f"{report.label}{epoch}{price}" + (", communication not counted" if unknown else "")
+    return f"{report.label}{epoch}{price}" + (", without communication" if unknown else "")

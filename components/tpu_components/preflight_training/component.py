@@ -36,15 +36,15 @@ def preflight_training(
     compile_timeout_seconds: float = 900.0,
     compile_memory_mib: int = 16384,
 ) -> NamedTuple("Results", [("timeout", str), ("footprint", Dict[str, Any])]):  # type: ignore[valid-type]
-    """Compile the training step for its machine; fails if it does not fit in memory or exceeds a budget.
+    """Compile the training step for its machine. Fail if the step does not fit in memory or exceeds a budget.
 
     Args:
         records: Records that create_tfrecords wrote.
         fingerprint: Digests of the step's `code` and of the `model`. The step does not read them; the platform's cache
             runs the step again when one changes.
-        training: Parameters of train_model: model, hyper-parameters, backend, precision, and input pipeline. The `jax`
-            backend compiles the step of all replicas, `tensorflow` the step of one replica; `auto` is jax. A precision
-            of `auto` is mixed_bfloat16, as on a TPU. Keys: `model`, `model_parameters`, `epochs`,
+        training: Parameters of train_model: model, hyper-parameters, backend, precision, and input pipeline. With the
+            `jax` backend, the step of all replicas is compiled; with `tensorflow`, the step of one replica. `auto` is
+            jax. A precision of `auto` is mixed_bfloat16, as on a TPU. Keys: `model`, `model_parameters`, `epochs`,
             `batch_size_per_replica`, `optimizer`, `optimizer_parameters`, `learning_rate`, `learning_rate_scaling`,
             `learning_rate_schedule`, `schedule_parameters`, `warmup_epochs`, `stages`, `initial_model`, `weight_decay`,
             `loss`, `loss_parameters`, `metrics`, `balance_classes`, `class_weights`, `random_flip`,
@@ -52,17 +52,19 @@ def preflight_training(
             `early_stopping_epochs`, `monitor`, `callbacks`, `seed`, `backend`, `accelerator`, `num_replicas`,
             `precision`, `in_memory_mib`, `shuffle_buffer`, `residency`, `steps_per_execution`, `sharding`,
             `checkpoint_seconds`, `profile_steps`.
-        epochs: Passes over the training split, for the time and price of a run; 0 means the epochs of the training.
-        paid: The machine that is paid for: `machine`; `region`, `spot` and `target` (the platform), which decide its
-            price; `timeout_seconds`, the time limit of the training (0 derives it from the estimate); `attempts`, the
-            largest number of starts, each with this limit.
-        find_largest_batch: Find the largest batch per replica that fits, by compiling several. If false, only an upper
-            bound is computed; if the configured batch does not fit, the largest batch is found by compiling anyway.
-        max_step_ms: Refuse a training whose step takes longer than this on the device, in milliseconds; 0 is no limit.
-        max_price_usd: Refuse a run whose expected price, at the target's prices, is above this number of US dollars; 0
-            is no limit. On Kubeflow and for GPUs, it also determines the time limit of the training, unless
+        epochs: Passes over the training split, for the time and price of a run. 0 means the epochs of the training
+            section.
+        paid: The machine that is paid for: `machine` is its name. `region`, `spot` and `target` (the platform)
+            determine its price. `timeout_seconds` is the time limit of training (0 derives it from the estimate).
+            `attempts` is the largest number of starts, each with this limit.
+        find_largest_batch: Find the largest batch per replica that fits, by compiling several batches. If false, only
+            an upper bound is computed, unless the configured batch does not fit.
+        max_step_ms: Reject a training run whose step takes longer than this on the device, in milliseconds. 0 means no
+            limit.
+        max_price_usd: Reject a run whose expected price, at the target's prices, is above this number of US dollars. 0
+            means no limit. On Kubeflow and for GPUs, this number also determines the time limit of training, unless
             `machine.timeout_seconds` is set. A run may cost more: see the highest price in preflight's report.
-        max_host_wait: Refuse a run in which the device waits for data for more than this share of the time; 0 is no
+        max_host_wait: Reject a run in which the device waits for data for more than this share of the time. 0 means no
             limit.
         compile_timeout_seconds: Time limit of one compilation, in seconds, without the time in which a loaded machine
             gives the compiler no CPU.

@@ -28,16 +28,17 @@ FEED_BATCH = 1024  # Batch size of the measurement; the rate hardly depends on i
 
 @dataclasses.dataclass(frozen=True)
 class HostRate:
-    """Rates at which this machine reads examples, measured on the data set's own TFRecords.
+    """Rates at which this machine reads examples, measured on the TFRecords of the data set.
 
     Attributes:
         read_per_second: Examples per second that are read from the files, parsed and decoded.
-        feed_per_second: Examples per second that are read as in training: from memory if `in_memory`, else from files.
+        feed_per_second: Examples per second that are read as in training: from memory if `in_memory`, otherwise from
+            files.
         in_memory: Whether the training split is held in memory.
         cpus: Number of CPUs that this process may use.
-        low_per_second: `feed_per_second` of the slowest pass; 0 if there was one pass.
+        low_per_second: `feed_per_second` of the slowest pass, or 0 if there was one pass.
         high_per_second: `feed_per_second` of the fastest pass.
-        load: Share of this machine's CPU time that other processes used meanwhile; 0 if unknown.
+        load: Share of this machine's CPU time that other processes used during the measurement, or 0 if unknown.
     """
 
     read_per_second: float
@@ -50,7 +51,7 @@ class HostRate:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other processes used so much of this machine that it could feed more without them."""
+        """Whether other processes used so much of this machine that it could feed more examples without them."""
         return self.load >= _MUCH_LOAD
 
     @property
@@ -68,16 +69,18 @@ class HostRate:
 
 @dataclasses.dataclass(frozen=True)
 class DataFacts:
-    """Sizes of a data set, and the rates at which this machine reads it, from which preflight estimates a training.
+    """Sizes of a data set, and the rates at which this machine reads it.
+
+    Preflight estimates a training run from these facts.
 
     Attributes:
         interface: Input and output of a model for the data set.
         num_examples: Number of examples in the training split.
         decoded_bytes: Bytes of the training split in memory.
-        host: Examples per second that this machine reads and decodes; None if no estimate needs it, because the
+        host: Examples per second that this machine reads and decodes, or None if no estimate needs it, because the
             training split is in the devices' memory or no time is estimated.
-        num_validation: Number of examples in the validation split; 0 if there is none.
-        assumed: How the data are assumed to differ from the measured data, in words; empty if they do not.
+        num_validation: Number of examples in the validation split, or 0 if there is none.
+        assumed: Difference that is assumed between the data and the measured data, in words. Empty if there is none.
     """
 
     interface: Interface
@@ -104,7 +107,9 @@ class DataFacts:
         return cls(manifest.interface, num_examples, decoded_bytes, num_validation=split_examples.get(VALIDATION, 0))
 
     def estimate_feed(self, cpus: int) -> float:
-        """Estimate the examples per second that a host with `cpus` CPUs feeds; 0 if this machine's rate is not known.
+        """Estimate the examples per second that a host with `cpus` CPUs feeds.
+
+        The result is 0 if this machine's rate is not known.
 
         The rate is assumed to grow with the number of CPUs, up to the highest rate at which one process decodes. A host
         whose number of CPUs is unknown, `cpus=0`, is assumed to feed as many as this machine.
@@ -126,12 +131,14 @@ MeasureHost = Callable[[DataFacts], DataFacts]
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """Measures how fast a training on this machine reads a data set; once per data set, reader and machine.
+    """Measures how fast training on this machine reads a data set.
+
+    It measures once per data set, reader and machine.
 
     Attributes:
         in_memory_mib: `TrainParams.in_memory_mib`.
         shuffle_buffer: `TrainParams.shuffle_buffer`.
-        cache_dir: Folder that keeps the rates.
+        cache_dir: Folder in which rates are kept.
     """
 
     in_memory_mib: int
@@ -144,13 +151,13 @@ class Measurement:
         return dataclasses.replace(facts, host=self.recall([manifest.fingerprint, facts.decoded_bytes], measure))
 
     def recall(self, key: Sequence[Any], measure: Callable[[], HostRate]) -> HostRate:
-        """Return the cached rate for some data; otherwise call `measure`, and cache its result.
+        """Return the cached rate for data. If there is none, call `measure` and cache its result.
 
         If other processes disturbed the cached measurement, `measure` is called again.
 
         Args:
-            key: Values that the rate depends on, besides the reader, the machine and this module's code.
-            measure: Measures the rate.
+            key: Values on which the rate depends, in addition to the reader, the machine and this module's code.
+            measure: Function that measures the rate.
         """
         reader = (self.in_memory_mib, self.shuffle_buffer)
         machine = (platform.node(), available_cpus())
@@ -165,7 +172,7 @@ class Measurement:
     def measure(self, records_dir: Path, manifest: Manifest, decoded_bytes: int) -> HostRate:
         """Measure how many examples per second are read from the first shards of the training split.
 
-        They are read twice: from files alone, and as the training reads them, which may hold them in memory.
+        The examples are read twice: from files, and in the same way as in training, which may hold them in memory.
 
         Args:
             records_dir: Folder that create_tfrecords wrote: the data set, or a sample of it.
@@ -199,10 +206,10 @@ def _first_shards(manifest: Manifest) -> Manifest:
 
 
 def measure_rate(open_pass: Callable[[], Iterable[int]]) -> tuple[float, float, float]:
-    """Measure the rate of passes over examples: a few, and for half a second at least.
+    """Measure the rate of passes over examples. There are several passes, for at least half a second.
 
     Args:
-        open_pass: Starts a pass; yields the number of examples in each batch.
+        open_pass: Function that starts a pass. It yields the number of examples in each batch.
 
     Returns:
         Examples per second of all passes together, of the slowest, and of the fastest pass. The first pass counts only

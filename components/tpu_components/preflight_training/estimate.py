@@ -1,9 +1,10 @@
 """Estimates the time of a step and of an epoch from the cost of a compiled program.
 
-An operation takes as long as the compiler's estimate of its cycles says, but never less than the chip needs for its
-arithmetic and its memory traffic. Nothing is fitted: `python -m tests.evidence.benchmarks.whole_steps` compares the
-estimates with published step times, each with its source, and a test compares the intervals below with what it derives.
-Communication is a ring over links of the slice. It is an upper bound, because it is not overlapped with computation.
+The time of an operation is the compiler's estimate of its cycles, but never less than the chip needs for its arithmetic
+and its memory traffic. No parameter is fitted. `python -m tests.evidence.benchmarks.whole_steps` compares the estimates
+with published step times, each with its source. A test compares the intervals below with the intervals that this
+program derives. Communication is assumed to use a ring of links of the slice. It is an upper bound, because no overlap
+with computation is assumed.
 """
 
 import dataclasses
@@ -40,18 +41,18 @@ WELL_USED = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """Published step times relative to their estimates, for programs on one side of `WELL_USED`.
+    """Accuracy of estimates: published step times relative to their estimates, for programs on one side of `WELL_USED`.
 
     Attributes:
-        factor: What the ends of the interval are relative to: 1, except in reports of earlier versions.
+        factor: Number to which the ends of the interval are relative. It is 1, except in reports of earlier versions.
         low: Lower end of the 90% interval.
         high: Upper end of the 90% interval.
         steps: Number of published figures.
         programs: Number of compiled programs whose estimates these figures were compared with.
-        held_out: How many of the `estimates` were inside the interval from other programs and publishers; None if not
-            tested.
+        held_out: Number of `estimates` that were inside the interval from other programs and publishers, or None if
+            this was not tested.
         estimates: Number of distinct estimates among the `steps` comparisons; None in older files.
-        whole_steps: How many of the `steps` are whole training steps, now all of them. None in older files.
+        whole_steps: Number of `steps` that are whole training steps. Now, all of them are. None in older files.
         median_error: Median error of the distinct estimates, as a share of the measured time. None in older files.
         most_error: 95th percentile of the error. None in older files.
     """
@@ -69,9 +70,13 @@ class Accuracy:
 
     @property
     def text(self) -> str:
-        """The interval of step times, and the published times behind it."""
+        """The interval of step times, and the published times from which it is derived."""
         low, high = self.low / self.factor, self.high / self.factor
-        tested = "" if self.held_out is None else f"; {self.held_out} of {self.estimates} held-out times were inside"
+        tested = (
+            ""
+            if self.held_out is None
+            else f"; {self.held_out} of {self.estimates} held-out times were inside this range"
+        )
         return (
             f"nine of ten steps should take {low:.2g} to {high:.2g} times the estimate, judging by {self.steps} "
             f"published times of {self.programs} programs with similar use of the matrix units{tested}"
@@ -85,25 +90,25 @@ _GROUPS = (_WELL, _LITTLE)
 INTERVALS = (
     "The range in brackets should contain nine of ten step times. It contained "
     f"{sum(group.held_out or 0 for group in _GROUPS)} of {sum(group.estimates or 0 for group in _GROUPS)} published "
-    "ones, each tested with ranges from other programs and publishers. The median error was "
-    f"{_WELL.median_error:.0%} with at least {WELL_USED:.0%} of the matrix units' peak in use, and "
-    f"{_LITTLE.median_error:.0%} below, where most steps were slower than estimated"
+    "step times, each tested with ranges from other programs and publishers. The median error was "
+    f"{_WELL.median_error:.0%} if at least {WELL_USED:.0%} of the matrix units' peak were in use. It was "
+    f"{_LITTLE.median_error:.0%} if less was in use; most of these steps were slower than estimated"
 )
 
 
 def accuracy_of(generation: Generation, mxu_utilization: float) -> Accuracy:
-    """Return how accurate estimates are at this share of the matrix units' peak; `_UNKNOWN` for GPUs."""
+    """Return how accurate estimates are at this share of the matrix units' peak. For GPUs, return `_UNKNOWN`."""
     if generation.accelerator != TPU:
         return _UNKNOWN
     return _WELL if mxu_utilization >= WELL_USED else _LITTLE
 
 
 def seconds_of(operation: OperationCost, generation: Generation) -> float:
-    """Return the time of an operation's runs in a step: never less than the chip needs for its work.
+    """Return the time of an operation's runs in a step. It is never less than the chip needs for its work.
 
-    It is the longest of four times: that of the compiler's schedule; that of the matrix products at the peak, or at a
-    kernel's share of it; that of the bytes at the memory's bandwidth; and that of the rows that a scatter adds, one
-    after the other.
+    It is the longest of four times: the time in the compiler's schedule; the time of the matrix products at the peak,
+    or at a kernel's share of the peak; the time of the bytes at the memory's bandwidth; and the time of the rows that a
+    scatter adds one after the other.
     """
     share = _KERNEL_SHARE * operation.filled if operation.kind is Kind.KERNEL else 1.0
     return operation.times * max(
@@ -120,8 +125,9 @@ class StepTime:
 
     Attributes:
         compute_ms: Time of the computation.
-        communication_ms: Time of communication between replicas; None if the speed of the links is not known.
-        guessed_share: Share of `compute_ms` for which the compiler has no estimate; computed from the bytes moved.
+        communication_ms: Time of communication between replicas, or None if the speed of the links is not known.
+        guessed_share: Share of `compute_ms` for which the compiler has no estimate. It is computed from the bytes that
+            are moved.
         mxu_utilization: Share of the matrix units' peak that the step reaches while it computes.
         flops: Operations of all matrix products on one device.
         low_ms: Lower end of the 90% interval of `total_ms`.
@@ -143,7 +149,7 @@ class StepTime:
 
     @property
     def text(self) -> str:
-        """Time of the step, and the interval that is meant to contain it in 90% of cases."""
+        """Time of the step, and the interval that should contain it in 90% of cases."""
         return time_within(self.total_ms / 1e3, self.low_ms / 1e3, self.high_ms / 1e3)
 
 
@@ -152,10 +158,11 @@ class LayerTime:
     """Estimated time of a layer in a step, forward and backward.
 
     Attributes:
-        name: Name of the layer; the optimizer is one layer, loss and metrics are another.
+        name: Name of the layer. The optimizer counts as one layer; loss and metrics count as another.
         ms: Time in milliseconds.
         share: Share of the step's computation.
-        mxu_utilization: Share of the matrix units' peak in the layer's matrix products; None without matrix products.
+        mxu_utilization: Share of the matrix units' peak in the layer's matrix products, or None without matrix
+            products.
         padding_ms: Time that the matrix unit spends on the padding of tiles.
         notes: Dimensions that do not fill a tile, in words.
     """
@@ -192,7 +199,7 @@ class EpochTime:
 
     @property
     def text(self) -> str:
-        """Time of the epoch, and the interval that is meant to contain it in 90% of cases.
+        """Time of the epoch, and the interval that should contain it in 90% of cases.
 
         Example:
             >>> EpochTime(49, 0.4, 0.41, 1000.0, 0.0, 0.3, 0.6).text
@@ -212,8 +219,8 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
     Args:
         cost: Cost of one device's program.
         machine: Slice that the program runs on.
-        extra_bytes: Size of what the replicas sum outside of the program: the gradients, if the program is that of
-            one replica.
+        extra_bytes: Size of the data that the replicas sum outside of the program. If the program is that of one
+            replica, these data are the gradients.
     """
     generation = machine.generation
     seconds = [(operation, seconds_of(operation, generation)) for operation in cost.operations]
@@ -237,13 +244,13 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
 
 
 def collective_seconds(collective: Collective, machine: Slice) -> float | None:
-    """Estimate the time of a collective whose groups are rings of chips that are linked in both directions.
+    """Estimate the time of a collective whose groups are rings of chips. The chips are linked in both directions.
 
     A collective over all chips of a slice uses the links along each of its axes. Devices of one chip exchange their
     data through the chip's memory.
 
     Returns:
-        Seconds; None if several chips take part and the speed of the links is unknown.
+        Seconds, or None if several chips take part and the speed of the links is unknown.
     """
     generation = machine.generation
     devices = collective.group or machine.devices
@@ -265,9 +272,9 @@ def collective_seconds(collective: Collective, machine: Slice) -> float | None:
 
 
 def _links(machine: Slice) -> int:
-    """Return the number of links that each chip of a slice has in use: two along an axis that is a ring, else one.
+    """Return the number of links that each chip of a slice uses: two along an axis that is a ring, otherwise one.
 
-    An axis is a ring if it has 4 chips of v4, v5p or 7x, or 16 of the others, or a multiple
+    An axis is a ring if its number of chips is a multiple of 4 for v4, v5p and 7x, or of 16 for other generations
     (https://docs.cloud.google.com/tpu/docs/system-architecture-tpu-vm). Every slice of more than two chips has a ring.
     """
     axes = [int(size) for size in re.findall(r"\d+", machine.libtpu_topology.partition(":")[2])]
@@ -327,7 +334,7 @@ def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
 
 
 def time_epoch(step: StepTime, num_examples: int, global_batch: int, host_rate: float) -> EpochTime:
-    """Estimate the time of an epoch whose host reads `host_rate` examples per second, which may be infinite."""
+    """Estimate the time of an epoch whose host reads `host_rate` examples per second. The rate may be infinite."""
     steps = steps_per_epoch(num_examples, global_batch)
     device = steps * step.total_ms / 1e3
     hosts = steps * global_batch / host_rate

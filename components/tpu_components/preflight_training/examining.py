@@ -1,4 +1,7 @@
-"""Preflight of a training: compiles its step for one or several machines and reports time, price and advice."""
+"""Preflight of a training run.
+
+It compiles the training step for one or several machines and reports time, price and advice.
+"""
 
 import dataclasses
 import functools
@@ -47,13 +50,13 @@ _MOST_DRAWN = 4 << 20  # Examples whose order is drawn to measure the rate; more
 def preflight_training(
     params: PreflightParams, records_dir: str | Path, output: str | Path, cache_dir: Path | None = None
 ) -> PreflightResult:
-    """Compile the training step for its machine, and write the report.
+    """Compile the training step for its machine and write the report.
 
     Args:
-        params: Training to compile, and the machine.
+        params: Training run to compile, and the machine.
         records_dir: Folder that create_tfrecords wrote.
-        output: Folder of the report; appears whole or not at all.
-        cache_dir: Folder that keeps compilations between runs; None is `sandbox.default_cache_dir`.
+        output: Folder of the report. It is written completely or not at all.
+        cache_dir: Folder in which compilations are kept between runs. None means `sandbox.default_cache_dir`.
 
     Raises:
         InputError: If the model or the records cannot be used, or the TPU compiler is not installed.
@@ -87,8 +90,8 @@ def preflight_training(
 def order_rate(num_examples: int, global_batch: int) -> float:
     """Measure for how many examples per second one CPU of this machine draws the random order of an epoch.
 
-    A split in device memory needs nothing else from the host. The best of five measurements counts, because the
-    machine may be busy. Of a large split only a part is drawn, which is still far larger than any cache.
+    A split in device memory needs nothing else from the host. The best of five measurements counts, because the machine
+    may be busy. For a large split, only a part is drawn. This part is still far larger than any CPU cache.
     """
     drawn = min(num_examples, _MOST_DRAWN)
 
@@ -101,13 +104,14 @@ def order_rate(num_examples: int, global_batch: int) -> float:
 
 
 class Examination:
-    """Preflight of one training on several machines.
+    """Preflight of one training run on several machines.
 
     Args:
-        params: Training to compile; its own machine, `params.paid`, is ignored.
+        params: Training run to compile. Its machine, `params.paid`, is ignored.
         machines: Machines, each with the settings that determine its price.
-        cache_dir: Folder that keeps compilations and measurements between runs; None is `sandbox.default_cache_dir`.
-        is_timed: Whether times and prices are estimated, besides the memory.
+        cache_dir: Folder in which compilations and measurements are kept between runs. None means
+            `sandbox.default_cache_dir`.
+        is_timed: Whether times and prices are estimated in addition to the memory.
 
     Raises:
         InputError: If the TPU compiler is not installed.
@@ -135,17 +139,17 @@ class Examination:
 
     @property
     def measurement(self) -> Measurement:
-        """Measures how fast this machine reads the data of the training."""
+        """Measurement of how fast this machine reads the data of the training run."""
         training = self.params.training
         return Measurement(training.in_memory_mib, training.shuffle_buffer, self.cache_dir)
 
     def report(self, data: DataFacts, measure_host: MeasureHost | None = None) -> PreflightReport:
-        """Compile for every machine, and return the report.
+        """Compile for every machine and return the report.
 
         Args:
-            data: Facts about the data of the training.
-            measure_host: Adds the host's rate to `data`. It is called if an estimate needs the rate and `data` has
-                none, after the compilations, which take every core.
+            data: Facts about the data of the training run.
+            measure_host: Function that adds the host's rate to `data`. It is called if an estimate needs the rate and
+                `data` does not have it. It is called after the compilations, because these use every core.
 
         Raises:
             InputError: If the model or the data cannot be used.
@@ -171,10 +175,14 @@ class Examination:
         )
 
     def _compile(self, data: DataFacts) -> list[tuple[PaidMachine, Compilation, Outcome]]:
-        """Compile for every machine; the data are in device memory if `residency` allows it and they fit."""
+        """Compile for every machine. The data are in device memory if `residency` allows it and they fit."""
         training = self.params.training
         names = ", ".join(dict.fromkeys(paid.machine for paid in self.machines))
-        progress.say(_STEP, f"compiling the training step of {training.model} for {names}; this may take minutes, once")
+        progress.say(
+            _STEP,
+            f"compiling the training step of {training.model} for {names}. This may take minutes, but only the first "
+            "time",
+        )
         # A validation split that is held in memory is on the device together with a resident training split.
         num_bytes = data.num_validation * input_bytes(data.interface.input)
         self._validation_bytes = num_bytes if is_held_in_memory(num_bytes, training.in_memory_mib) else 0
@@ -199,15 +207,15 @@ class Examination:
         return list(zip(self.machines, compilations, outcomes, strict=True))
 
     def compile_all(self, compilations: Sequence[Compilation]) -> list[Outcome]:
-        """Compile programs, and check that all data fit beside each of them."""
+        """Compile programs, and check that all data fit in memory together with each program."""
         outcomes = self._sandbox.compile_all(compilations)
         return [self._within(*each) for each in zip(outcomes, compilations, strict=True)]
 
     def _within(self, outcome: Outcome, compilation: Compilation) -> Outcome:
-        """Return the outcome with the memory of data outside of the program; the verdict may become DOES_NOT_FIT.
+        """Return the outcome with the memory of data outside of the program added. The verdict may become DOES_NOT_FIT.
 
-        If the training split is in device memory, a validation split that is held in memory is there too. On a GPU,
-        the lower bound may exceed the memory.
+        If the training split is in device memory, a validation split that is held in memory is there too. On a GPU, the
+        lower bound may exceed the memory.
         """
         capacity = compilation.machine.generation.hbm_usable_bytes
         beside = self._validation_bytes if compilation.is_resident and outcome.verdict == FITS else 0
@@ -217,7 +225,10 @@ class Examination:
             needed = f"weights, optimizer state and a batch take at least {peak:,} bytes of {capacity:,}"
             return dataclasses.replace(outcome, verdict=DOES_NOT_FIT, reason=needed)
         if beside and held > capacity:
-            reason = f"the validation split ({beside:,} bytes) does not fit beside the program and the training split"
+            reason = (
+                f"the validation split ({beside:,} bytes) does not fit in memory together with the program and "
+                "the training split"
+            )
             return Outcome(DOES_NOT_FIT, reason, compile_seconds=outcome.compile_seconds, peak_bytes=held)
         return outcome
 
@@ -230,12 +241,12 @@ def _needs_host(compiled: tuple[PaidMachine, Compilation, Outcome]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class MachineExamination:
-    """Examines a training on one machine, by its compiled program and the measured data.
+    """Examination of a training run on one machine, by its compiled program and the measured data.
 
     Attributes:
-        whole: Examination of the training on all machines.
+        whole: Examination of the training run on all machines.
         paid: Machine, with the settings that determine its price.
-        compilation: Program of the training's step.
+        compilation: Program of the training step.
         outcome: The outcome of its compilation.
         data: Sizes of the data set, and the rates at which this machine reads it.
     """
@@ -297,7 +308,10 @@ class MachineExamination:
 
     @functools.cached_property
     def _fed(self) -> float:
-        """Examples per second that the hosts feed; if the data are in device memory, that they draw an order for."""
+        """Examples per second that the hosts feed.
+
+        If the data are in device memory, the examples per second for which the hosts draw an order.
+        """
         machine = self.compilation.machine
         if self.compilation.is_resident:
             return order_rate(self.data.num_examples, self.compilation.batch_size)
@@ -314,11 +328,11 @@ class MachineExamination:
 
     @property
     def _untimed(self) -> str:
-        """Why the time of a program that fits is unknown; empty if it is known."""
+        """Reason why the time of a program that fits is unknown, or an empty string if the time is known."""
         if self.outcome.verdict != FITS or self._step:
             return ""
         if not self.whole.is_timed:
-            return "not estimated, like the price of a run: run preflight without --quick"
+            return "not estimated, like the price of a run. Run preflight without --quick"
         return "unknown: the compiler has no estimate for any part of this program"
 
     def _epoch_at(self, step: StepTime, host_rate: float) -> EpochTime:
@@ -337,7 +351,7 @@ class MachineExamination:
 
     @functools.cached_property
     def _timeout_seconds(self) -> int:
-        """Time limit of the training; 0 if it does not fit or no time is estimated."""
+        """Time limit of the training run, or 0 if it does not fit or no time is estimated."""
         if self.outcome.verdict not in PASSING:
             return 0
         if self.paid.timeout_seconds:
@@ -352,7 +366,10 @@ class MachineExamination:
         return timeout_seconds(self.compilation.training.epochs * self._epoch_at(self._step, slower).seconds)
 
     def _cost(self) -> Cost | None:
-        """Return the prices; without the time of an epoch, only those of an hour and of the time limit."""
+        """Return the prices.
+
+        Without the time of an epoch, only the price per hour and the price of the time limit are known.
+        """
         price = self.paid.price
         epoch = self._epoch
         timeout = self._timeout_seconds
@@ -376,20 +393,20 @@ class MachineExamination:
         )
 
     def _objections(self) -> Iterator[str]:
-        """Yield the reasons for which train_model would refuse the training, or hang, on the machine."""
+        """Yield the reasons why train_model would reject the training run, or hang, on the machine."""
         compilation = self.compilation
         machine = compilation.machine
         if self.outcome.objection:
             yield self.outcome.objection
         if machine.hosts > 1 and compilation.training.backend != "jax":
             yield (
-                f"{machine.name} has {machine.hosts} hosts, and only the jax backend trains on several: use a slice "
-                "of one host, or training.backend=jax"
+                f"{machine.name} has {machine.hosts} hosts, and only the jax backend trains on several hosts. Use a "
+                "slice with one host, or training.backend=jax"
             )
         if compilation.batch_size > compilation.num_examples:
             yield (
-                f"one step takes {compilation.batch_size:,} examples, and the training split has "
-                f"{compilation.num_examples:,}: lower training.batch_size_per_replica or take a smaller slice"
+                f"one step takes {compilation.batch_size:,} examples, but the training split has only "
+                f"{compilation.num_examples:,}. Lower training.batch_size_per_replica or use a smaller slice"
             )
 
     def _broken_budgets(self, report: MachineReport) -> Iterator[str]:
@@ -400,30 +417,30 @@ class MachineExamination:
             return
         untimed = [name for name in ("max_step_ms", "max_host_wait") if step is None and getattr(params, name)]
         if untimed:
-            yield f"the time on {label} is unknown, so {' and '.join(untimed)} cannot be checked: remove it"
+            yield f"the time on {label} is unknown, so {' and '.join(untimed)} cannot be checked. Remove this setting"
         if params.max_step_ms and step and step.total_ms > params.max_step_ms:
-            yield f"a step takes {time(step.total_ms / 1e3)} on {label}, max_step_ms={params.max_step_ms:g}"
+            yield f"a step takes {time(step.total_ms / 1e3)} on {label}, but max_step_ms={params.max_step_ms:g}"
         if params.max_host_wait and epoch and epoch.host_wait > params.max_host_wait:
             waiting = f"{percent(epoch.host_wait)} of the time"
-            yield f"{label} would wait for data {waiting}, max_host_wait={params.max_host_wait:g}"
+            yield f"{label} would wait for data {waiting}, but max_host_wait={params.max_host_wait:g}"
         if not most_usd:
             return
         if cost is None:
             how = (" as a spot machine" if paid.spot else "") + (f" in {paid.region}" if paid.region else "")
             yield (
                 f"no trustworthy price is known for {paid.machine}{how}, so max_price_usd={most_usd:g} cannot be "
-                "checked; set it to 0, or choose another machine, region or kind of price"
+                "checked. Set it to 0, or choose another machine, region or kind of price"
             )
         elif cost.usd_per_run is None and (cost.most_usd_per_run or 0) > most_usd:
             yield (
                 f"the time on {label} is unknown, and its time limit costs up to "
-                f"{dollars(cost.most_usd_per_run or 0)} at {billed_by(cost.target)}, max_price_usd={most_usd:g}: "
-                "lower machine.timeout_seconds"
+                f"{dollars(cost.most_usd_per_run or 0)} at {billed_by(cost.target)}, but max_price_usd={most_usd:g}. "
+                "Lower machine.timeout_seconds"
             )
         elif cost.usd_per_run and cost.usd_per_run > most_usd:
             yield (
                 f"a run of {report.epochs} epochs on {label} is expected to cost {dollars(cost.usd_per_run)} at "
-                f"{billed_by(cost.target)}, max_price_usd={most_usd:g}"
+                f"{billed_by(cost.target)}, but max_price_usd={most_usd:g}"
             )
 
     def _largest_batch(self) -> LargestBatch | None:

@@ -32,22 +32,23 @@ VERDICTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Prices of a whole slice in US dollars; see `machine_spec.Price`.
+    """Prices of a whole slice in US dollars. See `machine_spec.Price`.
 
     Attributes:
         usd_per_hour: Price of an hour.
-        usd_per_epoch: Price of an epoch. This and the next three are None without an estimate of time, as on a GPU or
-            if the training does not fit.
-        usd_per_run: Expected price of a run: the time of all epochs. `LEFT_OUT` lists the costs that come on top.
+        usd_per_epoch: Price of an epoch. This price and the next three are None without an estimate of time, for
+            example on a GPU or if the training step does not fit.
+        usd_per_run: Expected price of a run, which is the price of the time of all epochs. `LEFT_OUT` lists costs that
+            are not included.
         low_usd_per_run: Lower end of the 90% interval.
         high_usd_per_run: Upper end of the 90% interval.
         region: Region of the price.
         kind: Kind of price, such as on demand or spot.
-        source: Where the price is published.
+        source: Publication of the price.
         date: Date of the price.
-        target: Platform that trains; empty in older files, which have Compute Engine's price.
+        target: Platform that trains. Empty in older files, which have Compute Engine's price.
         factor: Ratio of the price to Compute Engine's.
-        most_usd_per_run: Price of the machine until the training is stopped; None if that is unknown.
+        most_usd_per_run: Price of the machine until the training is stopped, or None if that is unknown.
     """
 
     usd_per_hour: float
@@ -65,26 +66,29 @@ class Cost:
 
     @property
     def text(self) -> str:
-        """Expected price of a run, with its 90% interval; the price of an hour if the time of a run is unknown."""
+        """Expected price of a run, with its 90% interval.
+
+        If the time of a run is unknown, it is the price per hour.
+        """
         if self.usd_per_run is None or self.low_usd_per_run is None or self.high_usd_per_run is None:
-            return f"{dollars(self.usd_per_hour)} an hour"
+            return f"{dollars(self.usd_per_hour)} per hour"
         return dollars_within(self.usd_per_run, self.low_usd_per_run, self.high_usd_per_run)
 
     @property
     def at_most(self) -> str:
-        """Highest possible price of a run, in words; empty if unknown."""
+        """Highest possible price of a run, in words, or an empty string if unknown."""
         return "" if self.most_usd_per_run is None else f", at most {dollars(self.most_usd_per_run)}"
 
     @property
     def run(self) -> str:
-        """Expected and highest price of a run, and the platform whose prices these are, in words."""
-        expected = "" if self.usd_per_run is None else " a run expected, plus start-up"
+        """Expected and highest price of a run, and the platform with these prices, in words."""
+        expected = "" if self.usd_per_run is None else " expected per run, plus start-up"
         return f"{self.text}{expected}{self.at_most}, at {billed_by(self.target)}"
 
 
 LEFT_OUT = (
     "the expected price covers the epochs, without start-up, compilation, validation and checkpoints; the highest "
-    "price covers the machine until its training is stopped; both exclude the other steps, disks, storage and network"
+    "price covers the machine until training is stopped; both exclude the other steps, disks, storage and network"
 )
 # Fields of a 90% interval, which older files lack; there, the first field of each tuple takes their place.
 _INTERVALS = {
@@ -96,50 +100,51 @@ _INTERVALS = {
 
 @dataclasses.dataclass(frozen=True)
 class MachineReport:
-    """Findings about the training on one machine.
+    """Findings about a training run on one machine.
 
     Attributes:
         machine: Short name of the slice.
-        region: Region of the price; empty is the cheapest region for training on the machine.
+        region: Region of the price. Empty means the cheapest region for training on the machine.
         spot: Whether the price is that of a spot machine.
-        machine_type: Vertex's machine type of a host.
+        machine_type: Vertex AI's machine type of a host.
         chips: Number of chips.
-        devices: Number of JAX devices, and so of replicas.
+        devices: Number of JAX devices, which is the number of replicas.
         hosts: Number of virtual machines.
         verdict: `fits`, `may_fit` (a GPU, for which nothing is compiled), `does_not_fit`, `does_not_compile`,
             `timed_out`, `out_of_memory` (of this machine), `crashed`.
-        reason: Why the training does not fit or compile; empty if it fits or may fit.
-        layer: Layer that the reason names; empty if none.
-        source: `file:line` of the model that the reason names; empty if none.
+        reason: Reason why the training step does not fit or compile. Empty if it fits or may fit.
+        layer: Layer in the reason. Empty if there is none.
+        source: `file:line` of the model in the reason. Empty if there is none.
         compile_seconds: Time of the compilation.
         cached: Whether the compilation was taken from the cache.
         batch_size_per_replica: Examples per replica and step.
         global_batch: Batch size of all replicas together.
         parameters: Number of trainable parameters.
-        peak_bytes: Peak memory use of a device; the memory that is needed, if the training does not fit; a lower bound
-            on a GPU.
+        peak_bytes: Peak memory use of a device. If the training step does not fit, this is the needed memory. On a GPU,
+            it is a lower bound.
         capacity_bytes: Memory of a device that a program may use.
-        largest_batch: Largest batch per replica; None if unknown.
+        largest_batch: Largest batch per replica, or None if unknown.
         epochs: Number of epochs of the run.
         accuracy: Accuracy of the estimates for programs of this kind.
-        step: Time of a step; None unless the training fits and its time is estimated. The same holds for `epoch`.
+        step: Time of a step, or None unless the training step fits and its time is estimated. The same holds for
+            `epoch`.
         epoch: Time of an epoch.
-        cost: Prices, only that of an hour if the training does not fit; None if no trustworthy price is known.
+        cost: Prices. If the training step does not fit, only the price per hour. None if no trustworthy price is known.
         layers: Times of the layers in a step, the longest first.
         host_calls: Operations that call the host in every step.
         unknown_loops: Number of loops of unknown length, which are counted once.
-        broken: Budgets that are exceeded, and other reasons for a refusal, in words.
+        broken: Budgets that are exceeded, and other reasons for a rejection, in words.
         advice: Advice in words, the most important first.
         worth_it: Whether a TPU is worth its price for this model and data.
-        timeout_seconds: Time after which the training is stopped; 0 if no time is known.
-        host_cpus: Number of CPUs of each host; 0 if not published.
+        timeout_seconds: Time after which training is stopped, or 0 if no time is known.
+        host_cpus: Number of CPUs of each host, or 0 if not published.
         feed_per_second: Examples per second that the hosts are estimated to read.
-        stage: Stage of the training whose step was compiled, for example `2 of 2`; empty for a training without stages.
-        is_resident: Whether the training split is in the devices' memory; the host then sends only the order of
+        stage: Stage whose training step was compiled, for example `2 of 2`. Empty for a training run without stages.
+        is_resident: Whether the training split is in the devices' memory. If it is, the host sends only the order of
             the examples.
-        has_namesakes: Whether the report has another machine of the same name and target.
-        target: Platform that trains; empty unless the report compares several platforms.
-        untimed: Why the time of a training that fits is unknown; empty if it is known.
+        has_namesakes: Whether the report has another machine with the same name and target.
+        target: Platform that trains. Empty unless the report compares several platforms.
+        untimed: Reason why the time is unknown although the training step fits. Empty if the time is known.
     """
 
     machine: str
@@ -205,16 +210,16 @@ class MachineReport:
 
     @property
     def usd_per_run(self) -> float:
-        """Expected price of a run; infinite if unknown."""
+        """Expected price of a run, or infinity if unknown."""
         return math.inf if self.cost is None or self.cost.usd_per_run is None else self.cost.usd_per_run
 
     @property
     def epoch_seconds(self) -> float:
-        """Time of an epoch; infinite if unknown."""
+        """Time of an epoch, or infinity if unknown."""
         return self.epoch.seconds if self.epoch else math.inf
 
     def fed_by(self, measured: HostRate | None) -> str:
-        """Describe the examples per second that the hosts feed, and the measurement on this machine behind it."""
+        """Describe the examples per second that the hosts feed, and the measurement on this machine."""
         whose = f"its {self.hosts} hosts" if self.hosts > 1 else "its host"
         if self.is_resident or measured is None:
             return f"from the devices' memory, in an order that {whose} can draw at {self.feed_per_second:,.0f}/s"
@@ -222,7 +227,7 @@ class MachineReport:
         low, high = (f"{times * measured.feed_per_second:,.0f}" for times in measured.spread)
         passes = f" ({low}–{high})" if low != high else ""
         load = (
-            f"; measure again when this machine is idle: other processes used {percent(measured.load)} of it"
+            f"; measure again when this machine is idle, because other processes used {percent(measured.load)} of it"
             if measured.is_disturbed
             else ""
         )
@@ -237,22 +242,22 @@ class MachineReport:
 
     @property
     def passed(self) -> bool:
-        """Whether the training fits, or on a GPU may fit, and keeps every budget."""
+        """Whether the training step fits, or on a GPU may fit, and keeps every budget."""
         return self.verdict in PASSING and not self.broken
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the compiler did not finish, so that it is unknown whether the training fits."""
+        """Whether it is unknown if the training step fits, because the compiler did not finish."""
         return self.verdict in _UNDECIDED
 
     @property
     def verdict_text(self) -> str:
-        """The verdict in words; `refused` if a budget is exceeded."""
+        """The verdict in words. It is `refused` if a budget is exceeded."""
         return "refused" if self.verdict in PASSING and self.broken else self.verdict.replace("_", " ")
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Reasons for which the training did not pass."""
+        """Reasons why the training run did not pass."""
         if self.verdict in PASSING:
             return self.broken
         place = ", ".join(part for part in (self.layer and f"layer {self.layer!r}", self.source) if part)
@@ -276,11 +281,14 @@ class MachineReport:
             )
         if self.epoch is None:
             return f"fits {self.label} ({used} of its memory); time {self.untimed}{price}"
-        return f"fits {self.label} ({used} of its memory), {self.epoch.text} an epoch{price}"
+        return f"fits {self.label} ({used} of its memory), {self.epoch.text} per epoch{price}"
 
 
 def cheapest(machines: Sequence[MachineReport]) -> MachineReport | None:
-    """Return the cheapest machine that passed, None if none did; of equally cheap or unpriced ones, the fastest."""
+    """Return the cheapest machine that passed, or None if none did.
+
+    If several are equally cheap, or prices are unknown, return the fastest of them.
+    """
     passed = [report for report in machines if report.passed]
     return min(passed, key=lambda report: (report.usd_per_run, report.epoch_seconds), default=None)
 
@@ -295,12 +303,12 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
         backend: `jax` or `tensorflow`.
         precision: Keras dtype policy.
         compiler: Versions of libtpu, JAX and Keras.
-        data: Data set of the training.
+        data: Data set of the training run.
         machines: Report of each machine, in the requested order.
         advice: Advice on which of several machines to take.
-        run: Name of the run; empty if unknown.
+        run: Name of the run. Empty if unknown.
         created: Time of the report.
-        learning_rate: Peak learning rate of the training, for one replica; 0 if the model could not be compiled.
+        learning_rate: Peak learning rate for one replica, or 0 if the model could not be compiled.
     """
 
     model: str
@@ -326,11 +334,14 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
 
     @property
     def best(self) -> MachineReport | None:
-        """The `cheapest` machine that passed; None if none did."""
+        """The `cheapest` machine that passed, or None if none did."""
         return cheapest(self.machines)
 
     def footprint(self, machine: MachineReport) -> Footprint | None:
-        """Return the footprint of the training on a machine of the report; None if the training does not fit."""
+        """Return the footprint of the training run on a machine of the report.
+
+        Return None if the training step does not fit.
+        """
         if machine.verdict != FITS or machine.step is None:
             return None
         cost = machine.cost

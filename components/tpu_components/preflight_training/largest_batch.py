@@ -1,4 +1,4 @@
-"""Finds the largest batch that fits by compiling several, or an upper bound by compiling one."""
+"""Finds the largest batch that fits by compiling several batches, or an upper bound by compiling one batch."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,8 +17,8 @@ class LargestBatch:
     Attributes:
         size: Number of examples.
         is_exact: Whether compilation shows that `size` examples fit and one more does not.
-        is_upper_bound: Whether it is only known that no more than `size` examples fit. If this and `is_exact` are
-            false, `size` examples fit, and more may fit.
+        is_upper_bound: Whether it is only known that at most `size` examples fit. If `is_upper_bound` and `is_exact`
+            are false, `size` examples fit, and more may fit.
     """
 
     size: int
@@ -38,12 +38,12 @@ def find_largest_batch(attempt: Callable[[int], Outcome], first: int, capacity_b
     lies between two batches, and then by bisection.
 
     Args:
-        attempt: Compiles the program with a batch size.
+        attempt: Function that compiles the program with a batch size.
         first: Batch size to try first.
         capacity_bytes: Available memory, in bytes.
 
     Returns:
-        The batch; size 0 if not even one example fits; None if it cannot be determined.
+        The batch. Its size is 0 if not even one example fits. None if the batch cannot be determined.
 
     Example:
         >>> def attempt(size):
@@ -80,12 +80,12 @@ def bound_largest_batch(size: int, fixed_bytes: int, example_bytes: int, capacit
     """Return an upper bound of the largest batch, from the compilation of one batch.
 
     The compiler needs more memory for an example than the bound counts, because it also keeps gradients, intermediate
-    results and padding: the largest batch is often half of the bound.
+    results and padding. The largest batch is often half of the bound.
 
     Args:
         size: Batch size that fits.
         fixed_bytes: Memory that does not grow with the batch, in bytes.
-        example_bytes: Memory that each example needs at least, in bytes; must be positive.
+        example_bytes: Memory that each example needs at least, in bytes. It must be positive.
         capacity_bytes: Available memory, in bytes.
 
     Example:
@@ -97,7 +97,7 @@ def bound_largest_batch(size: int, fixed_bytes: int, example_bytes: int, capacit
 
 
 def _guess(known: list[tuple[int, int]], capacity_bytes: int) -> int | None:
-    """Return the batch size at which the memory reaches the capacity; None if it does not grow.
+    """Return the batch size at which the memory reaches the capacity, or None if the memory does not grow.
 
     Memory is extrapolated linearly from the last two batches, or from zero and the only batch.
     """

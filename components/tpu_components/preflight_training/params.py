@@ -18,7 +18,7 @@ VERTEX_TASK_SECONDS = 7 * 24 * 3600
 
 
 def timeout_seconds(run_seconds: float) -> int:
-    """Return the time limit of a training from the estimated time of its epochs; at most 7 days.
+    """Return the time limit of a training run from the estimated time of its epochs. It is at most 7 days.
 
     Example:
         >>> timeout_seconds(60) / 3600, timeout_seconds(3 * 3600) / 3600
@@ -30,24 +30,25 @@ def timeout_seconds(run_seconds: float) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class PreflightParams:
-    """The training to compile, the machine, and the budgets; one field per component input.
+    """The training run to compile, the machine, and the budgets. There is one field per component input.
 
     Attributes:
-        training: Parameters of train_model: model, hyper-parameters, backend, precision, and input pipeline. The `jax`
-            backend compiles the step of all replicas, `tensorflow` the step of one replica; `auto` is jax. A precision
-            of `auto` is mixed_bfloat16, as on a TPU.
-        epochs: Passes over the training split, for the time and price of a run; 0 means the epochs of the training.
-        paid: The machine that is paid for: `machine`; `region`, `spot` and `target` (the platform), which decide its
-            price; `timeout_seconds`, the time limit of the training (0 derives it from the estimate); `attempts`, the
-            largest number of starts, each with this limit.
-        find_largest_batch: Find the largest batch per replica that fits, by compiling several. If false, only an
-            upper bound is computed; if the configured batch does not fit, the largest batch is found by
-            compiling anyway.
-        max_step_ms: Refuse a training whose step takes longer than this on the device, in milliseconds; 0 is no limit.
-        max_price_usd: Refuse a run whose expected price, at the target's prices, is above this number of US dollars; 0
-            is no limit. On Kubeflow and for GPUs, it also determines the time limit of the training, unless
+        training: Parameters of train_model: model, hyper-parameters, backend, precision, and input pipeline. With the
+            `jax` backend, the step of all replicas is compiled; with `tensorflow`, the step of one replica. `auto` is
+            jax. A precision of `auto` is mixed_bfloat16, as on a TPU.
+        epochs: Passes over the training split, for the time and price of a run. 0 means the epochs of the training
+            section.
+        paid: The machine that is paid for: `machine` is its name. `region`, `spot` and `target` (the platform)
+            determine its price. `timeout_seconds` is the time limit of training (0 derives it from the estimate).
+            `attempts` is the largest number of starts, each with this limit.
+        find_largest_batch: Find the largest batch per replica that fits, by compiling several batches. If false, only
+            an upper bound is computed, unless the configured batch does not fit.
+        max_step_ms: Reject a training run whose step takes longer than this on the device, in milliseconds. 0 means no
+            limit.
+        max_price_usd: Reject a run whose expected price, at the target's prices, is above this number of US dollars. 0
+            means no limit. On Kubeflow and for GPUs, this number also determines the time limit of training, unless
             `machine.timeout_seconds` is set. A run may cost more: see the highest price in preflight's report.
-        max_host_wait: Refuse a run in which the device waits for data for more than this share of the time; 0 is no
+        max_host_wait: Reject a run in which the device waits for data for more than this share of the time. 0 means no
             limit.
         compile_timeout_seconds: Time limit of one compilation, in seconds, without the time in which a loaded machine
             gives the compiler no CPU.
@@ -70,7 +71,7 @@ class PreflightParams:
 
     @property
     def run_epochs(self) -> int:
-        """Number of passes over the training split, for the price of a run."""
+        """Number of passes over the training split from which the price of a run is computed."""
         return self.epochs or self.training.epochs
 
 
@@ -82,12 +83,12 @@ class PreflightResult:
         passed: Whether the training step compiles for the machine, fits its memory and keeps every budget.
         machine: The machine's short name.
         verdict: `fits`, `may_fit`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory`, `crashed`.
-        reasons: Reasons for which the training did not pass; empty if it passed.
-        step_ms: Time of a step on the device; 0 if unknown.
-        epoch_seconds: Time of an epoch, including waiting for data; 0 if unknown.
-        usd_per_run: Expected price of a run; 0 if no price is known.
-        timeout_seconds: Time limit of the training; 0 if its time is unknown.
-        footprint: Fields of the training's `Footprint`; empty if the training does not fit.
+        reasons: Reasons why the training run did not pass. Empty if it passed.
+        step_ms: Time of a step on the device, or 0 if unknown.
+        epoch_seconds: Time of an epoch, including waiting for data, or 0 if unknown.
+        usd_per_run: Expected price of a run, or 0 if no price is known.
+        timeout_seconds: Time limit of training, or 0 if its time is unknown.
+        footprint: Fields of the `Footprint` of the training run. Empty if the training step does not fit.
     """
 
     passed: bool

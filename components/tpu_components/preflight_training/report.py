@@ -1,4 +1,7 @@
-"""Presents a preflight as text for the terminal, a JSON file, and an HTML page without network access or scripts."""
+"""Presents a preflight as text for the terminal, as a JSON file, and as an HTML page.
+
+The page needs no network access and no scripts.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,16 +28,18 @@ _NAME_WIDTH = 30
 _NOTHING = "–"
 _TIMES_ORIGIN = (
     "the compiler's schedule at the chip's clock, never faster than the chip's arithmetic and memory allow, and "
-    f"communication as an upper bound; nothing was run on a TPU. {INTERVALS}"
+    f"communication as an upper bound. Nothing was run on a TPU. {INTERVALS}"
 )
 _TENSORFLOW_ORIGIN = (
-    "TensorFlow jobs use an older compiler than this one: figures are estimates, and a formula adds the time of the "
-    "sum over replicas"
+    "TensorFlow jobs use an older compiler than this one, so all values are estimates, and a formula adds the time of "
+    "the sum over replicas"
 )
-_NO_ESTIMATE = " of the computation, from the bytes that it moves: the compiler has no estimate"
+_NO_ESTIMATE = (
+    " of the computation is computed from the bytes that it moves, because the compiler has no estimate for it"
+)
 _GUESSED = 0.1  # A larger share of a step's computation is shown next to the step's time.
 _UNKNOWN_LINKS = "? communication is left out if the speed of the links between chips is unknown"
-_LARGEST_STAGE = "the stage with the most trainable parameters; the others are assumed to take as long"
+_LARGEST_STAGE = "the stage with the most trainable parameters; the other stages are assumed to take as long"
 _COMPARISON = {
     "machine": "<",
     "verdict": "<",
@@ -51,10 +56,14 @@ _COMPARISON = {
 }
 _COMPARISON_NOTES = [
     ("GiB", "memory of a device: the peak, and the limit of a program"),
-    ("batch", "largest batch per replica that fits; ≤: an upper bound, preflight.find_largest_batch finds the number"),
+    (
+        "batch",
+        "largest batch per replica that fits; ≤ marks an upper bound, and preflight.find_largest_batch finds the "
+        "number",
+    ),
     ("step", "ms; comm: upper bound of the part that is communication between replicas"),
     ("MXU", "use of the matrix units while the device computes"),
-    ("epoch", "s; wait: share of it in which the device waits for data"),
+    ("epoch", "s; wait: share of the epoch in which the device waits for data"),
     ("$/run", "expected, plus start-up; at most: until the training is stopped"),
 ]
 _LAYERS = {
@@ -81,7 +90,10 @@ def write_report(report: PreflightReport, directory: Path) -> None:
 
 
 def as_text(report: PreflightReport) -> str:
-    """Return the report in at most 110 columns: all results of one machine, or a comparison of several with advice."""
+    """Return the report in at most 110 columns.
+
+    For one machine, it has all results; for several machines, a comparison with advice.
+    """
     machines = report.machines
     if len(machines) == 1:
         text = _MachineText(report, machines[0])
@@ -126,7 +138,7 @@ def _render(report: PreflightReport) -> str:
 
 
 def _decision(report: PreflightReport) -> Sentences:
-    """Return the verdict about all machines, its reasons, and the advice on which machine to take."""
+    """Return the verdict about all machines, its reasons, and the advice on which machine to use."""
     best, (first, *others), texts = report.best, report.machines, _reasons(report)
     if others:
         title = _tally(report)
@@ -138,7 +150,7 @@ def _decision(report: PreflightReport) -> Sentences:
         compiled = f"The training step compiles for {first.machine}, fits its memory and keeps every budget."
         texts = texts or [compiled if first.verdict == FITS else f"It {first.summary}."]
     if best and not best.worth_it:
-        texts.append("A TPU is hardly worth its price for this model and data: see the advice.")
+        texts.append("A TPU is hardly worth its price for this model and data. See the advice.")
     passed = None if report.undecided and best else best is not None
     return Sentences(texts, title[0].upper() + title[1:], passed)
 
@@ -155,7 +167,10 @@ class _MachineText:
     machine: MachineReport
 
     def figures(self) -> list[Block]:
-        """Return step time, epoch time, price, memory, waiting and utilization; [] if no time is known."""
+        """Return step time, epoch time, price, memory, waiting and utilization.
+
+        Return [] if no time is known.
+        """
         machine = self.machine
         step = machine.step
         epoch = machine.epoch
@@ -165,7 +180,7 @@ class _MachineText:
         price = ["no trustworthy price is known"]
         if cost:
             price = [f"{machine.epochs:,} epochs expected, plus start-up{cost.at_most}", billed_by(cost.target)]
-        size = f"{byte_size(machine.peak_bytes)} of {byte_size(machine.capacity_bytes)} a device"
+        size = f"{byte_size(machine.peak_bytes)} of {byte_size(machine.capacity_bytes)} per device"
         waiting = "doubtful" if epoch.host_wait > 0.5 else ""
         figures = [
             Figure("Step", step.text, [_parts(step)]),
@@ -178,7 +193,7 @@ class _MachineText:
         return [figures]
 
     def model(self) -> Fields:
-        """Return the model, and the machine that it was compiled for."""
+        """Return the model, and the machine for which it was compiled."""
         report, machine = self.report, self.machine
         chips, devices, hosts = machine.chips, machine.devices, machine.hosts
         parameters = [f"{name} {value}" for name, value in report.model_parameters.items()]
@@ -191,7 +206,7 @@ class _MachineText:
         return Fields(rows)
 
     def describe(self, is_short: bool = False) -> list[Block]:
-        """Return all findings; the short form lists only the eight longest layers."""
+        """Return all findings. The short form lists only the eight longest layers."""
         machine = self.machine
         return [
             *([machine.reason] if machine.reason else []),
@@ -206,12 +221,12 @@ class _MachineText:
         machine = self.machine
         step = machine.step
         epoch = machine.epoch
-        size = f"{byte_size(machine.capacity_bytes)} a device"
+        size = f"{byte_size(machine.capacity_bytes)} per device"
         if machine.peak_bytes:
             bound = "at least " if machine.verdict == MAY_FIT else ""
             share = percent(machine.peak_bytes / machine.capacity_bytes)
             size = f"{bound}{byte_size(machine.peak_bytes)} of {size} ({share})"
-        batch = f"{machine.batch_size_per_replica:,} per replica, {machine.global_batch:,} in all"
+        batch = f"{machine.batch_size_per_replica:,} per replica, {machine.global_batch:,} in total"
         return [
             ("layer", machine.layer),
             ("source", machine.source),
@@ -226,7 +241,7 @@ class _MachineText:
         ]
 
     def _untimed(self) -> list[tuple[str, str]]:
-        """Return why the time is unknown, and the price of an hour if it is known."""
+        """Return the reason why the time is unknown, and the price per hour if it is known."""
         cost = self.machine.cost
         return [
             ("time", self.machine.untimed),
@@ -241,8 +256,8 @@ class _MachineText:
         hours = machine.timeout_seconds / 3600
         if cost:
             price = (
-                f"{cost.run}; {dollars(cost.usd_per_hour)} an hour in {cost.region} ({cost.date}), "
-                f"{dollars(cost.usd_per_epoch or 0)} an epoch, {machine.epochs:,} epochs"
+                f"{cost.run}; {dollars(cost.usd_per_hour)} per hour in {cost.region} ({cost.date}), "
+                f"{dollars(cost.usd_per_epoch or 0)} per epoch, {machine.epochs:,} epochs"
             )
         return [
             ("step", f"{step.text} = {_parts(step)}"),
@@ -257,7 +272,7 @@ class _MachineText:
         ]
 
     def _step_parts(self, step: StepTime) -> Table:
-        """Return a table of a step's time by part: matrix products, their padding, the rest and communication."""
+        """Return a table of a step's time by part: matrix products, their padding, the rest, and communication."""
         layers = self.machine.layers
         padding = sum(layer.padding_ms for layer in layers)
         products = sum(layer.ms for layer in layers if layer.mxu_utilization is not None) - padding
@@ -356,7 +371,7 @@ def _tally(report: PreflightReport) -> str:
 
 
 def _advice(report: PreflightReport) -> Sentences:
-    """Return the advice about the best machine, or about all of them if none passed."""
+    """Return the advice about the best machine, or about all machines if none passed."""
     if best := report.best:
         return Sentences(best.advice, f"On {best.label}:")
     return Sentences(tuple(dict.fromkeys(words for machine in report.machines for words in machine.advice)))
@@ -392,7 +407,10 @@ def _parts(step: StepTime) -> str:
 
 
 def _layers(layers: Sequence[LayerTime], is_short: bool) -> list[Block]:
-    """Return a table of the layers' times; in the short form, of the eight longest, and the share of the others."""
+    """Return a table of the layers' times.
+
+    The short form has the eight longest layers and the share of the rest.
+    """
     if not layers:
         return []
     places = decimals(layers[0].ms)

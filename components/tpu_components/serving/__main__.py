@@ -1,4 +1,6 @@
-"""Entry point of the serving image: `python -m tpu_components.serving [EXPORT_DIR]`. Reads Vertex's AIP_* variables.
+"""Entry point of the serving image: `python -m tpu_components.serving [EXPORT_DIR]`.
+
+It reads the AIP_* variables of Vertex AI.
 
 https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
 """
@@ -14,11 +16,11 @@ from tpu_components.serving.params import REMOVED_FLAGS, ServeParams, key_to_ver
 
 
 def main() -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code."""
+    """Serve until SIGTERM or SIGINT. Return the exit code."""
     leave_current_folder()
     parser = command_line.ArgumentParser(
         prog="python -m tpu_components.serving",
-        description="Serve an export over HTTP, as Vertex AI asks of a container.",
+        description="Serve an export over HTTP, as Vertex AI requires of a container.",
         epilog="Example: python -m tpu_components.serving runs/digits/export --port 8080",
     )
     parser.add_argument(
@@ -36,7 +38,7 @@ def main() -> int:
         arguments = parser.parse_args()
         arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)
         if not arguments.export_dir:
-            parser.error("there is nothing to serve: give EXPORT_DIR, or set AIP_STORAGE_URI")
+            parser.error("no export to serve: give EXPORT_DIR, or set AIP_STORAGE_URI")
         params = params_from(vars(arguments), ServeParams)
         from tpu_components.serving.server import serve
 

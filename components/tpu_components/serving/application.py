@@ -1,4 +1,4 @@
-"""The ASGI application: routes and limits. Every response is JSON, errors included."""
+"""The ASGI application: routes and limits. Every response is JSON, including errors."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ Render = Callable[[np.ndarray, PredictRequest], bytes]
 
 
 class Application:
-    """Serves one model, as an ASGI application. Responds 503 until the model is loaded.
+    """Serves one model, as an ASGI application. It responds with 503 until the model is loaded.
 
     Args:
         params: Routes and limits.
@@ -91,7 +91,7 @@ class Application:
         self._starlette.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, count it, and log it as one JSON line on stderr, without its content.
+        """Respond to a request, count it, and log it as one JSON line on stderr, without its content.
 
         The content of a request may be private.
         """
@@ -131,16 +131,20 @@ class Application:
             print(json.dumps(line), file=sys.stderr, flush=True)
 
     def _refuse_chunks(self, scope: Scope) -> Response | None:
-        """Return the refusal of a body in chunks that has an ambiguous end or is one too many; None if it is fine.
+        """Return the error response for a body in chunks, or None if the body is accepted.
 
-        Two servers may see different ends of such a body: https://www.rfc-editor.org/rfc/rfc9112#section-11.2
+        A body is rejected if its end is ambiguous, or if too many other bodies arrive in chunks.
+
+        Two servers may interpret an ambiguous end differently: https://www.rfc-editor.org/rfc/rfc9112#section-11.2
         """
         has_length = any(name == b"content-length" for name, _ in scope["headers"])
         if has_length or scope["http_version"] != "1.1":
             error = "Cannot read a body with both Transfer-Encoding and Content-Length, or with chunks in HTTP/1.0."
-            return JSONResponse({"error": f"{error} Send one of them, with HTTP/1.1."}, 400, {"Connection": "close"})
+            return JSONResponse(
+                {"error": f"{error} Send only one of these headers, with HTTP/1.1."}, 400, {"Connection": "close"}
+            )
         if self._num_chunked >= _MAX_CHUNKED:
-            error = f"The server is busy: {self._num_chunked} bodies arrive in chunks. Try again later."
+            error = f"The server is busy: {self._num_chunked} bodies are arriving in chunks. Try again later."
             headers = {"Connection": "close", "Retry-After": "1"}
             return JSONResponse({"error": f"{error} Bodies with Content-Length have no such limit."}, 503, headers)
         return None
@@ -174,7 +178,10 @@ class Application:
         return JSONResponse({"live": True})
 
     async def _is_ready(self, request: Request) -> Response:
-        """Respond whether the server, or the named model, is ready. While the model loads, the name is not checked."""
+        """Respond whether the server, or the named model, is ready.
+
+        While the model loads, the name is not checked.
+        """
         is_ready = self._model is not None
         name = self._named_model(request)[0] if is_ready else request.path_params.get("name", "")
         return JSONResponse({"name": name, "ready": is_ready, "live": True}, 200 if is_ready else 503)
@@ -192,17 +199,20 @@ class Application:
         return JSONResponse(describe_model(*self._named_model(request)))
 
     def _named_model(self, request: Request) -> tuple[str, ExportedModel]:
-        """Return the model and its name; responds 503 before it is loaded, and 404 if the path has another name."""
+        """Return the model and its name.
+
+        Respond with 503 before the model is loaded, and with 404 if the path has another name.
+        """
         if self._model is None:
             raise HTTPException(503, "The server is loading. Try again later.")
         name = self._params.model_name or self._model.name
         asked = request.path_params.get("name", name)
         if asked != name:
-            raise HTTPException(404, f"There is no model {asked[:40]!r}. Expected {name!r} (--model-name).")
+            raise HTTPException(404, f"There is no model {asked[:40]!r}. Expected {name!r}, the value of --model-name.")
         return name, self._model
 
     async def _predict(self, request: Request) -> Response:
-        """Answer a prediction request in the protocol of Vertex AI, which is KServe's V1."""
+        """Respond to a prediction request in the protocol of Vertex AI, which is KServe's V1 protocol."""
         _, model = self._named_model(request)
         content_type = request.headers.get("content-type", "")
         top = request.query_params.get("top")
@@ -214,7 +224,7 @@ class Application:
         )
 
     async def _infer(self, request: Request) -> Response:
-        """Answer an inference request in KServe's V2 protocol."""
+        """Respond to an inference request in KServe's V2 protocol."""
         name, model = self._named_model(request)
         binary_length = request.headers.get(BINARY_HEADER)
         return await self._answer(
@@ -256,11 +266,13 @@ class Application:
 
     def _check_number(self) -> None:
         if self._num_requests >= self._params.max_requests:
-            raise HTTPException(503, f"The server is busy: it holds {self._num_requests} requests. Try again later.")
+            raise HTTPException(
+                503, f"The server is busy: it is processing {self._num_requests} requests. Try again later."
+            )
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         status = next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), 500)
-        message = str(error) or "The client left."
+        message = str(error) or "The client closed the connection."
         headers = {}
         if isinstance(error, HTTPException):
             status = error.status_code
@@ -268,8 +280,8 @@ class Application:
             headers = {**(error.headers or {})}
         if message in ("Not Found", "Method Not Allowed"):
             message = (
-                f"There is no {request.method} {request.scope['path']}. "
-                f"Expected GET {self._params.health_route} or POST {self._params.predict_route}."
+                f"There is no {request.method} {request.scope['path']}. Expected GET {self._params.health_route} or "
+                f"POST {self._params.predict_route}."
             )
         if status == 503:
             headers["Retry-After"] = "1"
@@ -277,5 +289,5 @@ class Application:
 
 
 async def _fail(request: Request, error: Exception) -> Response:
-    """Respond 500 to an unexpected error; the server writes the stack trace to stderr."""
-    return JSONResponse({"error": "The server failed. Its log says why."}, 500)
+    """Respond with 500 to an unexpected error. The server writes the stack trace to stderr."""
+    return JSONResponse({"error": "The server failed. See its log for the reason."}, 500)

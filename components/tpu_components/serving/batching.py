@@ -11,14 +11,16 @@ from tpu_components.serving.lite import Predict
 
 
 class Batcher:
-    """Collects examples while the model is busy, and passes them to the model as one batch, first come, first served.
+    """Collects examples while the model is busy.
 
-    The model runs in a thread of its own, one batch at a time, so the event loop stays free.
+    The examples are passed to the model as one batch, first come, first served.
+
+    The model runs in a separate thread, one batch at a time, so the event loop stays free.
 
     Args:
         predict: Prediction function of the model.
         max_batch_size: Largest number of examples in a batch. A larger request is split.
-        max_wait_seconds: Time that an idle model waits for more examples after the first.
+        max_wait_seconds: Time that an idle model waits for more examples after the first example.
     """
 
     def __init__(self, predict: Predict, max_batch_size: int, max_wait_seconds: float = 0.0) -> None:
@@ -28,7 +30,7 @@ class Batcher:
         self._waiting: asyncio.Queue[tuple[np.ndarray, asyncio.Future[np.ndarray]]] = asyncio.Queue()
 
     async def predict(self, inputs: np.ndarray) -> np.ndarray:
-        """Return the model's outputs for inputs, dtype[N, …] → float32[N, …], any N from 1."""
+        """Return the model's outputs for inputs, dtype[N, …] → float32[N, …], for any N from 1."""
         size = self._max_batch_size
         answers: list[asyncio.Future[np.ndarray]] = []
         for start in range(0, len(inputs), size):
@@ -39,7 +41,7 @@ class Batcher:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the model's thread, which `predict` needs, while the block runs."""
+        """Run the model's thread while the block runs. `predict` needs this thread."""
         with ThreadPoolExecutor(1, "model") as thread:
             task = asyncio.create_task(self._run(thread))
             try:

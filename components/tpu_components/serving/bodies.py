@@ -17,7 +17,7 @@ Hold = Callable[[int], None]  # Counts more bytes that a request holds; responds
 
 
 class HeldBytes:
-    """Limits the bytes that all requests hold together. `total` is their present number."""
+    """Limits the bytes that all requests together keep in memory. `total` is their current number."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -25,18 +25,20 @@ class HeldBytes:
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[Hold]:
-        """Yield a request's `Hold`; all of its bytes are released when the block ends."""
+        """Yield a request's `Hold`. All of its bytes are released when the block ends."""
         own = 0
 
         def hold(num_bytes: int) -> None:
             nonlocal own
             if own + num_bytes > self._limit:
                 raise TooLargeError(
-                    f"All requests together may hold {self._limit:,} bytes (--max-held-bytes). Received: a request "
-                    f"that takes {own + num_bytes:,}. Send its instances in several requests."
+                    f"All requests together may take {self._limit:,} bytes (--max-held-bytes). Received: a request "
+                    f"that takes {own + num_bytes:,} bytes. Send its instances in several requests."
                 )
             if self.total + num_bytes > self._limit:
-                raise HTTPException(503, f"The server is busy: it holds {self.total:,} bytes. Try again later.")
+                raise HTTPException(
+                    503, f"The server is busy: its requests take {self.total:,} bytes. Try again later."
+                )
             own += num_bytes
             self.total += num_bytes
 
@@ -47,11 +49,11 @@ class HeldBytes:
 
 
 async def read_body(request: Request, limit: int, hold: Hold) -> bytearray:
-    """Return the body of a request; one in gzip is still compressed.
+    """Return the body of a request. A body in gzip is still compressed.
 
     Raises:
-        HTTPException: If it is too large, or does not arrive in time.
-        ClientDisconnect: If the client leaves.
+        HTTPException: If the body is too large, or does not arrive in time.
+        ClientDisconnect: If the client closes the connection.
     """
     body = bytearray()
     _check_size(int(request.headers.get("content-length", 0)), limit)  # Before reading the body.
@@ -62,12 +64,14 @@ async def read_body(request: Request, limit: int, hold: Hold) -> bytearray:
                 hold(len(chunk))
                 body += chunk
     except TimeoutError as error:
-        raise HTTPException(408, f"The body did not arrive within {BODY_TIMEOUT_SECONDS:.0f} s.") from error
+        raise HTTPException(
+            408, f"The body did not arrive within {BODY_TIMEOUT_SECONDS:.0f} s. Send the request again."
+        ) from error
     return body
 
 
 def is_gzip(request: Request) -> bool:
-    """Return whether a body is compressed with gzip; responds 415 to other encodings.
+    """Return whether a body is compressed with gzip. Respond with 415 to other encodings.
 
     https://www.rfc-editor.org/rfc/rfc9110#section-8.4.1: names of encodings ignore case, and x-gzip is gzip.
     """
@@ -87,19 +91,21 @@ def unpack(body: bytes | bytearray, limit: int) -> bytes | bytearray:
     """Return the content of a body in gzip. Decompression stops above `limit` bytes.
 
     Raises:
-        InputError: If it is not exactly one gzip member.
-        HTTPException: If it has more than `limit` bytes.
+        InputError: If the body is not exactly one gzip member.
+        HTTPException: If the content has more than `limit` bytes.
     """
     stream = zlib.decompressobj(16 + zlib.MAX_WBITS)  # 16 stands for gzip.
     try:
         content = stream.decompress(body, limit + 1)
     except zlib.error as error:
-        raise InputError(f"The body is not gzip, as its Content-Encoding says: {error}.") from error
+        raise InputError(
+            f"The body is not gzip, although its Content-Encoding is: {error}. Compress the body, or remove the header."
+        ) from error
     _check_size(len(content), limit)
     if not stream.eof:
-        raise InputError("The body ends before its gzip data do. Send the whole body.")
+        raise InputError("The body ends before its gzip data are complete. Send the whole body.")
     if stream.unused_data:
-        raise InputError("The body goes on after the end of its gzip data. Expected one gzip member.")
+        raise InputError("The body continues after the end of its gzip data. Expected only one gzip member.")
     return content
 
 
@@ -107,6 +113,6 @@ def _check_size(num_bytes: int, limit: int) -> None:
     if num_bytes > limit:
         raise HTTPException(
             413,
-            f"A body may have {limit:,} bytes (--max-body-bytes). Received: {num_bytes:,} or more. Send fewer or "
-            "smaller images.",
+            f"A body may have at most {limit:,} bytes (--max-body-bytes). Received: {num_bytes:,} bytes or more. "
+            "Send fewer or smaller images.",
         )

@@ -36,20 +36,20 @@ FLOAT, _SAVED_MODEL = "float", "saved_model"
 
 @dataclasses.dataclass(frozen=True)
 class ExportedModel:
-    """A loaded model that predicts on CPU.
+    """A loaded model that predicts on a CPU.
 
     Attributes:
-        name: Name of the model in the registry, or the file it was imported from.
-        class_names: Class names in the order of the outputs; for a regression, names of the targets.
+        name: Name of the model in the registry, or the file from which it was imported.
+        class_names: Class names in the order of the outputs. For a regression, names of the targets.
         input: Input of the model.
         predict: Prediction function, uint8[N, height, width, channels] → float32[N, outputs], any N from 1: class
             probabilities, or numbers in the targets' units. A prediction does not depend on the rest of its batch. Not
-            thread-safe. For a language model: int32[N, num_tokens] ids → probabilities of the character after the last
-            non-zero id.
-        reader: Converts a user's input to an input of the model.
-        task: Task of the model; a key of `interface.TASKS`.
+            thread-safe. For a language model: int32[N, num_tokens] IDs → probabilities of the character after the last
+            non-zero ID.
+        reader: Function that converts a user's input to an input of the model.
+        task: Task of the model, a key of `interface.TASKS`.
         format: Loaded format: `float`, `int8` or `saved_model`.
-        step: Function of a language model that processes one more character of each text; None for other models.
+        step: Function of a language model that processes one more character of each text, or None for other models.
         state_size: Size of the language model's state.
         columns: `ExportInfo.columns`.
     """
@@ -82,8 +82,8 @@ class ExportedModel:
 
         Args:
             output: float32[outputs].
-            probabilities: Probabilities, by name, to return as `probabilities`; `labels` is then a list of names. None
-                gives a probability only to the predicted class or labels. Ignored for a regression.
+            probabilities: Probabilities, by name, to return as `probabilities`. `labels` is then a list of names. With
+                None, only the predicted class or labels have a probability. Ignored for a regression.
         """
         prediction = dict(self.decode(output, 1))
         if self.task == REGRESSION:
@@ -95,13 +95,13 @@ class ExportedModel:
         return {"class": name, "confidence": (probabilities or prediction)[name], **further}
 
     def rank(self, probabilities: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
-        """Return the `top` most probable classes (default: all) of float32[classes], with probabilities, best first."""
+        """Return the `top` most probable classes (default: all) with their probabilities, the most probable first."""
         best = np.argsort(-probabilities, kind="stable")[:top]
         return tuple((self.class_names[i], float(probabilities[i])) for i in best)
 
 
 class PromptReader:
-    """Converts prompts to the token ids of a language model."""
+    """Converts prompts to the token IDs of a language model."""
 
     def __init__(self, inputs: CorpusInput, class_names: Sequence[str]) -> None:
         self.shape = inputs.shape
@@ -110,13 +110,13 @@ class PromptReader:
         self._alphabet = Alphabet(class_names)
 
     def read(self, text: str) -> np.ndarray:
-        """Return int32[num_tokens]: ids of the last characters, padded with 0 at the end.
+        """Return the IDs of the last characters, int32[num_tokens], padded with 0 at the end.
 
         Raises:
             InputError: If the text is empty.
         """
         if not text:
-            raise InputError("expected a text of at least one character. Received: an empty one.")
+            raise InputError("expected a text with at least one character. Received: an empty text.")
         ids = np.zeros(self.shape, self.dtype)
         known = self._alphabet.encode(text[-self.shape[0] :])
         ids[: len(known)] = known
@@ -129,20 +129,21 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
     """Load a model from an export folder and run it once on a blank input.
 
     Without a float LiteRT file, the SavedModel is loaded, which needs TensorFlow. The files of a version are not
-    checked: `fetch_folder` has done that.
+    checked, because `fetch_folder` has checked them.
 
     Args:
         export_dir: Folder that export_model wrote.
         use_int8: Load the int8 model.
-        num_threads: Threads for one call of `predict`; 0 is one per available CPU.
+        num_threads: Threads for one call of `predict`. 0 means one per available CPU.
 
     Raises:
-        InputError: If the folder is no export, is damaged, or lacks the format.
+        InputError: If the folder is not an export, is damaged, or lacks the format.
     """
     path = export_dir / EXPORT_FILE
     if not path.is_file():
         raise InputError(
-            f"Cannot predict with {export_dir}: there is no {EXPORT_FILE} in it. Expected the export folder of a run."
+            f"Cannot predict with {export_dir}: it does not contain {EXPORT_FILE}. Expected the export folder of a "
+            "run. Check the path."
         )
     info = ExportInfo.load(export_dir)
     num_threads = num_threads or available_cpus()
@@ -178,21 +179,22 @@ def _choose_format(export_dir: Path, left_out: Mapping[str, str], use_int8: bool
     """Return the format to load, and its file or folder."""
     if use_int8 and "int8" in left_out:
         raise InputError(
-            f"Cannot predict with int8 of {export_dir}: the export left it out, since {left_out['int8']}. Use "
-            "the float model."
+            f"Cannot predict with int8 of {export_dir}: int8 was not exported, because {left_out['int8']}. Use the "
+            "float model."
         )
     if use_int8 or "float" not in left_out:
         return ("int8", export_dir / INT8_TFLITE_FILE) if use_int8 else (FLOAT, export_dir / FLOAT_TFLITE_FILE)
     if importlib.util.find_spec("tensorflow") is None:
         raise InputError(
-            f"Cannot predict with {export_dir} here: it holds a SavedModel alone, and TensorFlow, which that needs, is "
-            f"not installed. The LiteRT file was left out, since {left_out['float']}."
+            f"Cannot predict with {export_dir} on this machine: it contains only a SavedModel, which needs "
+            "TensorFlow, and TensorFlow is not installed. The LiteRT file was not exported, because "
+            f"{left_out['float']}. Install TensorFlow."
         )
     return _SAVED_MODEL, export_dir / SAVED_MODEL_DIR
 
 
 def _signature(path: Path, name: str) -> tuple[Callable[..., dict[str, np.ndarray]], Any]:
-    """Load a signature of a SavedModel; returns it as a function of arrays, and as TensorFlow's object."""
+    """Load a signature of a SavedModel. Return it as a function of arrays, and as TensorFlow's object."""
     loaded = tf.saved_model.load(str(path))
     signature = loaded.signatures[name]
 
@@ -205,16 +207,18 @@ def _signature(path: Path, name: str) -> tuple[Callable[..., dict[str, np.ndarra
 
 
 def _saved_predictor(path: Path, kind: ImageInput | TextInput, output: str) -> Predict:
-    """Return a SavedModel as a function of pixels or ids; a regression's outputs are in the targets' units."""
+    """Return a SavedModel as a function of pixels or IDs. The outputs of a regression are in the targets' units."""
     name, argument = ("tokens", "tokens") if isinstance(kind, TextInput) else ("serving_default", "image")
     call, _ = _signature(path, name)
     return lambda inputs: call(**{argument: inputs})[output]
 
 
 def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[StepFunction, int]:
-    """Load a language model's step function from its SavedModel; returns it and the number of floats in a state.
+    """Load a language model's step function from its SavedModel.
 
-    The parameters are those of `lite.load_step`; only `path` is used.
+    Return the function and the number of floats in a state.
+
+    The parameters are those of `lite.load_step`. Only `path` is used.
     """
     call, signature = _signature(path, "step")
 
@@ -226,7 +230,7 @@ def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[StepFun
 
 
 def _last_outputs(step: StepFunction, state_size: int, num_classes: int) -> Predict:
-    """Return a predictor of the next character: int32[N, length] ids, padded with 0 → float32[N, classes]."""
+    """Return a predictor of the next character: int32[N, length] IDs, padded with 0 → float32[N, classes]."""
 
     def predict(texts: np.ndarray) -> np.ndarray:
         known = texts != PADDING

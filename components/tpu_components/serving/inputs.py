@@ -1,4 +1,7 @@
-"""Predictions for a user's files, folders, arrays and texts, which are converted to the inputs of an exported model."""
+"""Predictions for a user's files, folders, arrays and texts.
+
+These are converted to the inputs of an exported model.
+"""
 
 import contextlib
 import dataclasses
@@ -49,7 +52,7 @@ class Continuation:
 
 
 def is_language_model(export_dir: Path) -> bool:
-    """Return whether an export is a language model; False also for a folder that is no export."""
+    """Return whether an export is a language model. Return False for a folder that is not an export."""
     try:
         return ExportInfo.load(export_dir).task == LANGUAGE_MODEL
     except InputError:
@@ -68,12 +71,12 @@ def continue_texts(
 
     Args:
         export_dir: Folder that export_model wrote.
-        prompts: Texts to continue; characters that the training text lacks become the unknown token. `-` reads stdin:
-            one text per line, or JSON as the server accepts it.
-        length: Characters to generate per prompt; at least 1.
-        temperature: Sampling temperature: 1 samples from the probabilities, less prefers probable characters, 0 always
-            takes the most probable one.
-        seed: Seed of the sampling; equal seeds give equal texts on the same kind of machine.
+        prompts: Texts to continue. Characters that are not in the training text become the unknown token. `-` reads
+            stdin: one text per line, or JSON in the format of the server.
+        length: Characters to generate per prompt, at least 1.
+        temperature: Sampling temperature. 1 samples from the probabilities, a lower value prefers probable characters,
+            and 0 always takes the most probable character.
+        seed: Seed of the sampling. Equal seeds give equal texts on the same kind of machine.
         use_int8: Use the int8 model.
 
     Raises:
@@ -81,11 +84,16 @@ def continue_texts(
     """
     model = load_model(export_dir, use_int8)
     if model.step is None:
-        raise InputError(f"Cannot continue texts with {export_dir}: it takes {model.input}.")
+        raise InputError(
+            f"Cannot continue texts with {export_dir}: it is not a language model. It takes {model.input}. Use an "
+            "export of a language model."
+        )
     alphabet = Alphabet(model.class_names)
     for prompt in itertools.chain.from_iterable(_piped_texts() if text == _STDIN else [text] for text in prompts):
         if not prompt:
-            raise InputError("Cannot continue an empty prompt: expected at least one character.")
+            raise InputError(
+                "Cannot continue an empty prompt: expected at least one character. Add text to the prompt."
+            )
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
@@ -97,7 +105,7 @@ def continue_texts(
 
 @dataclasses.dataclass(frozen=True)
 class ExamplePrediction:
-    """Name or text of an input, and the prediction for it, as `ExportedModel.decode` returns it.
+    """Name or text of an input, and its prediction in the form of `ExportedModel.decode`.
 
     Attributes:
         name: Name of the file, or the text.
@@ -122,14 +130,14 @@ def predict_inputs(
     lines: bool = False,
     column: str = "text",
 ) -> Iterator[ExamplePrediction]:
-    """Predict any number of images or texts; yields one prediction at a time.
+    """Predict any number of images or texts. Yield one prediction at a time.
 
     Args:
         export_dir: Folder that export_model wrote.
         inputs: For a model of images: image files, folders of them, or .npy/.npz files of uint8[N, height, width(,
-            channels)] arrays; arrays of labels (`y_test` beside `x_test`) are ignored, and images of another size are
+            channels)] arrays; arrays of labels (`y_test` next to `x_test`) are ignored, and images of another size are
             resized. For a model of texts: files, folders of them, .csv files, .npy/.npz files of str[N], or texts.
-        top: Number of classes to return; labels and regression values are returned completely.
+        top: Number of classes to return. Labels and regression values are always all returned.
         use_int8: Use the int8 model.
         lines: Whether a text file contains one text per line.
         column: Text column of .csv files.
@@ -142,7 +150,10 @@ def predict_inputs(
         raise InputError(f"top must be at least 1. Received: {top}.")
     model = load_model(export_dir, use_int8)
     if isinstance(model.reader, PromptReader):
-        raise InputError(f"Cannot answer with {export_dir}: it is a language model, which continues texts.")
+        raise InputError(
+            f"Cannot predict with {export_dir}: it is a language model, which continues texts. Give texts without the "
+            "options for classes."
+        )
     unread: list[str] = []
     losses: list[Mapping[str, int]] = []
     for names, batch in _read_inputs(model.reader, inputs, lines, column, unread, losses):
@@ -154,8 +165,8 @@ def predict_inputs(
         print(paragraph(message), file=sys.stderr)
     if unread:
         raise InputError(
-            f"{len(unread)} files cannot be read, the first one {unread[0]}; the lines above say why. All others were "
-            "predicted. Repair or remove these files."
+            f"{len(unread)} files cannot be read, the first one is {unread[0]}. The lines above give the reasons. All "
+            "other files were predicted. Repair or remove these files."
         )
 
 
@@ -169,8 +180,8 @@ def _read_inputs(
 ) -> Iterator[_Named]:
     """Yield batches of names and inputs.
 
-    Reports unreadable files of folders on stderr and in `unread`, and appends `Picture.losses` of each image file to
-    `losses`.
+    Unreadable files of folders are reported on stderr and in `unread`. The `Picture.losses` of each image file are
+    appended to `losses`.
     """
 
     def read_file(path: str) -> _Named:
@@ -226,7 +237,7 @@ def _piped(reader: ImageInput | Tokenizer, losses: list[Mapping[str, int]]) -> I
 
 
 def _piped_texts() -> Iterator[str]:
-    """Yield the texts of stdin, one per line: plain, or as `{"text": "…"}`."""
+    """Yield the texts of stdin, one per line, as plain text or as `{"text": "…"}`."""
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
@@ -245,7 +256,10 @@ def _text_of(line: str) -> str:
 
 
 def _names_a_file(argument: str) -> bool:
-    """Return whether an argument is a path rather than a text: it exists, or looks like a path."""
+    """Return whether an argument is a path rather than a text.
+
+    It is a path if it exists or looks like a path.
+    """
     if Location(argument).is_remote or argument.lower().endswith((*_TEXT_SUFFIXES, *_ARRAY_SUFFIXES)):
         return True
     if "/" in argument and not any(map(str.isspace, argument)):
@@ -257,7 +271,10 @@ def _names_a_file(argument: str) -> bool:
 
 
 def _read_texts(path: str, reader: Tokenizer, lines: bool, column: str) -> _Named:
-    """Return names and token ids of a file's texts. A name is the path, with an index if a file has several texts."""
+    """Return names and token IDs of a file's texts.
+
+    A name is the path, with an index if a file has several texts.
+    """
     if path.lower().endswith(".csv"):
         texts = _read_column(path, column)
     elif path.lower().endswith(_ARRAY_SUFFIXES):
@@ -265,7 +282,10 @@ def _read_texts(path: str, reader: Tokenizer, lines: bool, column: str) -> _Name
         for key, array in read_input_arrays(path).items():
             if array.dtype.kind != "U" or array.ndim != 1:
                 received = f"{array.dtype}{list(array.shape)}"
-                raise InputError(f"Cannot use {path}{key}: expected str[N], received {received}.")
+                raise InputError(
+                    f"Cannot use {path}{key}: expected str[N], received {received}. Save the texts as an array of "
+                    "strings."
+                )
             texts += array.tolist()
     elif lines:
         # Not splitlines, which also splits at characters other than line feeds.
@@ -273,7 +293,7 @@ def _read_texts(path: str, reader: Tokenizer, lines: bool, column: str) -> _Name
     else:
         return [path], reader.read_all([_read_text(path)])
     if not texts:
-        raise InputError(f"Cannot read {path}: it holds no text. Expected at least one.")
+        raise InputError(f"Cannot read {path}: it contains no text. Expected at least one text.")
     return [f"{path}[{i}]" for i in range(len(texts))], reader.read_all(texts)
 
 
@@ -290,8 +310,8 @@ def _read_column(path: str, column: str) -> list[str]:
     column = find_column(column, columns)
     if column not in columns:
         raise InputError(
-            f"Cannot read {path}: expected the column {column!r} in every line, received {columns}. Set "
-            "column to its name."
+            f"Cannot read {path}: expected the column {column!r} in every line, received {columns}. Set column to the "
+            "name of the text column."
         )
     place = file.columns.index(column)
     return [cells[place] for _, cells in file.rows()]
@@ -302,14 +322,16 @@ def _decode_image(path: str, content: bytes, wanted: ImageInput, losses: list[Ma
         picture = read_image(content, wanted.rule)
     except UnreadableImageError as error:
         raise InputError(
-            f"Cannot read {path}: {error}. Expected an image file, a folder of them, or .npy/.npz."
+            f"Cannot read {path}: {error}. Expected an image file, a folder of image files, or .npy/.npz."
         ) from error
     losses.append(picture.losses)
     return picture.pixels[None]
 
 
 def read_input_arrays(path: str) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz file by `:name`, without arrays of labels; that of an .npy file has the empty name.
+    """Return the arrays of an .npz file by `:name`, without arrays of labels.
+
+    The array of an .npy file has an empty name.
 
     Raises:
         InputError: If the file is missing or damaged, or has no such array.
@@ -318,7 +340,7 @@ def read_input_arrays(path: str) -> dict[str, np.ndarray]:
         loaded = read_arrays(path, storage.read_bytes(path))
         names = [name for name in loaded if not name or not _are_labels(name, [*loaded])]
         if not names:
-            raise ValueError("it is empty")
+            raise ValueError("the file is empty")
         return {f":{name}" if name else "": loaded[name] for name in names}
     except InputError:
         raise
@@ -345,6 +367,7 @@ def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.nda
         array = array[None]
     if array.dtype != np.uint8 or array.shape[1:] != shape or not len(array):
         raise InputError(
-            f"Cannot use {name}: expected uint8[N, {', '.join(map(str, shape))}] in [0, 255], received {received}."
+            f"Cannot use {name}: expected uint8[N, {', '.join(map(str, shape))}] in [0, 255], received {received}. "
+            "Convert the array."
         )
     return array

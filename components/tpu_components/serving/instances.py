@@ -1,7 +1,7 @@
-"""Converts request bodies (JSON or an image file) to the model's inputs, and the model's outputs to response bodies.
+"""Converts request bodies (JSON or an image file) to model inputs, and model outputs to response bodies.
 
-V1: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol (same bodies as Vertex AI).
-V2, the Open Inference Protocol over REST, without model versions, which are optional:
+V1: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol (same bodies as Vertex AI). V2,
+the Open Inference Protocol over REST. Model versions, which are optional, are not supported:
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
 """
 
@@ -52,7 +52,7 @@ SMALL_PIXELS = 1_048_576
 
 
 class TooLargeError(Exception):
-    """A request exceeds a limit of the server; the response is 413."""
+    """A request exceeds a limit of the server. The response is 413."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +62,9 @@ class PredictRequest:
     Attributes:
         inputs: Inputs of the model, N from 1; for images uint8[N, height, width, channels].
         waiting: Images that are not decoded yet, by their index in `inputs`.
-        top: Number of probabilities in the response; None is all.
-        id: Id that the client gave; empty if it gave none.
-        outputs: Names of the V2 outputs that the client asked for.
+        top: Number of probabilities in the response, or None for all.
+        id: ID that the client sent. Empty if it sent none.
+        outputs: Names of the V2 outputs that the client requested.
     """
 
     inputs: np.ndarray
@@ -75,14 +75,14 @@ class PredictRequest:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the request holds until the response, in bytes."""
+        """Memory in bytes that the request takes until the response is sent."""
         return self.inputs.nbytes + sum(image.num_bytes for image in self.waiting.values())
 
     def decode(self, number: int) -> None:
         """Decode the waiting image with this index, and store its pixels in `inputs`.
 
         Raises:
-            InputError: If the image cannot be decoded; the message names the instance.
+            InputError: If the image cannot be decoded. The message names the instance.
         """
         with _naming(number), _reading_image():
             self.inputs[number] = self.waiting.pop(number).decode().pixels
@@ -97,31 +97,34 @@ def _reading_image() -> Iterator[None]:
 
 
 def _cost(image: OpenImage, shape: tuple[int, ...]) -> int:
-    """Return the cost of an image: pixels of the file or of the model's input, whichever has more."""
+    """Return the cost of an image in pixels.
+
+    It is the number of pixels of the file or of the model's input, whichever is larger.
+    """
     return max(image.num_pixels, shape[1] * shape[2])
 
 
 def parse_request(
     body: bytes | bytearray, wanted: Reader, limits: ServeParams, content_type: str = "", top: str | None = None
 ) -> PredictRequest:
-    """Parse a request in the protocol of Vertex AI, which is KServe's V1.
+    """Parse a request in the protocol of Vertex AI, which is KServe's V1 protocol.
 
-    It is one image file, or `{"instances": [IMAGE, …], "parameters": {"top": K}}`; `parameters` is optional.
+    The request is one image file, or `{"instances": [IMAGE, …], "parameters": {"top": K}}`. `parameters` is optional.
 
-    An IMAGE is either `{"b64": "…"}`, the bytes of an image file, which is resized if necessary, or its pixels: nested
-    lists [height][width][channels] of whole numbers in [0, 255]; [height][width] is allowed for a grey image. Both may
-    be wrapped as `{"image": IMAGE}` or `{"encoded": IMAGE}`. For a model of texts an instance is a string or
-    `{"text": "…"}`; a language model predicts the next character.
+    An IMAGE is the bytes of an image file, `{"b64": "…"}`, or its pixels. An image file is resized if necessary. Pixels
+    are nested lists [height][width][channels] of whole numbers in [0, 255], or [height][width] for a grey image. Both
+    forms may be wrapped as `{"image": IMAGE}` or `{"encoded": IMAGE}`. For a model of texts, an instance is a string or
+    `{"text": "…"}`. A language model predicts the next character.
 
     Args:
         body: The request.
-        wanted: Converts an instance to an input of the model.
+        wanted: Function that converts an instance to an input of the model.
         limits: Limits of the server.
         content_type: Media type of the body. Images of most formats are recognised without it.
         top: Text of the query parameter `top`, for an image file.
 
     Raises:
-        InputError: If the body has another form; the message names the instance.
+        InputError: If the body has another form. The message names the instance.
         TooLargeError: If the instances or their pixels exceed `limits`.
     """
     if content_type.startswith("image/") or _PICTURE.match(body):
@@ -142,8 +145,8 @@ def parse_request(
 def _check_count(count: int, limits: ServeParams) -> None:
     if count > limits.max_instances:
         raise TooLargeError(
-            f"A request may hold {limits.max_instances} instances (--max-instances). Received: {count}. Send them in "
-            "several requests."
+            f"A request may contain at most {limits.max_instances} instances (--max-instances). Received: {count}. "
+            "Send them in several requests."
         )
 
 
@@ -162,13 +165,13 @@ def parse_line(line: bytes, wanted: ImageInput) -> np.ndarray:
 
 def _parse_image(body: bytes | bytearray, wanted: Reader, limits: ServeParams, top: str | None) -> PredictRequest:
     if not isinstance(wanted, ImageInput):
-        raise InputError(f"The model takes a {wanted.noun}. Received: an image. Send JSON.")
+        raise InputError(f"The model takes a {wanted.noun}. Received: an image. Send JSON with a {wanted.noun}.")
     is_number = top is not None and top.isdecimal() and len(top) <= _MOST_DIGITS
     return _open_instances([bytes(body)], wanted, limits, top=_read_top(int(top or 0) if is_number else top))
 
 
 def _open_instances(instances: Sequence[Any], wanted: Reader, limits: ServeParams, **asked: Any) -> PredictRequest:
-    """Parse instances, see `parse_request`; `asked` are further fields of the `PredictRequest`."""
+    """Parse instances. See `parse_request`. `asked` are additional fields of the `PredictRequest`."""
     inputs = np.empty((len(instances), *wanted.shape), wanted.dtype)
     request = PredictRequest(inputs, **asked)
     num_pixels = 0
@@ -182,8 +185,9 @@ def _open_instances(instances: Sequence[Any], wanted: Reader, limits: ServeParam
         num_pixels += _cost(parsed, inputs.shape)
         if num_pixels > limits.max_request_pixels:
             raise TooLargeError(
-                f"A request's images may have {limits.max_request_pixels:,} pixels in all (--max-request-pixels), each "
-                "at least those that the model takes. Received: more. Send them in several requests, or smaller."
+                f"The images of a request may have at most {limits.max_request_pixels:,} pixels together "
+                "(--max-request-pixels). Each image counts at least as many as the model's input. Received: more "
+                "pixels. Send the images in several requests, or send smaller images."
             )
     if num_pixels <= SMALL_PIXELS:
         for number in list(request.waiting):
@@ -202,19 +206,21 @@ def _naming(number: int) -> Iterator[None]:
 def render_predictions(model: ExportedModel, outputs: np.ndarray, top: int | None) -> bytes:
     """Render `{"predictions": [{"class": …, "confidence": …, "probabilities": {class: probability, best first}}, …]}`.
 
-    For multi-label data a prediction is `{"labels": [those above 0.5, best first], "probabilities": {…}}`, for a
-    regression `{"values": {target: number}}`.
+    For multi-label data, a prediction is `{"labels": [labels above 0.5, best first], "probabilities": {…}}`. For a
+    regression, it is `{"values": {target: number}}`.
 
     Args:
         model: Model with the names of classes or targets.
         outputs: float32[N, classes or targets].
-        top: Number of probabilities to return; None is all.
+        top: Number of probabilities to return, or None for all.
 
     Raises:
         InputError: If `top` is set and the outputs are not probabilities.
     """
     if top is not None and model.task == REGRESSION:
-        raise InputError(f'"top" chooses among classes. Received: {top}, for a model that gives numbers. Leave it out.')
+        raise InputError(
+            f'"top" applies only to classes. Received: "top": {top} for a model that predicts numbers. Remove "top".'
+        )
     ranked = [None if model.task == REGRESSION else dict(model.rank(output, top)) for output in outputs]
     predictions = [model.describe(output, names) for output, names in zip(outputs, ranked, strict=True)]
     return json.dumps({"predictions": predictions}, ensure_ascii=False, allow_nan=False).encode()
@@ -224,12 +230,14 @@ def load_json(body: bytes | bytearray) -> Any:
     """Parse a body as JSON.
 
     Raises:
-        InputError: If it is not JSON.
+        InputError: If the body is not JSON.
     """
     try:
         return from_json(body.decode(json.detect_encoding(body)), allow_inf_nan=False)
     except ValueError as error:
-        raise InputError(f'The body must be JSON, as {{"instances": […]}}. Received another body: {error}.') from error
+        raise InputError(
+            f'The body must be JSON, such as {{"instances": […]}}. Received another body: {error}.'
+        ) from error
 
 
 def _known_keys(value: Any, name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
@@ -238,7 +246,7 @@ def _known_keys(value: Any, name: str, known: tuple[str, ...]) -> Mapping[str, A
     for key in value:
         if key not in known:
             raise InputError(
-                f"{name} may hold {' and '.join(known)}. Received: {key[:40]!r}.{did_you_mean(key[:40], known)}"
+                f"{name} may contain only {' and '.join(known)}. Received: {key[:40]!r}.{did_you_mean(key[:40], known)}"
             )
     return value
 
@@ -249,12 +257,12 @@ def _read_top(top: Any) -> int | None:
     # Vertex's client libraries pass parameters as protocol buffers, whose numbers are all floating point.
     is_whole = type(top) is int or (isinstance(top, float) and top.is_integer())  # Excludes True.
     if not is_whole or top < 1:
-        raise InputError(f'"top" must be a whole number from 1. Received: {str(top)[:40]}.')
+        raise InputError(f'"top" must be a whole number of at least 1. Received: {str(top)[:40]}.')
     return int(top)
 
 
 def _parse_instance(wanted: Reader, instance: Any, limits: ServeParams) -> np.ndarray | OpenImage:
-    """Parse an instance to an input of the model, or to an image that is not decoded yet."""
+    """Parse an instance to a model input, or to an image that is not decoded yet."""
     if not isinstance(wanted, ImageInput):
         is_wrapped = isinstance(instance, dict) and instance.keys() == {"text"}
         text = instance["text"] if is_wrapped else instance
@@ -296,19 +304,19 @@ def _check_pixels(nested: list[Any], image_shape: tuple[int, int, int]) -> np.nd
     # Accept 12.0: protocol buffers have only floating-point numbers.
     odd = numbers[(numbers < 0) | (numbers > 255) | (numbers != np.trunc(numbers))]
     if odd.size:
-        raise InputError(f"{expected}. Received: {odd[0]}. The model scales pixels itself.")
+        raise InputError(f"{expected}. Received: {odd[0]}. Do not scale the pixels, because the model scales them.")
     return numbers.astype(np.uint8).reshape(image_shape)
 
 
 def _flatten_numbers(nested: list[Any], most_nested: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Flatten nested lists of at most `most_nested` levels to int or float [count]; returns their shape too.
+    """Flatten nested lists of at most `most_nested` levels to int or float [count]. Also return their shape.
 
-    The lists are checked before they become an array: in an array of strings every element takes the memory of the
-    longest one.
+    The lists are checked before they are converted to an array, because in an array of strings, every element takes as
+    much memory as the longest one.
 
     Raises:
-        ValueError: If the lists differ in length, are nested deeper, or contain other values than numbers. The message
-            says what was received.
+        ValueError: If the lists differ in length, are nested too deeply, or contain other values than numbers. The
+            message says what was received.
     """
     values = nested
     shape: tuple[int, ...] = (len(nested),)
@@ -318,12 +326,12 @@ def _flatten_numbers(nested: list[Any], most_nested: int) -> tuple[np.ndarray, t
         shape = (*shape, len(values[0]))
         values = list(itertools.chain.from_iterable(values))
     if list in kinds:
-        raise ValueError("lists of different lengths, or nested too deep")
+        raise ValueError("lists of different lengths, or lists that are nested too deeply")
     if kinds <= {int, float}:
         numbers = np.array(values)
         if numbers.dtype.kind in "iuf":  # Numbers of more than 64 bits become objects.
             return numbers, shape
-    raise ValueError("something else among them")
+    raise ValueError("values that are not numbers")
 
 
 def _lists(shape: tuple[int, ...]) -> str:
@@ -331,7 +339,7 @@ def _lists(shape: tuple[int, ...]) -> str:
 
 
 def _describe(value: Any) -> str:
-    """Describe a value without its content, which may be private."""
+    """Describe a value without its content. The content may be private."""
     if isinstance(value, dict):
         return f"an object with {', '.join(repr(key[:40]) for key in list(value)[:5]) or 'nothing in it'}"
     return _KINDS.get(type(value), "a number")
@@ -351,13 +359,15 @@ def describe_model(name: str, model: ExportedModel) -> dict[str, Any]:
 def parse_infer(
     body: bytes | bytearray, model: ExportedModel, limits: ServeParams, binary_length: str | None = None
 ) -> PredictRequest:
-    """Parse a V2 inference request with one tensor: UINT8 pixels, or BYTES of texts or of image files in Base64.
+    """Parse a V2 inference request with one tensor.
+
+    The tensor contains UINT8 pixels, or BYTES of texts or of image files in Base64.
 
     Args:
         body: The request, in JSON.
         model: The model.
         limits: Limits of the server.
-        binary_length: Header of Triton's binary tensors, which are not supported; None if the request has none.
+        binary_length: Header of Triton's binary tensors, which are not supported, or None if the request has none.
 
     Raises:
         InputError: If the body has another form.
@@ -370,10 +380,12 @@ def parse_infer(
     inputs = request.get("inputs")
     given_id = request.get("id") or ""
     if not isinstance(given_id, str):
-        raise InputError('"id" must be a text.')
+        raise InputError('"id" must be a string.')
     if not isinstance(inputs, list) or len(inputs) != 1:
         count = len(inputs) if isinstance(inputs, list) else "none"
-        raise InputError(f'"inputs" must be a list of one tensor, the {model.input.plural}. Received: {count}.')
+        raise InputError(
+            f'"inputs" must be a list of one tensor that contains the {model.input.plural}. Received: {count}.'
+        )
     tensor = _known_keys(inputs[0], "inputs[0]", _V2_TENSOR_KEYS)
     _check_parameters(tensor)
     shape, kind, data = tensor.get("shape"), tensor.get("datatype"), tensor.get("data")
@@ -384,12 +396,12 @@ def parse_infer(
         or not all(type(size) is int and 0 <= size <= _MOST_SIZE for size in shape)
     ):
         raise InputError(
-            f'inputs[0]: "shape" must be a list of whole numbers, the number of instances first: at most '
-            f"{_MOST_DIMENSIONS} of them, none above {_MOST_SIZE:,}."
+            'inputs[0]: "shape" must be a list of whole numbers that begins with the number of instances. It may have '
+            f"at most {_MOST_DIMENSIONS} numbers, none of them above {_MOST_SIZE:,}."
         )
     size = math.prod(shape)
     if not isinstance(data, list) or not size:
-        raise InputError('inputs[0]: "data" must be a list of the values of at least one instance.')
+        raise InputError('inputs[0]: "data" must be a list with the values of at least one instance.')
     _check_count(size if kind == _BYTES else shape[0], limits)
     asked: dict[str, Any] = {"id": given_id, "outputs": _read_outputs(request, model)}
     if kind == "UINT8" and isinstance(model.reader, ImageInput):
@@ -399,20 +411,20 @@ def parse_infer(
         expected = f"UINT8 or {_BYTES}" if of_images else _BYTES
         raise InputError(f'inputs[0]: "datatype" must be {expected}. Received: {str(kind)[:40]!r}.')
     if size != len(data) or not all(isinstance(item, str) for item in data):
-        raise InputError(f"inputs[0]: expected {size} texts, by its shape. Received: {len(data)} values.")
+        raise InputError(f"inputs[0]: expected {size} texts, according to its shape. Received: {len(data)} values.")
     instances = [{"b64": text} for text in data] if of_images else data
     return _open_instances(instances, model.reader, limits, **asked)
 
 
 def _no_binary(received: str) -> InputError:
     return InputError(
-        f'Binary tensors are not supported. Received: {received}. Send and ask for V2 JSON: "data" as a list, with '
+        f'Binary tensors are not supported. Received: {received}. Send and request V2 JSON: "data" as a list, and '
         "binary_data=False in KServe's and Triton's clients."
     )
 
 
 def _check_parameters(described: Mapping[str, Any]) -> None:
-    """Check the "parameters" of a request, tensor or output: none may ask for binary data."""
+    """Check the "parameters" of a request, tensor or output. They must not request binary data."""
     parameters = described.get("parameters")
     for key in _BINARY_KEYS:
         if isinstance(parameters, dict) and parameters.get(key):
@@ -420,7 +432,7 @@ def _check_parameters(described: Mapping[str, Any]) -> None:
 
 
 def _read_outputs(request: Mapping[str, Any], model: ExportedModel) -> Sequence[str]:
-    """Return the names of the outputs that a V2 request asks for; all by default."""
+    """Return the names of the outputs that a V2 request asks for. The default is all outputs."""
     outputs = request.get("outputs")
     known = [TASKS[model.task].answer, *([_CLASS] if model.task == CLASSIFICATION else [])]
     if not outputs:
@@ -431,7 +443,7 @@ def _read_outputs(request: Mapping[str, Any], model: ExportedModel) -> Sequence[
     for output in outputs:
         name = _known_keys(output, "An output", ("name", "parameters")).get("name")
         if name not in known:
-            raise InputError(f"The outputs are {' and '.join(known)}. Received: {str(name)[:40]!r}.")
+            raise InputError(f'"outputs" may contain only {" and ".join(known)}. Received: {str(name)[:40]!r}.')
         _check_parameters(output)
         _known_keys(output.get("parameters") or {}, "Parameters of an output", ("binary_data",))
         names.append(name)
@@ -448,11 +460,11 @@ def _check_tensor(data: list[Any], shape: Sequence[int], wanted: ImageInput) -> 
     fits = tuple(shape) in (expected, expected[:3] if expected[3] == 1 else expected)
     if not fits or values.size != math.prod(expected) or values.dtype.kind not in "iu":
         raise InputError(
-            f"inputs[0]: expected {math.prod(expected)} whole numbers, and the shape {list(expected)}. Received: the "
+            f"inputs[0]: expected {math.prod(expected)} whole numbers and the shape {list(expected)}. Received: the "
             f"shape {list(shape)} and {values.size} values."
         )
     if values.min() < 0 or values.max() > 255:
-        raise InputError("inputs[0]: pixels are from 0 to 255. Received: others.")
+        raise InputError("inputs[0]: pixels must be from 0 to 255. Received: values outside of this range.")
     return values.astype(np.uint8).reshape(expected)
 
 

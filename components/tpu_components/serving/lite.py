@@ -1,4 +1,7 @@
-"""Loads LiteRT files as functions. Imports nothing of this project: exports are verified without the project."""
+"""Loads LiteRT files as functions.
+
+It imports nothing of this project, because exports are verified without the project.
+"""
 
 import threading
 from collections.abc import Callable
@@ -24,7 +27,7 @@ def takes_one(path: Path) -> bool:
 
 
 def load_predictor(path: Path, num_threads: int, factor: Any = 1.0, addend: Any = 0.0) -> Predict:
-    """Load a LiteRT file as a function: pixels or ids of N examples → float32[N, outputs], for any N.
+    """Load a LiteRT file as a function: pixels or IDs of N examples → float32[N, outputs], for any N.
 
     Args:
         path: The file.
@@ -57,7 +60,7 @@ def load_predictor(path: Path, num_threads: int, factor: Any = 1.0, addend: Any 
 
 
 def _one_at_a_time(path: Path, num_threads: int) -> Predict:
-    """Return a predictor for a model with loops, whose batch size is fixed at 1; uses one interpreter per thread."""
+    """Return a predictor for a model with loops, whose batch size is fixed at 1. It uses one interpreter per thread."""
     own = threading.local()
 
     def start() -> None:
@@ -75,7 +78,10 @@ def _one_at_a_time(path: Path, num_threads: int) -> Predict:
 
 
 def load_step(path: Path, num_threads: int, num_classes: int) -> tuple[StepFunction, int]:
-    """Load the step function of a language model from its LiteRT file; returns it and the size of the state."""
+    """Load the step function of a language model from its LiteRT file.
+
+    Return the function and the size of the state.
+    """
     interpreter = _interpreter(path, num_threads)
     inputs = {details["dtype"]: details for details in interpreter.get_input_details()}
     tokens = inputs[np.int32]

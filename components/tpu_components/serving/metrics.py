@@ -21,15 +21,15 @@ class Metrics:
     """Counts requests, instances and predicted classes, and measures durations and confidences.
 
     Args:
-        gauges: Functions that return current values, by name; called when the metrics are rendered.
+        gauges: Functions that return current values, by name. They are called when the metrics are rendered.
     """
 
     def __init__(self, gauges: Mapping[str, Callable[[], float]]) -> None:
         self._all = CollectorRegistry()
-        self._requests = self._counter("requests", "Requests that were answered.", "route", "status")
-        self._instances = self._counter("instances", "Instances that were answered.")
+        self._requests = self._counter("requests", "Requests that received a response.", "route", "status")
+        self._instances = self._counter("instances", "Instances that were predicted.")
         self._seconds = self._histogram(
-            "predict_seconds", "Time of requests with instances, from head to answer.", _SECONDS
+            "predict_seconds", "Duration of requests with instances, from their head to the response.", _SECONDS
         )
         for name, value in gauges.items():
             Gauge(name, "Now.", namespace=_PREFIX, registry=self._all).set_function(value)
@@ -50,20 +50,26 @@ class Metrics:
             self._confidence = self._histogram("confidence", "Probability of the predicted class.", _CONFIDENCES)
 
     def count_predictions(self, outputs: np.ndarray) -> None:
-        """Count predictions, from float32[N, classes]; other models than classifiers have no such metrics."""
+        """Count predictions, from float32[N, classes]. Only classifiers have this metric."""
         if self._is_classifier:
             for number, confidence in zip(outputs.argmax(1).tolist(), outputs.max(1).tolist(), strict=True):
                 self._predictions[number].inc()
                 self._confidence.observe(confidence)
 
     def count(self, route: str, status: int, seconds: float, instances: int) -> None:
-        """Count an answered request; `route` is one of a few names, never a path that a client has chosen."""
+        """Count a request that received a response.
+
+        `route` is one of a few names, never a path from a client.
+        """
         self._requests.labels(route, status).inc()
         self._instances.inc(instances)
         if instances:
             self._seconds.observe(seconds)
 
     def render(self, accepted: str = "") -> tuple[bytes, str]:
-        """Return all metrics and their media type; `accepted` is the header Accept, empty for Prometheus's format."""
+        """Return all metrics and their media type.
+
+        `accepted` is the header Accept. If it is empty, the format is Prometheus's.
+        """
         encode, content_type = choose_encoder(accepted)
         return encode(self._all), content_type

@@ -22,7 +22,7 @@ _ROUTE = Pattern(r"/[^{}?#]*", "a path that starts with '/'")
 VERIFY_VARIABLE = "TPU_PIPELINES_VERIFY_KEY"
 _VARIABLES = {"AIP_HTTP_PORT": "port", "AIP_HEALTH_ROUTE": "health_route", "AIP_PREDICT_ROUTE": "predict_route"}
 
-_METRICS = "was removed. Use Prometheus: the server's /metrics has predictions by class, confidences and times."
+_METRICS = "was removed. Use Prometheus: the server's /metrics contains predictions by class, confidences and times."
 # Flags of earlier versions, each with the sentence that says what replaces it.
 REMOVED_FLAGS: Mapping[str, str] = {
     "--max-connections": "--max-connections was removed. Use --max-requests, and the system's limit of open files "
@@ -37,30 +37,31 @@ class ServeParams:
     """Address, routes and limits of the server.
 
     Attributes:
-        host: Address to listen on; 0.0.0.0 is all addresses of this machine.
-        port: Port to listen on; 0 takes a free one.
-        health_route: Path of the health check: GET returns 200 while the model is ready, else 503.
+        host: Address to listen on. 0.0.0.0 means all addresses of this machine.
+        port: Port to listen on. 0 takes a free port.
+        health_route: Path of the health check: GET returns 200 while the model is ready, otherwise 503.
         predict_route: Path of predictions, for POST requests.
-        model_name: Name in the routes of KServe's protocols, as /v1/models/NAME:predict. Default: name of the
-            registered model, else of the run (from the export's path), else of the exported model.
+        model_name: Name in the routes of KServe's protocols, as in /v1/models/NAME:predict. The default is the name of
+            the registered model, otherwise of the run (from the export's path), otherwise of the exported model.
         int8: Serve the int8 model.
-        num_threads: Threads for one batch; 0 is one per available CPU.
+        num_threads: Threads for one batch. 0 means one per available CPU.
         max_batch_size: Largest batch of the model. Waiting requests are batched together.
-        max_wait_ms: Milliseconds that an idle model waits for more requests after the first. On a CPU an image costs
-            the same in a batch and alone, so waiting gains little.
-        max_requests: Largest number of requests in flight with a complete body; another one gets 503 and Retry-After.
-        max_instances: Largest number of instances in a request; more get 413.
-        max_body_bytes: Largest size of a request's body; more gets 413. The default is the limit of Vertex AI's public
-            endpoints.
-        max_image_pixels: Largest number of pixels of an image file; a larger image gets 400 and is not decoded.
+        max_wait_ms: Milliseconds that an idle model waits for more requests after the first. On a CPU, an image costs
+            as much in a batch as alone, so waiting gains little.
+        max_requests: Largest number of requests in flight with a complete body. Above it, a request gets 503 and
+            Retry-After.
+        max_instances: Largest number of instances in a request. With more, the request gets 413.
+        max_body_bytes: Largest size of a request's body. A larger body gets 413. The default is the limit of Vertex
+            AI's public endpoints.
+        max_image_pixels: Largest number of pixels of an image file. A larger image gets 400 and is not decoded.
             Decoding takes 3 to 7 bytes per pixel.
-        max_request_pixels: Largest number of pixels of all image files of a request; more get 413. An image that is
-            smaller than the model's input counts as the model's input.
+        max_request_pixels: Largest number of pixels of all image files of a request. With more, the request gets 413.
+            An image that is smaller than the model's input counts as many pixels as the model's input.
         max_held_bytes: Limit of the memory for bodies and instances of all requests together. Above it, a request gets
-            503; one that exceeds it by itself gets 413.
+            503. A request that exceeds the limit alone gets 413.
         verify: Public key: PEM text, or the path of a PEM file, local or on gs://. The export is loaded only if its
-            signature and that of its registered version are valid. Default: TPU_PIPELINES_VERIFY_KEY; without both,
-            signatures are not checked.
+            signature and that of its registered version are valid. The default is TPU_PIPELINES_VERIFY_KEY. If neither
+            is set, signatures are not checked.
     """
 
     host: str = "127.0.0.1"
@@ -90,13 +91,15 @@ class ServeParams:
         check_together(
             (
                 self.health_route == self.predict_route,
-                f"The two routes must differ. Received: health_route=predict_route={self.health_route!r}.",
+                f"health_route and predict_route must differ. Received: {self.health_route!r} for both.",
             ),
         )
 
 
 def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of ServeParams that Vertex sets by variables; `host` is 0.0.0.0, as Vertex requires.
+    """Return the fields of ServeParams that Vertex AI sets by variables.
+
+    `host` is 0.0.0.0, because Vertex AI requires it.
 
     Raises:
         InputError: If AIP_HTTP_PORT is not a number.
@@ -112,10 +115,12 @@ def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def key_to_verify(flag: str | None, environ: Mapping[str, str]) -> str:
-    """Return the public key of the flag `--verify`, else of TPU_PIPELINES_VERIFY_KEY; empty without both.
+    """Return the public key of the flag `--verify`, otherwise of TPU_PIPELINES_VERIFY_KEY.
+
+    Return an empty string if neither is set.
 
     Raises:
-        InputError: If the flag or variable is set but empty, as by a missing secret.
+        InputError: If the flag or variable is set but empty, for example because a secret is missing.
 
     Example:
         >>> key_to_verify(None, {"TPU_PIPELINES_VERIFY_KEY": "signing.pub"}), key_to_verify(None, {})
@@ -123,5 +128,5 @@ def key_to_verify(flag: str | None, environ: Mapping[str, str]) -> str:
     """
     name, key = ("--verify", flag) if flag is not None else (VERIFY_VARIABLE, environ.get(VERIFY_VARIABLE))
     if key is not None and not key.strip():
-        raise InputError(f"{name} must be a public key. Received: an empty one. Set it, or take it away.")
+        raise InputError(f"{name} must be a public key. Received: an empty value. Set it to a key, or remove it.")
     return key or ""

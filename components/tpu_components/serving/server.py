@@ -1,4 +1,7 @@
-"""The server process: it listens while it loads the model, and finishes running requests when it stops."""
+"""The server process.
+
+It listens while it loads the model, and finishes running requests when it stops.
+"""
 
 import asyncio
 import contextlib
@@ -42,7 +45,7 @@ SHUTDOWN_SECONDS = 25  # Kubernetes kills the container after 30.
 def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
     """Serve an export until SIGTERM or SIGINT (Ctrl-C), then finish running requests.
 
-    Prints one line when the model is ready, and a JSON line on stderr per request.
+    One line is printed when the model is ready, and a JSON line on stderr for each request.
 
     Args:
         export_uri: Folder that export_model wrote, local or on gs://.
@@ -65,7 +68,9 @@ def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
 
 
 def _name_by_place(place: str) -> str:
-    """Return the name in an export's path: of the registered model, or of the run; empty for other paths.
+    """Return the name in an export's path: of the registered model, or of the run.
+
+    Return an empty string for other paths.
 
     Example:
         >>> _name_by_place("/runs/registry/shoes/versions/0003/export"), _name_by_place("/runs/bags/export")
@@ -106,7 +111,7 @@ async def _serve(listener: socket.socket, load: Callable[[], ExportedModel], par
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection with h11, which reads little at a time."""
+    """uvicorn's connection with h11. It reads only a little at a time."""
 
     def connection_made(self, transport: Any) -> None:
         """Begin a connection."""
@@ -134,7 +139,9 @@ def make_server(application: Application) -> uvicorn.Server:
 
 
 async def close_silent_connections(server: uvicorn.Server) -> None:
-    """Close connections whose client neither sends the head of a request nor reads its response, until cancelled.
+    """Close connections whose client sends no head of a request or does not read its response.
+
+    This continues until the task is cancelled.
 
     uvicorn itself closes only connections that are idle after a response. The application limits the time of a body.
     """
@@ -150,7 +157,7 @@ async def close_silent_connections(server: uvicorn.Server) -> None:
 
 
 def _is_silent(connection: Any) -> bool:
-    """Return whether a connection of uvicorn waits for its client, other than idle after a response."""
+    """Return whether a connection of uvicorn waits for its client, and is not idle after a response."""
     if connection.cycle is None or connection.transport.get_write_buffer_size():
         return True
     has_begun = connection.conn.their_state is not h11.IDLE or bool(connection.conn.trailing_data[0])
@@ -158,7 +165,10 @@ def _is_silent(connection: Any) -> bool:
 
 
 def allow_many_connections() -> None:
-    """Raise the process's limit of open files to the most that the system allows: many clients may say nothing."""
+    """Raise the process's limit of open files to the maximum that the system allows.
+
+    Many connections may be open without sending anything.
+    """
     with contextlib.suppress(ImportError, OSError, ValueError):  # On Windows, and where "unlimited" is not a number.
         import resource
 
@@ -171,7 +181,7 @@ def listen(host: str, port: int) -> socket.socket:
 
     Args:
         host: Address of an interface of this machine, IPv4 or IPv6, or its name.
-        port: Port; 0 takes a free one.
+        port: Port. 0 takes a free port.
 
     Raises:
         InputError: If the address cannot be used.
@@ -181,7 +191,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(
-            f"Cannot listen on {host}:{port}: {reason}. Choose another --port (0 takes a free one) or --host."
+            f"Cannot listen on {host}:{port}: {reason}. Choose another --port (0 takes a free port) or --host."
         ) from error
     # Connections inherit it. asyncio sets it only for sockets with an explicit protocol. Without it, the body of every
     # response waits 40 ms for the acknowledgement of its head.
@@ -190,7 +200,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def load_export(export_uri: str, params: ServeParams, work: Path, version: str = "") -> ExportedModel:
-    """Load the model of an export. If `params` has a key to verify, a verified copy of the export is loaded.
+    """Load the model of an export.
+
+    If `params` has a key to verify, a verified copy of the export is loaded.
 
     Args:
         export_uri: Folder that export_model wrote, local or on gs://.
@@ -213,4 +225,4 @@ def _announce(model: ExportedModel, listener: socket.socket, params: ServeParams
     body = r"""echo "{\"instances\": [{\"b64\": \"$(base64 < IMAGE | tr -d '\n')\"}]}" """
     if not isinstance(model.input, ImageInput):
         body = """echo '{"instances": [{"text": "TEXT"}]}' """
-    return f"{params.model_name or model.name} answers on {url} now. Try: {body}| curl -d @- {shlex.quote(url)}"
+    return f"{params.model_name or model.name} now responds on {url}. Try: {body}| curl -d @- {shlex.quote(url)}"

@@ -1,4 +1,4 @@
-"""Trains a Keras model on TFRecords, on a TPU, GPU or CPU; a restarted job continues from its last checkpoint."""
+"""Trains a Keras model on TFRecords, on a TPU, GPU or CPU. A restarted job continues from its last checkpoint."""
 
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
 from tpu_components.train_model.result import TrainResult

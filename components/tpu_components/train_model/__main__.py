@@ -8,7 +8,7 @@ from tpu_components.train_model import TrainParams, train_model
 
 
 def main() -> int:
-    """Run the step; returns the exit code."""
+    """Run the step and return the exit code."""
     return command_line.run_step(
         train_model,
         TrainParams,
@@ -17,12 +17,12 @@ def main() -> int:
         optional={
             "checkpoint_dir": (
                 command_line.local_path,
-                "Folder of the checkpoints between sessions; by default next to the output.",
+                "Folder in which checkpoints are kept between sessions. The default is next to the output.",
             ),
             "hosts": (
                 parse_host,
-                "This host, if several hosts train together: INDEX/COUNT@ADDRESS[:PORT], with the address of host 0; "
-                "by default from the environment.",
+                "This host, if several hosts train together: INDEX/COUNT@ADDRESS[:PORT], where ADDRESS is the "
+                "address of host 0. The default comes from the environment.",
             ),
         },
     )

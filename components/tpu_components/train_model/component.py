@@ -59,7 +59,7 @@ def train_model(
     checkpoint_seconds: float = 60.0,
     profile_steps: int = 0,
 ) -> None:
-    """Train a Keras model; a restarted task continues from its checkpoint.
+    """Train a Keras model. A restarted task continues from its checkpoint.
 
     Args:
         records: Records that create_tfrecords wrote.
@@ -69,71 +69,74 @@ def train_model(
         model_parameters: Hyper-parameters of the model: arguments of the function that builds it, by name, such as
             `dropout`.
         epochs: Largest number of passes over the training split.
-        batch_size_per_replica: Examples per replica and step; the global batch is this times the replicas.
+        batch_size_per_replica: Examples per replica and step. The global batch size is this number times the number of
+            replicas.
         optimizer: A Keras optimizer, such as `adam`, `adamw`, `sgd` (with Nesterov momentum 0.9), `lion` or `muon`.
             `auto` is the optimizer that the model is compiled with, if all other settings of optimizer and learning
-            rate have their defaults; otherwise it is `adam`.
+            rate have their defaults. Otherwise `auto` is `adam`.
         optimizer_parameters: Parameters of the optimizer by Keras's names, such as `beta_1`, `global_clipnorm` or
             `gradient_accumulation_steps`.
         learning_rate: Peak learning rate for one replica.
         learning_rate_scaling: Scaling of the learning rate by the number of replicas: `linear`, `sqrt` or `none`;
             `auto` is `linear` for sgd and `sqrt` for other optimizers.
-        learning_rate_schedule: `constant`, `cosine` down to zero after the last step, or a schedule of Keras, such as
+        learning_rate_schedule: `constant`, `cosine` (down to zero after the last step), or a Keras schedule such as
             `exponential_decay`.
-        schedule_parameters: Parameters of the schedule by Keras's names; numbers of steps may be set in epochs, for
-            example `decay_epochs` instead of `decay_steps`.
+        schedule_parameters: Parameters of the schedule by Keras's names. Steps may be set in epochs, for example
+            `decay_epochs` instead of `decay_steps`.
         warmup_epochs: Epochs over which the learning rate rises from zero.
-        stages: Stages of the training, in order, each with `epochs`, `frozen` (layers that are not trained, by name or
-            pattern) and `learning_rate`; schedule, warm-up and optimizer restart in each. Empty means a single stage.
-        initial_model: Model whose weights the training starts with: `REGISTRY/MODEL@VERSION`; in a configuration,
-            `MODEL@VERSION` from its registry; or a folder that train_model wrote, local or on gs://. VERSION is a
-            number or an alias, as in `digits@champion`. If the alias has no version yet, or this parameter is empty,
-            the training starts with new weights. Layers, inputs and classes must be the same.
+        stages: Stages of the training run, in order, each with `epochs`, `frozen` (layers that are not trained, by name
+            or pattern) and `learning_rate`. Schedule, warm-up and optimizer restart in each stage. Empty means a single
+            stage.
+        initial_model: Model whose weights training starts with: `REGISTRY/MODEL@VERSION`, or a folder that train_model
+            wrote, local or on gs://. In a configuration, `MODEL@VERSION` means a version in the configuration's
+            registry. VERSION is a number or an alias, as in `digits@champion`. If the alias has no version yet, or this
+            parameter is empty, training starts with new weights. Layers, inputs and classes must be the same.
         weight_decay: Decoupled weight decay per step as in AdamW, multiplied by the learning rate. Biases, parameters
             of normalisation layers and slopes of activations do not decay.
-        loss: A Keras loss, such as `categorical_focal_crossentropy`; `auto` uses the function `loss` in the model's
-            file, or the loss that the model is compiled with, or else the default loss of the task. For a regression,
-            the default loss is computed in standard deviations of each target, and any other loss in the targets'
-            units.
+        loss: A Keras loss, such as `categorical_focal_crossentropy`. `auto` uses the function `loss` in the model's
+            file if there is one, otherwise the loss that the model is compiled with, otherwise the default loss of the
+            task. For a regression, the default loss is computed in standard deviations of each target, and any other
+            loss in the targets' units.
         loss_parameters: Parameters of the loss by Keras's names, such as `gamma`.
-        metrics: Additional metrics, for which the gate may set bounds: Keras metrics with their parameters, as
-            `{"f1_score": {"average": "macro"}}`, or metrics that come with the model, as `{"my_metric": {}}`.
+        metrics: Additional metrics: Keras metrics with their parameters, such as `{"f1_score": {"average": "macro"}}`,
+            or metrics that come with the model, such as `{"my_metric": {}}`. The gate may set bounds for these metrics.
         balance_classes: Weigh every class in the loss by the inverse of its share of the training examples, so that
             rare classes count as much as common ones.
-        class_weights: Weights of classes in the loss, by class name; 1 for classes that are not listed. They are
-            multiplied with the weights of `balance_classes`.
+        class_weights: Weights of classes in the loss, by class name. Classes that are not listed have the weight 1. The
+            weights are multiplied with those of `balance_classes`.
         random_flip: Flip half of the training images: `none`, `horizontal`, `vertical` or `horizontal_and_vertical`.
         random_crop_pixels: Shift training images randomly by up to this number of pixels, with mirrored edges.
         random_resized_crop: Crop a random part of training images, with an aspect ratio of 3/4 to 4/3, and resize it to
             the full size. The value is the smallest share of the area; 0.08 is usual for photos, 0 disables it.
-        mixup_alpha: Mix training images and labels in pairs, with shares from Beta(alpha, alpha); 0.2 is usual.
-        label_smoothing: Share of a training label that is spread evenly over all classes; 0.1 is usual.
+        mixup_alpha: Mix training images and labels in pairs, with shares from Beta(alpha, alpha). 0.2 is usual.
+        label_smoothing: Share of a training label that is spread evenly over all classes. 0.1 is usual.
         ema_decay: Decay of the running average of the weights. The average is validated and saved instead of the
-            weights; 0 disables it.
-        early_stopping_epochs: Stop after this number of epochs of the last stage without improvement of `monitor`; 0
-            disables it.
-        monitor: Metric of the history that determines the best epoch, such as `validation_accuracy`; `auto` is
+            weights. 0 disables the average.
+        early_stopping_epochs: Stop after this number of epochs of the last stage without improvement of `monitor`. 0
+            disables early stopping.
+        monitor: Metric of the history that determines the best epoch, such as `validation_accuracy`. `auto` is
             `validation_loss`, or `loss` if there is no validation split.
         callbacks: Keras callbacks with their parameters, called at the end of each epoch, such as
             `{"reduce_lr_on_plateau": {"monitor": "val_loss", "patience": 3}}`. Callbacks that the function `callbacks`
-            in the model's file returns are called too.
+            in the model's file returns are called, too.
         seed: Seed of initial weights, order, dropout and augmentation.
-        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, else tensorflow.
+        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, otherwise tensorflow.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`. On a platform, `auto` is the accelerator of the configuration's
             `machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU, and never a TPU.
-        num_replicas: Number of devices; 0 uses all, or one on a CPU. On a CPU any number can be simulated.
+        num_replicas: Number of devices. 0 uses all devices, or one on a CPU. On a CPU, any number can be simulated.
         precision: `float32`, `mixed_bfloat16` or `auto`, which depends on the device.
-        in_memory_mib: Largest decoded size of a split to hold in RAM; a larger split is streamed.
+        in_memory_mib: Largest decoded size of a split to hold in RAM, in MiB. A larger split is streamed.
         shuffle_buffer: Size of the shuffle buffer of a streamed split, in examples.
-        residency: Place of the training split: `device` keeps it in device memory, with the jax backend; `host` streams
-            batches from the host; `auto` is `device` if the split is in RAM and fits in device memory with the model.
-        steps_per_execution: Steps per call of the compiled program, with the jax backend; 0 uses as many as take a
-            quarter of a second, or 1 on a CPU.
-        sharding: Placement of weights on several devices, with the jax backend: `replicated` keeps a copy on each
-            device; `fully_sharded` keeps only a part of each large weight and of its optimizer state, for models that
-            do not fit in the memory of one device.
-        checkpoint_seconds: Time between checkpoints within an epoch; each epoch ends with a checkpoint too.
-        profile_steps: Number of steps to profile for TensorBoard, after the first; 0 disables it.
+        residency: Place of the training split. `device` keeps it in device memory, which needs the jax backend. `host`
+            streams batches from the host. `auto` is `device` if the split is in RAM and fits in device memory together
+            with the model.
+        steps_per_execution: Steps per call of the compiled program, with the jax backend. 0 uses the number of steps
+            that takes a quarter of a second, or 1 on a CPU.
+        sharding: Placement of weights on several devices, with the jax backend. `replicated` keeps a copy on each
+            device. `fully_sharded` keeps only a part of each large weight and of its optimizer state on each device,
+            for models that do not fit in the memory of one device.
+        checkpoint_seconds: Time between checkpoints within an epoch. Each epoch also ends with a checkpoint.
+        profile_steps: Number of steps to profile for TensorBoard, after the first step. 0 disables profiling.
 
     Returns:
         trained: Trained model: best and last weights, architecture, `history.jsonl` and TensorBoard logs.

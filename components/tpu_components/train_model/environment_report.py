@@ -1,6 +1,9 @@
-"""Writes the environment report of a training: user, permissions in the bucket's mount, devices, libraries.
+"""Writes the environment report of a training run.
 
-TPU_PIPELINES_SURROUNDINGS_URI requests the report, to find what the documentation of a platform does not say.
+It contains the user, permissions in the bucket's mount, devices and libraries.
+
+If TPU_PIPELINES_SURROUNDINGS_URI is set, the report is written. It shows facts that the documentation of a platform
+does not contain.
 """
 
 import dataclasses
@@ -35,9 +38,9 @@ def leave_report(device: Device, folder: Path, result: Any, started: float) -> N
 
     Args:
         device: Device that the model was trained on.
-        folder: Folder that the training writes to.
-        result: Outcome of the training, a dataclass.
-        started: Start of the training, in seconds since 1970.
+        folder: Folder to which training writes.
+        result: Outcome of the training run, a dataclass.
+        started: Start of the training run, in seconds since 1970.
     """
     if not (uri := os.environ.get(REPORT_VARIABLE, "")):
         return
@@ -83,7 +86,9 @@ def describe_environment(device: Device, folder: Path) -> dict[str, Any]:
 
 
 def probe_folder(folder: Path) -> dict[str, str]:
-    """Try file operations in a folder; return `yes` or the system's error, by operation. Leaves no file behind.
+    """Try file operations in a folder. Return `yes` or the system's error, by operation.
+
+    No file is left behind.
 
     Example:
         >>> import tempfile
@@ -101,7 +106,7 @@ def probe_folder(folder: Path) -> dict[str, str]:
         with open(file, "a") as stream:
             stream.write(", two")
         if file.read_text() != "one, two":
-            raise OSError("what was appended is not there")
+            raise OSError("the appended content is missing")
 
     def rename_folder() -> None:
         (scratch / "folder").mkdir()

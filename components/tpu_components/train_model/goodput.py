@@ -28,8 +28,8 @@ class _Session:
     Attributes:
         start: Start of the session.
         end: Time at which the entry of the session was last written.
-        began: End of the first step of the session; None if it has finished no step.
-        kept: Time of the session's last checkpoint that a later session continued from; None if there is none.
+        began: End of the first step of the session, or None if it has finished no step.
+        kept: Time of the session's last checkpoint from which a later session continued, or None if there is none.
     """
 
     start: float
@@ -41,8 +41,8 @@ class _Session:
     def start_up_seconds(self) -> float:
         """Seconds from the start to the end of the first step, or to the last update if no step has ended.
 
-        0 if the session was killed before it could record that end, but had saved a checkpoint that a later session
-        continued from.
+        The value is 0 if the session was killed before it could record the end of its first step, but had saved a
+        checkpoint from which a later session continued.
         """
         if self.began is None and self.kept is not None:
             return 0.0
@@ -56,14 +56,16 @@ class _Session:
 
 
 class GoodputRecorder:
-    """Records the sessions of a training run in a file, each from its start to the last update of its entry.
+    """Records the sessions of a training run in a file.
+
+    A session lasts from its start to the last update of its entry.
 
     Args:
         folder: Folder of the checkpoints.
-        digest: Digest of parameters and data (`run_digest`); earlier sessions with another digest do not count.
+        digest: Digest of parameters and data (`run_digest`). Earlier sessions with another digest do not count.
         started: Start of this session, in seconds since 1970.
         is_writer: Whether this host writes the file.
-        clock: Returns the time, in seconds since 1970.
+        clock: Function that returns the time, in seconds since 1970.
     """
 
     def __init__(
@@ -88,11 +90,11 @@ class GoodputRecorder:
             self._earlier = self._read(json.loads(self._before))
 
     def _read(self, content: Any) -> list[_Session]:
-        """Return the earlier sessions with the same digest, which the file calls `settings`.
+        """Return the earlier sessions with the same digest. In the file, the digest is called `settings`.
 
-        Files of older versions are read too. In some, `early` has two entries: the digest, and the sessions that
-        ended before the model was built. The oldest have neither `early` nor `steps`; their sessions count no start-up
-        and no lost time.
+        Files of older versions can also be read. In some of them, `early` has two entries: the digest, and the sessions
+        that ended before the model was built. The oldest files have neither `early` nor `steps`, so their sessions have
+        no start-up time and no lost time.
         """
         early = content.get("early", {"settings": self._digest, "sessions": []})
         if content.get("settings", early["settings"]) != self._digest:
@@ -103,15 +105,15 @@ class GoodputRecorder:
         return earlier + [_Session(*span) for span in early["sessions"]]
 
     def forget(self) -> None:
-        """Drop the earlier sessions: the checkpoint in the folder is of another run."""
+        """Drop the earlier sessions, because the checkpoint in the folder belongs to another run."""
         self._earlier = []
 
     def accept(self, continued_from: float) -> None:
-        """Record that this session trains: the session then counts even if it fails.
+        """Record that this session trains. The session then counts even if it fails.
 
         Args:
-            continued_from: Time of the checkpoint that this session continues from, in seconds since 1970; 0 if there
-                is no checkpoint, or the checkpoint has no time.
+            continued_from: Time of the checkpoint from which this session continues, in seconds since 1970, or 0 if
+                there is no checkpoint, or the checkpoint has no time.
         """
         self._is_accepted = True
         for session in [session for session in self._earlier if session.start <= continued_from][-1:]:
@@ -125,16 +127,19 @@ class GoodputRecorder:
 
     @property
     def first_step_seconds(self) -> float:
-        """Seconds from the start of this session to the end of its first step; 0 before that."""
+        """Seconds from the start of this session to the end of its first step, or 0 before this end."""
         return self._now.start_up_seconds if self._now.began is not None else 0.0
 
     @property
     def num_sessions(self) -> int:
-        """Number of sessions so far, this one included."""
+        """Number of sessions so far, including this session."""
         return len(self._earlier) + 1
 
     def save(self) -> None:
-        """Write the sessions to the file, this one until now. Errors are ignored: they must not fail the training."""
+        """Write the sessions to the file, with this session until now.
+
+        Errors are ignored, because they must not make training fail.
+        """
         with self._lock, contextlib.suppress(OSError, InputError):  # InputError if the disk is full.
             self._now.end = self._clock()
             sessions = [*self._earlier, self._now]

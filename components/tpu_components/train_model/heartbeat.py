@@ -1,8 +1,8 @@
-"""Heartbeats: a file that a process rewrites every few seconds while it is alive.
+"""Heartbeats: a process rewrites a file every few seconds to show that it is alive.
 
-The step that waits for the hosts of a JobSet writes a heartbeat to the shared volume, and the hosts end if the
-heartbeat stops. A killed step cannot delete its JobSet, and Kubernetes deletes a JobSet only together with its owner,
-which may be hours later.
+The step that waits for the hosts of a JobSet writes a heartbeat to the shared volume. If the heartbeat stops, the hosts
+end. This is needed because a killed step cannot delete its JobSet, and Kubernetes deletes a JobSet only together with
+its owner, which may be hours later.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ LONGEST_SECONDS = 300.0
 
 @contextlib.contextmanager
 def beating(file: Path) -> Iterator[None]:
-    """Write a heartbeat to a file every 20 seconds while the block runs; the file is deleted afterwards."""
+    """Write a heartbeat to a file every 20 seconds while the block runs. The file is then deleted."""
 
     def beat() -> None:
         with contextlib.suppress(OSError, InputError):  # The volume may be unavailable, or full, for a moment.
@@ -45,9 +45,9 @@ def beating(file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def required() -> Iterator[None]:
-    """Send SIGTERM to this process when the heartbeat is older than five minutes; training then saves a checkpoint.
+    """Send SIGTERM to this process when the heartbeat is older than five minutes. Training then saves a checkpoint.
 
-    Does nothing if the environment names no heartbeat file.
+    If the environment does not name a heartbeat file, nothing is checked.
 
     Raises:
         InputError: If the heartbeat is older than five minutes when the block is entered, as in a restarted host.
@@ -65,14 +65,14 @@ def required() -> Iterator[None]:
 
     def end_if_stopped() -> bool:
         if stopped := has_stopped():
-            progress.say("train_model", "the step that started this training has stopped: ending the training")
+            progress.say("train_model", "the step that started this training run has stopped, so the training run ends")
             os.kill(os.getpid(), signal.SIGTERM)
         return stopped
 
     if has_stopped():
         raise InputError(
             f"Cannot train: the step that started these hosts has not updated {name} for {time.time() - last:.0f} s. "
-            "Run the step again; it restarts the hosts, which continue from the checkpoint."
+            "Run the step again. It restarts the hosts, and they continue from the checkpoint."
         )
     with repeated(end_if_stopped, EVERY_SECONDS):
         yield

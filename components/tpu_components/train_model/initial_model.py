@@ -1,4 +1,4 @@
-"""Initial model of a training: an earlier model, whose weights the training starts with."""
+"""Initial model of a training run: an earlier model whose weights training starts with."""
 
 import dataclasses
 import itertools
@@ -20,10 +20,10 @@ from tpu_components.train_model.result import STEP
 
 @dataclasses.dataclass(frozen=True)
 class InitialModel:
-    """A trained model whose weights a training starts with.
+    """A trained model whose weights a training run starts with.
 
     Attributes:
-        name: `MODEL@NUMBER` of a registered version, or the folder that the user named.
+        name: `MODEL@NUMBER` of a registered version, or the folder in the configuration.
         digest: SHA-256 of the model; see `model_digest`.
         directory: Folder of the model on this machine.
     """
@@ -39,16 +39,17 @@ class InitialModel:
             model: The keras.Model that starts with these weights.
 
         Raises:
-            InputError: If the two models do not have weights of the same names and shapes.
+            InputError: If the names and shapes of the two models' weights differ.
         """
         trained = load_trained_model(self.directory)
         ours, theirs = _shapes(model), _shapes(trained)
         if ours != theirs:
-            pairs = itertools.zip_longest(ours, theirs, fillvalue="no further weight")
+            pairs = itertools.zip_longest(ours, theirs, fillvalue="no other weight")
             our, their = next(pair for pair in pairs if pair[0] != pair[1])
             raise InputError(
-                f"Cannot start with the weights of {self.name}: this model has {our}, and {self.name} has {their}. Use "
-                "the model and parameters that it was trained with, or remove training.initial_model."
+                f"Cannot start with the weights of {self.name}: this model has {our}, and {self.name} has {their}. "
+                f"Use the model and the parameters with which {self.name} was trained, or remove "
+                "training.initial_model."
             )
         return [np.asarray(keras.ops.convert_to_numpy(weight)) for weight in trained.weights]
 
@@ -59,16 +60,18 @@ def _shapes(model: Any) -> list[str]:
 
 
 def find_initial_model(named: str, manifest: Manifest, scratch: Path) -> InitialModel | None:
-    """Return the model that `TrainParams.initial_model` names; None if `named` is empty, or an alias without version.
+    """Return the model that `TrainParams.initial_model` names.
+
+    Return None if `named` is empty, or is an alias without a version.
 
     Args:
         named: A folder, local or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`.
-        manifest: Data set of the training.
+        manifest: Data set of the training run.
         scratch: Folder for a model on gs://.
 
     Raises:
         InputError: If the model or version does not exist, a file of the version was changed after registration, or the
-            model has other inputs, task or classes than the data set, or for texts another vocabulary.
+            model has other inputs, task or classes than the data set, or, for texts, another vocabulary.
     """
     if not named:
         return None
@@ -78,7 +81,7 @@ def find_initial_model(named: str, manifest: Manifest, scratch: Path) -> Initial
     else:
         version = referred.find()
         if version is None:
-            progress.say(STEP, f"{named} has no version yet: starting with new weights")
+            progress.say(STEP, f"{named} does not have a version yet, so training starts with new weights")
             return None
         name = version_name(referred.registry.model_name, version.number)
         directory = fetch(version, MODEL_DIR, scratch)

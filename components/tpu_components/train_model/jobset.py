@@ -1,7 +1,10 @@
-"""Training on several hosts of a Kubernetes cluster: the step creates a JobSet, follows it and fetches the model.
+"""Training on several hosts of a Kubernetes cluster.
 
-Only the pods of the hosts request TPUs; the pod of the step waits for them. The hosts read a copy of the records from a
-shared volume and write the model to it. Kubeflow's TrainJob would create a JobSet too, but needs an installed runtime.
+The step creates a JobSet, follows it and fetches the model.
+
+Only the pods of the hosts request TPUs. The pod of the step waits for the hosts. The hosts read a copy of the records
+from a shared volume and write the model to this volume. Kubeflow's TrainJob would also create a JobSet, but needs an
+installed runtime.
 """
 
 import contextlib
@@ -53,7 +56,7 @@ _GONE_SECONDS = 120.0
 
 
 def requested_jobset() -> Mapping[str, Any] | None:
-    """Return the JobSet request from the environment; None if this process trains itself."""
+    """Return the JobSet request from the environment, or None if this process trains the model."""
     text = os.environ.get(JOBSET_VARIABLE, "")
     return json.loads(text) if text else None
 
@@ -68,12 +71,14 @@ def train_on_hosts(
     output: Path,
     poll_seconds: float = _POLL_SECONDS,
 ) -> TrainResult:
-    """Train with a JobSet and fetch its model. A restarted step finds the JobSet of its first attempt and follows it.
+    """Train with a JobSet and fetch its model.
+
+    A restarted step finds the JobSet of its first attempt and follows it.
 
     A step that is cancelled, timed out or evicted has less than a second to delete the JobSet: Argo signals all
     processes of the step, KFP's launcher exits at once, and the container ends with it (argo-workflows at f016ad8,
     workflow/executor/osspecific/signal_darwin.go: Kill, Wait; kubeflow/pipelines at 7b70c7b,
-    backend/src/v2/component/launcher_v2.go: execute). For a step that is killed see `heartbeat`.
+    backend/src/v2/component/launcher_v2.go: execute). For a step that is killed, see `heartbeat`.
 
     Raises:
         InputError: If the cluster has no JobSets, the step may not create them, or the hosts report a user's mistake.
@@ -115,7 +120,9 @@ def train_on_hosts(
 
 
 def _run() -> str:
-    """Return the part of the pod's name that is equal in all attempts of this step in this run; empty outside KFP.
+    """Return the part of the pod's name that is equal in all attempts of this step in this run.
+
+    Return an empty string outside of KFP.
 
     A pod is named WORKFLOW-TEMPLATE-HASH (argo-workflows workflow/util/pod_name.go: GeneratePodName).
     """
@@ -123,7 +130,9 @@ def _run() -> str:
 
 
 def _raise_again(failure: Path) -> None:
-    """Raise the error of the hosts in an earlier attempt of this run, so that a training that fails is not paid twice.
+    """Raise the error of the hosts in an earlier attempt of this run.
+
+    So a training run that fails is not paid for twice.
 
     Raises:
         InputError: If the failure was a user's mistake.
@@ -137,14 +146,14 @@ def _raise_again(failure: Path) -> None:
 
 
 def name_jobset(ask: Mapping[str, Any], params: TrainParams, records: str) -> str:
-    """Return the JobSet's name, a digest of the request: equal for all attempts of one training.
+    """Return the JobSet's name, a digest of the request. It is equal for all attempts of one training run.
 
     The name has at most 37 characters: JobSet appends up to 20 for its pods, and a pod's name has at most 63
     (jobset/pkg/webhooks/jobset_webhook.go).
 
     Args:
         ask: Result of `requested_jobset`.
-        params: Parameters of the training.
+        params: Parameters of the training run.
         records: Fingerprint of the records.
     """
     prefix = ask["manifest"]["metadata"]["generateName"]
@@ -152,7 +161,7 @@ def name_jobset(ask: Mapping[str, Any], params: TrainParams, records: str) -> st
 
 
 def _with_command(manifest: Mapping[str, Any], params: TrainParams, folder: Path, followed: Path) -> dict[str, Any]:
-    """Return the manifest with the training command. Each host writes its outcome into a file of its own."""
+    """Return the manifest with the training command. Each host writes its outcome to a separate file."""
     words = ["--records", str(folder / "records"), "--output", str(folder / "model"), *command_line.flags_of(params)]
     whole = copy.deepcopy(dict(manifest))
     (container,) = _pod(whole)["containers"]
@@ -188,14 +197,16 @@ class JobSetState:
 
 
 class JobSet:
-    """A JobSet in the cluster that this process runs in or, outside a cluster, in the current cluster of kubectl.
+    """A JobSet in a Kubernetes cluster.
+
+    It is the cluster in which this process runs or, outside of a cluster, kubectl's current cluster.
 
     Args:
-        name: Its name; it need not exist yet.
+        name: Name of the JobSet. It need not exist yet.
 
     Attributes:
         name: The JobSet's name.
-        namespace: Namespace of the cluster in which it is.
+        namespace: Namespace of the JobSet.
         has_failed: Whether the JobSet has failed during `follow`.
     """
 
@@ -211,7 +222,8 @@ class JobSet:
                 kubernetes.config.load_kube_config()
             except kubernetes.config.ConfigException as error:
                 raise InputError(
-                    f"Cannot train on several hosts: no Kubernetes cluster is configured ({error})."
+                    f"Cannot train on several hosts: no Kubernetes cluster is configured ({error}). Run the step in a "
+                    "cluster, or configure kubectl."
                 ) from error
             _, context = kubernetes.config.list_kube_config_contexts()
             self.namespace = context["context"].get("namespace", "default")
@@ -227,11 +239,11 @@ class JobSet:
         self.has_failed = False
 
     def close(self) -> None:
-        """Close the connections to the cluster; the client's own `close` leaves them open."""
+        """Close the connections to the cluster. The client's `close` leaves them open."""
         self._client.rest_client.pool_manager.clear()
 
     def state(self) -> JobSetState | None:
-        """Return the state of the JobSet in the cluster; None if it does not exist."""
+        """Return the state of the JobSet in the cluster, or None if it does not exist."""
         try:
             jobset = self._ask(self._objects.get_namespaced_custom_object, *self._place, self.name)
         except MissingError:
@@ -261,12 +273,14 @@ class JobSet:
             self._ask(self._objects.create_namespaced_custom_object, *self._place, manifest)
         except MissingError as error:
             raise InputError(
-                f"Cannot train on several hosts: the cluster has no JobSets ({GROUP}/{VERSION}). Install them, "
-                "https://jobset.sigs.k8s.io/docs/installation, or use a machine with one host."
+                f"Cannot train on several hosts: JobSets are not installed in the cluster ({GROUP}/{VERSION}). "
+                "Install them (https://jobset.sigs.k8s.io/docs/installation), or use a machine with one host."
             ) from error
 
     def follow(self, poll_seconds: float) -> None:
-        """Wait until all hosts have succeeded; print the log of host 0, and the end of the log of a host that fails.
+        """Wait until all hosts have succeeded.
+
+        The log of host 0 is printed, and the end of the log of a host that fails.
 
         Args:
             poll_seconds: Time between two requests for the state.
@@ -280,10 +294,10 @@ class JobSet:
             state = self.state()  # Read before the logs, so that no line is printed after the last read.
             self._relay()
             if state is None:
-                raise PlatformError(f"The jobset {self.name} was deleted while it trained. Run the step again.")
+                raise PlatformError(f"The jobset {self.name} was deleted while it trained a model. Run the step again.")
             if state.restarts > restarts:
                 restarts = state.restarts
-                progress.say(STEP, f"all hosts are restarted (restart {restarts})")
+                progress.say(STEP, f"all hosts are being restarted (restart {restarts})")
             if state.is_complete:
                 return
             self.has_failed = state.failure is not None
@@ -336,7 +350,9 @@ class JobSet:
         return str(self._ask(self._pods.read_namespaced_pod_log, pod.metadata.name, self.namespace, **options))
 
     def _ask(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call the cluster and return its response; transient errors are retried. Creating an existing object succeeds.
+        """Call the cluster and return its response. Transient errors are retried.
+
+        Creating an object that exists already succeeds.
 
         Raises:
             MissingError: If the object does not exist.
@@ -361,11 +377,11 @@ def cluster_errors(cluster: str, denied: str = "") -> Iterator[None]:
     """Convert errors of the Kubernetes client.
 
     Args:
-        cluster: Name of the cluster, to begin a sentence.
-        denied: Message if the account lacks a permission; by default that of the cluster.
+        cluster: Name of the cluster, in a form that can begin a sentence.
+        denied: Message if the account lacks a permission. The default is the message of the cluster.
 
     Raises:
-        OutageError: If the cluster does not answer, or answers with a transient error.
+        OutageError: If the cluster does not respond, or responds with a transient error.
         MissingError: If the object does not exist.
         ExistsError: If the object exists already.
         InputError: If the account lacks a permission.
@@ -377,18 +393,18 @@ def cluster_errors(cluster: str, denied: str = "") -> Iterator[None]:
     try:
         yield
     except urllib3.exceptions.HTTPError as error:
-        raise OutageError(f"{cluster} does not answer: {describe(error)}.") from error
+        raise OutageError(f"{cluster} does not respond: {describe(error)}.") from error
     except ApiException as error:
         status = error.status
         refused = f"{cluster} refuses: {status} {message_of(error)}"
         if status == 429 or status >= 500:
-            raise OutageError(f"{cluster} answers {status} {error.reason}.") from error
+            raise OutageError(f"{cluster} responds with {status} {error.reason}.") from error
         if status in (401, 403):
             raise InputError(denied or refused) from error
         raise {404: MissingError, 409: ExistsError}.get(status, PlatformError)(refused) from error
 
 
 def _exit_code(pod: Any) -> int:
-    """Return the exit code of a pod's container; 0 while it runs."""
+    """Return the exit code of a pod's container, or 0 while it runs."""
     states = [container.state for container in pod.status.container_statuses or ()]
     return next((int(state.terminated.exit_code) for state in states if state and state.terminated), 0)

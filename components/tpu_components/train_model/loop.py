@@ -31,7 +31,7 @@ _LOOK_SECONDS = 0.25  # Time between two checks of the loss; default length of a
 
 
 class FitLoop:
-    """Loop of the TensorFlow backend: runs Keras's `fit` on the batches of a reader, one epoch per call.
+    """Loop of the TensorFlow backend. It runs Keras's `fit` on the batches of a reader, one epoch per call.
 
     Attributes:
         is_resident: Whether the training split stays in device memory.
@@ -44,7 +44,9 @@ class FitLoop:
         self._reader = reader
 
     def run_epoch(self, bar: progress.Progress) -> dict[str, float]:
-        """Run an epoch, or the rest of one after a checkpoint; returns the metrics. `bar` shows the progress.
+        """Run an epoch, or the rest of an epoch after a checkpoint. Return the metrics.
+
+        `bar` shows the progress.
 
         Raises:
             InputError: If training diverged.
@@ -77,7 +79,7 @@ class FitLoop:
 
 
 class ResidentFeed:
-    """A split that stays in the device's memory; each epoch sends only the order of its examples."""
+    """A split that stays in the device's memory. Each epoch sends only the order of its examples."""
 
     def __init__(self, program: Program, examples: records.Examples, seed: int, share: Share) -> None:
         inputs, *_, self._order = program.source
@@ -91,9 +93,11 @@ class ResidentFeed:
         self._drawn: dict[int, Future[Any]] = {}
 
     def open(self, epoch: int, start_step: int) -> None:
-        """Start an epoch at a step, 0 for a whole epoch. The next epoch's order is drawn in the background.
+        """Start an epoch at a step, which is 0 for a whole epoch.
 
-        This feed ignores `start_step`, because the program's carry holds the step.
+        The order of the next epoch is drawn in the background.
+
+        This feed ignores `start_step`, because the program's carry contains the step.
         """
         order = self._drawn.pop(epoch, None) or self._pool.submit(self._draw, epoch)
         self._drawn = {epoch + 1: self._pool.submit(self._draw, epoch + 1)}
@@ -104,12 +108,15 @@ class ResidentFeed:
         return put(order, self._program.mesh, self._order.sharded_axis)
 
     def take(self, limit: int) -> tuple[Any, int]:
-        """Return the program's input for the next steps, and the number of these steps, at most `limit`."""
+        """Return the program's input for the next steps, and the number of these steps.
+
+        The number is at most `limit`.
+        """
         return self._source, limit
 
 
 class StreamedFeed:
-    """Batches that the host streams to the device, prepared while the device computes."""
+    """Batches that the host streams to the device. The host prepares them while the device computes."""
 
     def __init__(self, program: Program, reader: EpochReader) -> None:
         self._program = program
@@ -117,11 +124,14 @@ class StreamedFeed:
         self._batches: Iterator[tuple[np.ndarray, ...]] = iter(())
 
     def open(self, epoch: int, start_step: int) -> None:
-        """Start an epoch at a step, 0 for a whole epoch."""
+        """Start an epoch at a step, which is 0 for a whole epoch."""
         self._batches = iter(self._reader.batches(epoch, start_step).as_numpy_iterator())
 
     def take(self, limit: int) -> tuple[Any, int]:
-        """See `ResidentFeed.take`. The last block of an epoch is padded; the program ignores the padding."""
+        """See `ResidentFeed.take`.
+
+        The last block of an epoch is padded. The program ignores the padding.
+        """
         arrays, mesh = self._program.source, self._program.mesh
         source = next(self._batches)
         count = 1
@@ -136,9 +146,9 @@ class StreamedFeed:
 
 
 def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
-    """Return an array on the devices of a mesh, or on the only device: sharded along an axis, or replicated.
+    """Return an array on the devices of a mesh or on the only device, sharded along an axis or replicated.
 
-    Every host passes the whole array, and puts its own part on its devices.
+    Every host passes the whole array, and puts its part on its devices.
     """
     if jax.process_count() == 1:
         return jax.device_put(array, array_sharding(mesh, axis))
@@ -146,7 +156,7 @@ def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
 
 
 def put_part(array: Any, mesh: Any, axis: int | None) -> Any:
-    """Return an array on the devices of a mesh, sharded along an axis; each host passes only its own part."""
+    """Return an array on the devices of a mesh, sharded along an axis. Each host passes only its part."""
     if jax.process_count() == 1:
         return put(array, mesh, axis)
     return jax.make_array_from_process_local_data(array_sharding(mesh, axis), array)
@@ -155,11 +165,11 @@ def put_part(array: Any, mesh: Any, axis: int | None) -> Any:
 def put_everywhere(array: np.ndarray, mesh: Any, share: Share, length: int) -> Any:
     """Return an array replicated on every device. Each host passes its share of the first axis.
 
-    Each host reads its own share only; the devices then exchange the shares.
+    Each host reads only its share. The devices then exchange the shares.
 
     Args:
         array: The share of this host.
-        mesh: Devices of all hosts; None for a single device.
+        mesh: Devices of all hosts, or None for a single device.
         share: This host's share of the whole.
         length: Size of the first axis of the whole array.
     """
@@ -178,9 +188,11 @@ def put_everywhere(array: np.ndarray, mesh: Any, share: Share, length: int) -> A
 
 
 class _Pace:
-    """Number of steps per block: `steps_per_execution` if it is set, otherwise as many as take 0.25 seconds.
+    """Number of steps per block.
 
-    All hosts use the number of host 0, which they exchange after blocks 1, 2, 4, 8, …
+    It is `steps_per_execution` if this is set, otherwise the number of steps that takes 0.25 seconds.
+
+    All hosts use the number of host 0, which host 0 sends after blocks 1, 2, 4, 8, …
     """
 
     def __init__(self, params: TrainParams, group: ProcessGroup) -> None:
@@ -205,7 +217,7 @@ class _Pace:
 
 
 class DeviceLoop:
-    """Loop of the JAX backend: feeds the compiled program and checks the loss a few times a second.
+    """Loop of the JAX backend. It feeds the compiled program and checks the loss a few times per second.
 
     Attributes:
         is_resident: See `FitLoop`.
@@ -279,7 +291,7 @@ class DeviceLoop:
         """Wait for a step and return its loss.
 
         Raises:
-            InputError: If this loss, or a loss since the last check, is not finite.
+            InputError: If the loss of this step, or of a step since the last check, is not finite.
         """
         finite_steps, loss = int(watch.finite_steps), float(watch.loss)
         self._session.end_first_step()
@@ -288,7 +300,7 @@ class DeviceLoop:
         return loss
 
     def _leave(self, carry: Any) -> None:
-        """Assign the program's state to the model's variables; the next step invalidates them."""
+        """Assign the program's state to the model's variables. The next step invalidates the variables."""
         for variables, values in zip(state_of(self._model), carry[0], strict=True):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
@@ -300,8 +312,8 @@ def make_loop(session: Session, records_dir: Path, validation_bytes: int) -> Dev
     Args:
         session: The session.
         records_dir: Folder of the records.
-        validation_bytes: Size of the validation split if it is held in memory, in bytes: it is resident beside the
-            training split.
+        validation_bytes: Size of the validation split if it is held in memory, in bytes. It is resident together with
+            the training split.
 
     Raises:
         InputError: If `residency` is `device`, and the training split cannot be resident.
@@ -320,11 +332,12 @@ def make_loop(session: Session, records_dir: Path, validation_bytes: int) -> Dev
             return DeviceLoop(session, program, ResidentFeed(program, examples, params.seed, share))
         if params.residency == DEVICE:
             raise InputError(
-                "The training split does not fit in the device's memory together with the model, which "
-                "residency=device requires. Set training.residency to auto, or lower training.batch_size_per_replica."
+                "The training split and the model do not fit together in the device's memory, which residency=device "
+                "requires. Set training.residency to auto, or lower training.batch_size_per_replica."
             )
         progress.say(
-            STEP, "the data do not fit in the device's memory together with the model and are streamed from the host"
+            STEP,
+            "the data and the model do not fit together in the device's memory, so the data are streamed from the host",
         )
         program = dataclasses.replace(program, is_resident=False)
     reader = open_training_split(

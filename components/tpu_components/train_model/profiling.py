@@ -1,4 +1,4 @@
-"""Measures the waiting times of the host during a training, and profiles a few steps for TensorBoard."""
+"""Measures the waiting times of the host during training, and profiles a few steps for TensorBoard."""
 
 import contextlib
 import time
@@ -22,7 +22,7 @@ class Stopwatch:
         kinds: Kinds of wait to measure: `compute`, `input`, `checkpoint`.
 
     Attributes:
-        waited_seconds: Seconds of `input` and `checkpoint` since the last `take_waited`; `take` does not reset them.
+        waited_seconds: Seconds of `input` and `checkpoint` since the last `take_waited`. `take` does not reset them.
     """
 
     def __init__(self, *kinds: str) -> None:
@@ -45,7 +45,7 @@ class Stopwatch:
             self._kind = outer
 
     def take(self) -> dict[str, float]:
-        """Return the seconds of each of `kinds` and of `host` since the last call; their sum is the elapsed time."""
+        """Return the seconds of each of `kinds` and of `host` since the last call. Their sum is the elapsed time."""
         self._charge()
         taken = self._seconds
         self._seconds = dict.fromkeys(self.kinds, 0.0)
@@ -66,14 +66,16 @@ class Stopwatch:
 
 
 class StepProfile:
-    """Profiles a number of steps after the first, which compiles. It counts steps by the updates of the progress bar.
+    """Profiles a number of steps after the first step, which compiles.
+
+    Steps are counted by the updates of the progress bar.
 
     Args:
-        num_steps: Steps to profile; 0 disables the profile. A profile ends with its epoch.
+        num_steps: Number of steps to profile. 0 disables the profile. A profile ends with its epoch.
         batch_size: Examples per step.
-        log_dir: TensorBoard's log directory; gets `plugins/profile/TIME/HOST.xplane.pb`.
-        start: Starts the backend's profiler with a log directory.
-        stop: Stops the profiler.
+        log_dir: TensorBoard's log directory. The profile is written there, to `plugins/profile/TIME/HOST.xplane.pb`.
+        start: Function that starts the backend's profiler with a log directory.
+        stop: Function that stops the profiler.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class StepProfile:
 
     @contextlib.contextmanager
     def watching(self, bar: progress.Progress, num_examples: int) -> Iterator[progress.Progress]:
-        """Profile during an epoch of `num_examples`. Yields a progress bar to update in place of `bar`."""
+        """Profile during an epoch of `num_examples`. Yield a progress bar to update in place of `bar`."""
         self._bar = bar
         self._epoch_left = num_examples
         self._begin()
@@ -104,7 +106,7 @@ class StepProfile:
     def update(self, count: int, note: str = "") -> None:
         """Advance the progress bar by `count` examples, and show `note` next to it.
 
-        The first call starts the profile; the call after `profile_steps` more steps ends it.
+        The first call starts the profile. The call after `profile_steps` more steps ends it.
         """
         self._bar.update(count, note)
         self._epoch_left -= count
@@ -124,7 +126,7 @@ class StepProfile:
         if self._is_on:
             self._stop()
             self._is_on, self._examples_left = False, 0
-            progress.say(STEP, f"a profile of a few steps is in {self._log_dir / PROFILES}")
+            progress.say(STEP, f"a profile of a few steps was written to {self._log_dir / PROFILES}")
 
 
 def profiler(backend: str) -> tuple[Callable[[str], Any], Callable[[], Any]]:

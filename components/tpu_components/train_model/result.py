@@ -1,4 +1,7 @@
-"""Result of a training; its parameters are `TrainParams` in `core.models.training_step.hyperparameters`."""
+"""Result of a training run.
+
+The parameters are `TrainParams` in `core.models.training_step.hyperparameters`.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,31 +16,31 @@ class TrainResult:
     Attributes:
         epochs: Finished epochs.
         best_epoch: Epoch (from 1) whose weights are in best.weights.h5.
-        judged_by: Metric of the history that is lowest in `best_epoch`: `validation_loss`, or `loss` of the training
-            split if there is no validation split.
+        judged_by: Metric of the history that is best in `best_epoch`, such as `validation_loss`, or `loss` of the
+            training split if there is no validation split.
         steps: Optimizer steps.
-        examples_seen: Examples that contributed to a gradient; every epoch counts each example exactly once.
+        examples_seen: Number of examples that contributed to a gradient. Every epoch counts each example exactly once.
         seconds: Seconds of training in all sessions, without start-up.
-        examples_per_second: Training examples per second, median over the epochs.
+        examples_per_second: Training examples per second, as the median over the epochs.
         metrics: Metrics of the last epoch on the training split, measured while the weights change: `loss`, without
             penalties, and for classes `accuracy`.
         backend: Backend used.
         accelerator: Kind of device used.
         num_replicas: Number of replicas used.
         precision: Precision used.
-        num_synchronized_layers: Batch-normalisation layers that take their statistics from the batch of all replicas;
-            0 with one replica.
+        num_synchronized_layers: Number of batch-normalisation layers whose statistics come from the batch of all
+            replicas; 0 with one replica.
         first_step_seconds: Seconds from the start of this session to the end of its first step, with start-up and
-            compilation; 0 if no step was left.
+            compilation, or 0 if no step was left.
         time: Seconds of all epochs by what the host waited for: `compute` (the device, validation included), `input`
-            (part of `compute` with the tensorflow backend) and `checkpoint`. `host` is the time of the epochs in which
-            the host waited for none of them.
+            (part of `compute` with the tensorflow backend) and `checkpoint`. `host` is the remaining time of the
+            epochs, in which the host did not wait.
         sessions: Number of starts: 1 plus the number of interruptions.
-        goodput: Share of the paid time of all sessions that was spent on steps that are part of the result, that is,
-            not on start-up, waiting, validation, or steps that a kill has lost.
-        paid_seconds: Seconds of all sessions by use: `trained`, `start_up`, `waiting` for input and checkpoints,
-            `lost` by kills, and `other` (validation and saving the model). A killed session counts to the last
-            time it was saved, at most 10 seconds before the kill.
+        goodput: Share of the paid time of all sessions that was spent on steps that are part of the result. The rest is
+            start-up, waiting, validation, and steps that were lost when a session was killed.
+        paid_seconds: Seconds of all sessions by use: `trained`, `start_up`, `waiting` for input and checkpoints, `lost`
+            by kills, and `other` (validation and saving the model). The time of a killed session counts until its last
+            record, at most 10 seconds before the kill.
     """
 
     epochs: int

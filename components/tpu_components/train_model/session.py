@@ -1,4 +1,4 @@
-"""Session of a training, from the start to the end of one process: model, progress and checkpoints."""
+"""Session of a training run, from the start to the end of one process: model, progress and checkpoints."""
 
 import dataclasses
 import functools
@@ -46,13 +46,13 @@ _FREE_TO_CHANGE = ("checkpoint_seconds", "num_replicas", "profile_steps", "resid
 def run_digest(params: TrainParams, initial: InitialModel | None, manifest: Manifest, *program: Any) -> str:
     """Return the SHA-256, in hex, of everything that must be equal in all sessions of a run.
 
-    It hashes the `repr` of the values, unlike `digest_of`, and has no entry for a missing initial model, so that
-    checkpoints of earlier versions can be continued.
+    Unlike `digest_of`, this function hashes the `repr` of the values, and has no entry for a missing initial model. So
+    training can continue from checkpoints of earlier versions.
 
     Args:
-        params: Hyper-parameters of the training.
-        initial: Model whose weights the training starts with; compared by its digest.
-        manifest: Manifest of the records; compared by its fingerprint.
+        params: Hyper-parameters of the training run.
+        initial: Model whose weights training starts with. It is compared by its digest.
+        manifest: Manifest of the records. It is compared by its fingerprint.
         program: Backend, precision and the model's configuration, which are known once the model is built.
     """
     fixed = {name: value for name, value in dataclasses.asdict(params).items() if name not in _FREE_TO_CHANGE}
@@ -65,18 +65,18 @@ class Session:
     """State of a training run in this process.
 
     Args:
-        params: Hyper-parameters of the training.
+        params: Hyper-parameters of the training run.
         manifest: Manifest of the records.
         device: Device to train on.
         checkpoint_dir: Folder of the checkpoints.
         unchanged: Future of the verification of the records; checkpoints wait for it.
         group: Process group of the hosts.
-        recorder: Record of this session and of earlier ones.
-        initial: Model whose weights the training starts with; None for new weights.
+        recorder: Record of this session and of earlier sessions.
+        initial: Model whose weights training starts with, or None for new weights.
 
     Attributes:
-        initial: Model whose weights the training started with; None for new weights.
-        class_weights: Weight of each class in the loss, see `weigh_classes`; empty if all are equal.
+        initial: Model whose weights the training started with, or None for new weights.
+        class_weights: Weight of each class in the loss, see `weigh_classes`. Empty if all are equal.
         model: The keras.Model, compiled for `stage`.
         used: Hyper-parameters that training uses and that may differ from `params`; see `used_hyperparameters`.
         progress: Progress of the run.
@@ -158,12 +158,12 @@ class Session:
         self._averages = {f"weight/{i:05d}": names[id(variable)] for i, variable in enumerate(averages)}
 
     def enter_stage_of(self, epoch: int) -> None:
-        """Compile the model for the stage of an epoch (from 0), if this is not the present stage."""
+        """Compile the model for the stage of an epoch (from 0), if this is not the current stage."""
         if (stage := stage_of(self.stages, epoch)) is not self.stage:
             self._compile(stage)
 
     def variables(self) -> dict[str, Any]:
-        """Return all variables that a step changes, by name: weights, random state, optimizer, running metrics."""
+        """Return all variables that a step changes, by name: weights, random state, optimizer and running metrics."""
         kinds = {
             "weight": self.model.variables,
             "optimizer": self.model.optimizer.variables,
@@ -182,29 +182,31 @@ class Session:
         return {name: variable for name, variable in self.variables().items() if name in self._averages}
 
     def select_weights(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Select the weights to validate and save from the values of all variables. Their names are those of `weights`.
+        """Select the weights to validate and save from the values of all variables.
 
-        They are the running averages if `ema_decay` is set, otherwise the weights themselves.
+        The names are the same as in `weights`.
+
+        The result is the running averages if `ema_decay` is set, otherwise the weights.
         """
         return {weight: arrays[average] for weight, average in self._averages.items()}
 
     def assign_weights(self, arrays: Mapping[str, Array]) -> None:
-        """Assign to each weight the array of its name."""
+        """Assign to each weight the array with its name."""
         weights = self.weights()
         with self.device.scope():
             checkpoint.restore(weights, {name: arrays[name] for name in weights})
 
     def examples_before(self, step: int) -> int:
-        """Return the number of examples in the first `step` steps of an epoch, without the last batch's padding."""
+        """Return the number of examples in the first `step` steps of an epoch, without padding."""
         return min(step * self.batch_size, self.num_examples)
 
     def begin_epoch(self) -> float:
-        """Start the clocks of an epoch; returns the time, by `time.monotonic`."""
+        """Start the clocks of an epoch. Return the time of `time.monotonic`."""
         self._epoch_begun = self._saved_at = time.monotonic()
         return self._epoch_begun
 
     def end_first_step(self) -> None:
-        """Record the end of the session's first step; later calls do nothing."""
+        """Record the end of the session's first step. Later calls do nothing."""
         if not self.has_stepped:
             self.has_stepped = True
             self.progress.start_seconds += time.monotonic() - self._epoch_begun
@@ -212,11 +214,11 @@ class Session:
             self.recorder.begin()
 
     def is_due(self, step: int) -> bool:
-        """Return whether a checkpoint is due: `checkpoint_seconds` after the last one, or at once after SIGTERM.
+        """Return whether a checkpoint is due: `checkpoint_seconds` after the last one, or immediately after SIGTERM.
 
-        Host 0 decides for all hosts. Another host that receives SIGTERM informs host 0 and continues until all end.
-        If weights are sharded, all hosts save at the same step; otherwise only host 0 saves. The last step of an epoch
-        is never due, because the end of the epoch writes a checkpoint.
+        Host 0 decides for all hosts. If another host receives SIGTERM, it informs host 0 and continues until all hosts
+        end. If weights are sharded, all hosts save at the same step. Otherwise, only host 0 saves. No checkpoint is due
+        at the last step of an epoch, because a checkpoint is written at the end of the epoch.
         """
         if step >= self.steps:
             return False
@@ -230,9 +232,11 @@ class Session:
         return self.is_asked_to_end() or self.group.is_asked_to_end()
 
     def save_checkpoint(self, step: int) -> None:
-        """Save a checkpoint within an epoch, unless a value is not finite; then the last good checkpoint is kept.
+        """Save a checkpoint within an epoch.
 
-        The values are copied from the device now; they are checked and written in the background.
+        If a value is not finite, the last good checkpoint is kept.
+
+        The values are copied from the device immediately. They are checked and written in the background.
 
         Raises:
             InputError: If a value of the previous checkpoint was not finite.
@@ -248,7 +252,10 @@ class Session:
 
     @property
     def _has_checkpoints(self) -> bool:
-        """Whether this host reads and writes checkpoints: host 0 does, and all hosts do if weights are sharded."""
+        """Whether this host reads and writes checkpoints.
+
+        Host 0 does. If weights are sharded, all hosts do.
+        """
         return self.is_writer or self.parts is not None
 
     def write(self, arrays: Mapping[str, Array], best: Mapping[str, Array] | None = None, **changes: Any) -> None:
@@ -256,7 +263,7 @@ class Session:
 
         Args:
             arrays: The state to write.
-            best: Weights of the best epoch, if they are new since the last checkpoint; otherwise None.
+            best: Weights of the best epoch if they have changed since the last checkpoint, otherwise None.
             changes: Fields of `progress` to change.
 
         If weights are sharded, all hosts write their parts first.
@@ -286,16 +293,18 @@ class Session:
             self.parts.clean(checkpoint.manifest_of(self.checkpoint_dir / file) for file in files)
 
     def end_if_asked(self) -> None:
-        """Wait for the checkpoint and raise Terminated, if SIGTERM was received."""
+        """If SIGTERM was received, wait for the checkpoint and raise Terminated."""
         if self.is_writer and self._ends():
             self.writer.wait()
             progress.say(
-                STEP, f"SIGTERM: the checkpoint is saved in {self.checkpoint_dir}; the next start continues from it"
+                STEP,
+                f"SIGTERM received: the checkpoint was saved in {self.checkpoint_dir}, and the next start "
+                "continues from it",
             )
             raise termination.Terminated
 
     def divergence(self, step: int, what: str) -> InputError:
-        """Wait for the last checkpoint and return the error for a value that is not finite.
+        """Wait for the last checkpoint. Return the error for a value that is not finite.
 
         Raises:
             InputError: If a value of the last checkpoint was not finite.
@@ -313,15 +322,15 @@ class Session:
                 "set training.optimizer and training.learning_rate"
             )
         return InputError(
-            f"Training diverged: {what} is not finite at step {step} of epoch {epoch + 1}. Expected "
-            f"finite numbers. {advice}, or use precision float32. {kept}"
+            f"Training diverged: {what} is not finite at step {step} of epoch {epoch + 1}. {advice}, or use precision "
+            f"float32. {kept}"
         )
 
     def restore(self, replay: Callable[[Mapping[str, float]], None]) -> bool:
-        """Resume from the checkpoint of this run, if host 0 has one; returns whether the session was resumed.
+        """Resume from the checkpoint of this run if host 0 has one. Return whether the session was resumed.
 
-        `replay` is called with the history entry of each finished epoch, before any variable is restored.
-        If weights are sharded, each host reads the parts of its devices; otherwise host 0 sends the arrays to all.
+        `replay` is called with the history entry of each finished epoch, before any variable is restored. If weights
+        are sharded, each host reads the parts of its devices. Otherwise, host 0 sends the arrays to all hosts.
         """
         if self.parts is not None:
             self.parts.check_folder()
@@ -339,7 +348,7 @@ class Session:
             loaded = {**self.group.broadcast_arrays({name: np.asarray(array) for name, array in arrays.items()})}
         elif loaded is None:
             raise InputError(
-                f"Host {self.group.hosts.index} cannot see the checkpoint of host 0 in {self.checkpoint_dir}. "
+                f"Host {self.group.hosts.index} cannot read the checkpoint of host 0 in {self.checkpoint_dir}. "
                 "Restart all hosts with one shared checkpoint folder."
             )
         with self.device.scope():
@@ -352,7 +361,10 @@ class Session:
         return True
 
     def restore_metrics(self) -> None:
-        """Restore the running metrics of a checkpoint within an epoch; the start of an epoch has reset them."""
+        """Restore the running metrics of a checkpoint within an epoch.
+
+        The start of an epoch has reset the running metrics.
+        """
         if self._running_metrics:
             checkpoint.restore({name: self.variables()[name] for name in self._running_metrics}, self._running_metrics)
             self._running_metrics = {}
@@ -360,7 +372,8 @@ class Session:
     def _change_batch_size(self, now: TrainingProgress) -> None:
         """Convert the step to the batch size of this session, at the same share of the epoch.
 
-        Examples that were seen before the change are not tracked: some may come twice in this epoch, or not at all.
+        It is not recorded which examples were used before the change. So some examples may be used twice in this epoch,
+        or not at all.
         """
         now.step = now.step * now.batch_size // self.batch_size
         now.batch_size = self.batch_size
@@ -370,7 +383,7 @@ class Session:
         progress.say(STEP, f"the checkpoint has another number of replicas; the batch size is now {self.batch_size}")
 
     def _load(self) -> dict[str, Array] | None:
-        """Load the checkpoint and set `progress`; returns the arrays, or None if the run has no checkpoint."""
+        """Load the checkpoint and set `progress`. Return the arrays, or None if the run has no checkpoint."""
         path = self.checkpoint_dir / checkpoint.CHECKPOINT_FILE
         if not path.is_file():
             return None
@@ -382,7 +395,9 @@ class Session:
         is_best_ours = of_best is not None and of_best.identity == identity
         if saved is None or saved.identity != identity or (saved.best_epoch and not is_best_ours):
             progress.say(
-                STEP, f"the checkpoint in {self.checkpoint_dir} belongs to another training; starting from scratch"
+                STEP,
+                f"the checkpoint in {self.checkpoint_dir} belongs to another training run, so training starts "
+                "from the beginning",
             )
             self.recorder.forget()
             return None

@@ -64,7 +64,10 @@ _LOG_DIR = "AIP_TENSORBOARD_LOG_DIR"  # Set by Vertex for a job: custom_job.prot
 
 
 def default_checkpoint_dir(output: Path) -> Path:
-    """Return the folder of checkpoints: AIP_CHECKPOINT_DIR, which Vertex AI sets, or a folder next to `output`."""
+    """Return the folder of checkpoints.
+
+    It is AIP_CHECKPOINT_DIR, which Vertex AI sets, otherwise a folder next to `output`.
+    """
     uri = os.environ.get("AIP_CHECKPOINT_DIR", "")
     return storage.mounted(uri) if uri else output.parent / f"{output.name}-checkpoints"
 
@@ -76,20 +79,21 @@ def train_model(
     checkpoint_dir: str | Path | None = None,
     hosts: Hosts | None = None,
 ) -> TrainResult:
-    """Train a Keras model on a data set's training split.
+    """Train a Keras model on the training split of a data set.
 
-    1. Continue from the checkpoint of the same training, if there is one. 2. Otherwise start fresh. If several hosts
-    train together, only host 0 writes, and all hosts return its result.
+    If there is a checkpoint of the same training run, training continues from it. Otherwise, it starts from the
+    beginning. If several hosts train together, only host 0 writes, and all hosts return its result.
 
     Args:
         params: Hyper-parameters of the training.
         records_dir: Folder that create_tfrecords wrote.
         output: Folder of the model, written atomically: best and last weights, history and TensorBoard logs.
-        checkpoint_dir: Folder of the checkpoints between sessions; None is `default_checkpoint_dir(output)`.
-        hosts: Hosts that train together, with the index of this one; None reads them from the environment.
+        checkpoint_dir: Folder in which checkpoints are kept between sessions. None means
+            `default_checkpoint_dir(output)`.
+        hosts: Hosts that train together, with the index of this host. With None, they are read from the environment.
 
     Raises:
-        InputError: If parameters, data and device do not match, or training diverges; the last good checkpoint is kept.
+        InputError: If parameters, data and device do not match, or training diverges. The last good checkpoint is kept.
         Terminated: If the platform ends a host, or a host is lost. The next start continues from the checkpoint.
     """
     records_dir = Location(records_dir).as_path()
@@ -135,7 +139,7 @@ def train_model(
 
 
 def _in_background(work: Callable[[], None]) -> "Future[None]":
-    """Run a function in a daemon thread; the process does not wait for it at exit."""
+    """Run a function in a daemon thread. The process does not wait for it when it exits."""
     outcome: Future[None] = Future()
 
     def run() -> None:
@@ -179,7 +183,10 @@ class _Training:
 
     @property
     def _known(self) -> dict[str, int]:
-        """Metrics in the history of every epoch, by name: 1 if higher is better, -1 if lower is, 0 if unknown."""
+        """Metrics in the history of every epoch, by name.
+
+        The value is 1 if higher is better, -1 if lower is better, and 0 if unknown.
+        """
         manifest = self._session.manifest
         task = manifest.interface.task
         own = {"loss": LOWER, task.metric: direction(task.metric) or HIGHER}
@@ -194,16 +201,18 @@ class _Training:
         if not known.get(name):
             names = [name for name, way in known.items() if way]
             raise InputError(
-                f"Cannot judge epochs by monitor={monitor!r}: expected one of {', '.join(names)}, for which Keras "
-                f"knows whether higher is better.{did_you_mean(name, names)}"
+                f"Cannot judge epochs by monitor={monitor!r}: expected one of {', '.join(names)}. For these metrics, "
+                f"Keras knows whether higher is better.{did_you_mean(name, names)}"
             )
         return name, known[name]
 
     def run(self) -> None:
-        """Train from the checkpoint or the start to the end."""
+        """Train until the end, from the checkpoint or from the start."""
         session = self._session
         if self._validation is None and session.params.monitor == AUTO:
-            progress.say(STEP, "there is no validation split: the best epoch is the one with the lowest training loss")
+            progress.say(
+                STEP, "there is no validation split, so the best epoch is the one with the lowest training loss"
+            )
         is_continued = session.restore(self._call_callbacks)
         if session.is_writer:
             if not is_continued:  # Delete the curves of another run.
@@ -269,12 +278,12 @@ class _Training:
             )
 
     def _end_epoch(self, logs: dict[str, float], seconds: float, num_examples: int) -> None:
-        """Validate, compare the epoch with the best one, and write checkpoint and curves.
+        """Validate, compare the epoch with the best epoch so far, and write checkpoint and curves.
 
         Args:
             logs: Metrics of the epoch.
             seconds: Time that this session spent on the epoch.
-            num_examples: Number of examples of the epoch that this session trained on.
+            num_examples: Number of examples of the epoch on which this session trained.
         """
         session = self._session
         stopwatch = session.stopwatch
@@ -335,7 +344,8 @@ class _Training:
     def _publish_curves(self) -> None:
         """Copy the curves to the folder of the platform's TensorBoard, if there is one.
 
-        Copies whole files after every epoch: a mounted bucket shows a file to others only after it is closed.
+        Whole files are copied after every epoch, because other programs see a file in a mounted bucket only after it is
+        closed.
         """
         if self._published is not None:
             for path in (*self._tensorboard_dir.rglob("events.*"), *self._tensorboard_dir.glob(f"{PROFILES}/*/*")):
@@ -360,7 +370,7 @@ class _Training:
         return bool(self._callbacks and session.model.stop_training)
 
     def result(self) -> TrainResult:
-        """Return the outcome of the training."""
+        """Return the outcome of the training run."""
         session = self._session
         now = session.progress
         device = session.device
@@ -398,7 +408,9 @@ class _Training:
         progress.say(STEP, describe_time(result.time))
         if result.sessions > 1:
             progress.say(
-                STEP, f"goodput {result.goodput:.0%}: share of the time of {result.sessions} sessions behind the result"
+                STEP,
+                f"goodput {result.goodput:.0%}: share of the time of {result.sessions} sessions that contributed "
+                "to the result",
             )
         session.freezer.freeze(())  # Restore the trainable layers of the built model.
         with storage.staged_directory(output) as staged:
@@ -431,7 +443,7 @@ class _Training:
             ).save(staged)
 
     def _save_weights(self, directory: Path) -> None:
-        """Write the weights of the last epoch and of the best one, without the optimizer's variables."""
+        """Write the weights of the last epoch and of the best epoch, without the optimizer's variables."""
         session = self._session
         best, assign, model = session.best, session.assign_weights, session.model
         if session.parts is None:

@@ -1,4 +1,7 @@
-"""Validates a model after each epoch: reads the validation split, predicts on all devices, computes metrics."""
+"""Validates a model after each epoch.
+
+It reads the validation split, predicts on all devices, and computes metrics.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,18 +26,20 @@ PART_BYTES = 256 << 20  # Bytes of inputs, or of predictions, in memory at a tim
 
 
 class ValidationSplit:
-    """A host's share of the validation split: held in RAM if it is small enough, otherwise read again every epoch.
+    """A host's share of the validation split.
+
+    It is held in RAM if it is small enough, otherwise it is read again in every epoch.
 
     Args:
         directory: Folder of the records.
-        manifest: Manifest of the records; must contain the split.
+        manifest: Manifest of the records. It must contain the split.
         batch_size: Examples per step, of all hosts together.
         in_memory_mib: Largest decoded size to hold in RAM, in MiB.
         share: This host's share of the examples and of each batch.
 
     Attributes:
         most: Largest number of examples that a host has.
-        held: Examples of this host; None if they are not held in RAM.
+        held: Examples of this host, or None if they are not held in RAM.
     """
 
     def __init__(
@@ -54,13 +59,13 @@ class ValidationSplit:
 
     @property
     def held_bytes(self) -> int:
-        """Decoded size of the split in bytes, all hosts together; 0 if it is not held."""
+        """Decoded size of the split in bytes, of all hosts together, or 0 if it is not held in RAM."""
         return records.decoded_bytes(self._manifest, VALIDATION) if self.held is not None else 0
 
     def parts(self) -> Iterator[tuple[range, Examples]]:
         """Yield ranges of positions in the host's share, each with the examples at these positions.
 
-        All hosts get the same ranges; a host may have one example fewer. Each range begins where a batch begins.
+        All hosts get the same ranges, but a host may have one example fewer. Each range begins where a batch begins.
         """
         read = self._read()
         inputs, labels, weights = (np.empty(*shape) for shape in self._manifest.interface.batch_shapes(0))
@@ -84,12 +89,12 @@ class ValidationSplit:
 
 
 class ShardedPredictor:
-    """Predicts with a Keras model on the JAX backend; each batch is sharded over the devices.
+    """Predicts with a Keras model on the JAX backend. Each batch is sharded over the devices.
 
     Args:
         model: A keras.Model.
         batch_shape: Shape of a batch of inputs, of all hosts together.
-        mesh: Devices that share a batch; None for a single device.
+        mesh: Devices that share a batch, or None for a single device.
         share: This host's share of each batch.
     """
 
@@ -107,12 +112,12 @@ class ShardedPredictor:
         self._held = put_part(self._cut(inputs, -(-most // self._own_batch)), self._mesh, 1)
 
     def _cut(self, inputs: np.ndarray, count: int) -> np.ndarray:
-        """Return dtype[count, own_batch, size]: flat batches, padded with repeated inputs."""
+        """Return dtype[count, own_batch, size]: flattened batches, padded with repeated inputs."""
         filled = np.resize(inputs, (count * self._own_batch, *self._batch_shape[1:]))
         return filled.reshape(count, self._own_batch, -1)
 
     def _predict_batch(self, values: Any, inputs: Any, number: Any) -> Any:
-        """Return the model's outputs for a batch; `values` are those of all variables, frozen or not."""
+        """Return the model's outputs for a batch. `values` are the values of all variables, frozen or not."""
         batch = jax.lax.dynamic_index_in_dim(inputs, number, keepdims=False).reshape(self._batch_shape)
         with keras.StatelessScope(state_mapping=list(zip(self._model.variables, values, strict=True))):
             return self._model(batch, training=False)
@@ -121,7 +126,7 @@ class ShardedPredictor:
         """Return predictions for this host's inputs: float32[examples, …].
 
         Args:
-            positions: Positions from `ValidationSplit.parts`; the first one must begin a batch.
+            positions: Positions from `ValidationSplit.parts`. The first position must begin a batch.
             inputs: Inputs at these positions.
         """
         values = [variable.value for variable in self._model.variables]
@@ -144,14 +149,14 @@ def _own_parts(arrays: Sequence[Any]) -> Sequence[np.ndarray]:
 
 
 class Validation:
-    """Measures loss and metrics of a session's model on the validation split; every host measures its share.
+    """Measures loss and metrics of a session's model on the validation split. Every host measures its share.
 
     Args:
         session: The session.
         split: This host's share of the validation split.
         metrics: Additional Keras metrics.
-        is_resident: Whether the training split stays in device memory; a validation split that is held in
-            memory then stays on the device too.
+        is_resident: Whether the training split stays in device memory. If it does, a validation split that is held in
+            RAM also stays in device memory.
     """
 
     def __init__(self, session: Session, split: ValidationSplit, metrics: Sequence[Any], is_resident: bool) -> None:

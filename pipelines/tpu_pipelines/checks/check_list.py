@@ -67,13 +67,13 @@ def examine(
     Args:
         config: Configuration to check.
         costs: Costs of the checks to run.
-        platform: The platform; None for a run on this machine.
-        settings: Project, region, bucket and images. Without a platform, only the region is used, for prices.
+        platform: The platform, or None for a run on this machine.
+        settings: Project, region, bucket and images. If there is no platform, only the region is used, for prices.
         workspace: Folder for runs on this machine.
-        context: kubectl context of a cluster; empty skips the checks of the cluster.
+        context: kubectl context of a cluster. If empty, the cluster is not checked.
 
     Raises:
-        InputError: If the settings are refused.
+        InputError: If the settings are not valid.
     """
     settings = settings or Settings()
     checks = ConfigChecks(config, None if platform else workspace, platform, settings.region).checks()
@@ -87,10 +87,10 @@ def examine(
 def _ask_platform(
     config: Config, costs: Collection[CheckCost], platform: Platform, settings: Settings, context: str
 ) -> list[Finding]:
-    """Return the errors of `first_checks`, and the findings of the platform's checks if these can be asked."""
+    """Return the errors of `first_checks`, and the findings of the platform's checks if these are possible."""
     missing = errors_in(ask_all(first_checks(config, platform, settings)))
     if {"machine", "variables"} & {finding.about for finding in missing}:
-        said = "not asked: correct the errors first"
+        said = "not checked; correct the errors first"
         return [*missing, Finding("platform", Status.UNKNOWN, said)]
     asked = platform.checks(config, settings, context)
     checks = [check for check in asked if check.cost in costs]
@@ -99,17 +99,19 @@ def _ask_platform(
 
 
 def require_ready(config: Config, platform: Platform, settings: Settings) -> list[Finding]:
-    """Run a platform's quick checks: sign-in, bucket, image, service account. The arguments are those of `examine`.
+    """Run a platform's quick checks: sign-in, bucket, image and service account.
+
+    The arguments are those of `examine`.
 
     Returns:
         Findings that are hints or have an unknown state.
 
     Raises:
-        InputError: If a run would fail; the message lists everything that is missing, with remedies.
+        InputError: If a run would fail. The message lists everything that is missing, with remedies.
     """
     findings = examine(config, (CheckCost.REQUEST,), platform, settings)
     if errors := errors_in(findings):
-        advice = "`tpu-pipelines doctor` asks for everything, and --no-doctor sends it all the same."
+        advice = "`tpu-pipelines doctor` checks everything, and --no-doctor sends the run without checks."
         raise InputError(f"{_refusal(errors)} {advice}")
     return [finding for finding in findings if finding.state is not Status.OK]
 
@@ -121,10 +123,11 @@ def require_first(config: Config, platform: Platform, settings: Settings, *, nee
         config: Configuration to check.
         platform: The platform.
         settings: Settings of the platform.
-        needs_image: Whether a missing image alone is an error; a dry run needs none.
+        needs_image: Whether a missing image alone is an error. A dry run needs no image.
 
     Raises:
-        InputError: If something is missing; the message lists all of it, in the order of doing, with remedies.
+        InputError: If something is missing. The message lists everything that is missing, in the order in which to fix
+            it, with remedies.
     """
     errors = errors_in(ask_all(first_checks(config, platform, settings)))
     if any(needs_image or error.about != "image" for error in errors):
@@ -133,19 +136,21 @@ def require_first(config: Config, platform: Platform, settings: Settings, *, nee
 
 def _refusal(errors: Iterable[Finding]) -> str:
     told = "; ".join(str(error).rstrip(".").replace("\n", " ") for error in errors)
-    return f"Refused to send a run that cannot work. Missing: {told}."
+    return f"The run was not sent, because it would fail. Missing: {told}."
 
 
 class ConfigChecks:
-    """Checks of a configuration and its data: errors that would stop a run, and settings that would bias its result.
+    """Checks of a configuration and its data.
+
+    They find errors that would stop a run, and settings that would bias its result.
 
     The checks are independent, so that one call finds all mistakes.
 
     Args:
-        config: Configuration to check, already read.
-        workspace: Folder for runs, which may hold the champion; None for a run on a platform.
-        platform: The platform; None for a run on this machine. Prices are then those of the first platform
-            that offers a machine.
+        config: Configuration to check.
+        workspace: Folder for runs, which may contain the champion, or None for a run on a platform.
+        platform: The platform, or None for a run on this machine. For None, prices are those of the first platform that
+            offers a machine.
         region: Region from the settings, for prices.
     """
 
@@ -179,19 +184,19 @@ class ConfigChecks:
             platform = self._platform or PLATFORMS[machine.slice.targets[0]]
             price = place_training(self._config, machine, platform, self._region).paid.price
             cost = (
-                f"{price.usd_per_hour:.2f} $ an hour in {price.region} at {billed_by(price.target)}"
+                f"${price.usd_per_hour:.2f} per hour in {price.region} at {billed_by(price.target)}"
                 if price
-                else "of no known price"
+                else "its price is not known"
             )
             yield Finding("machine", Status.OK, f"{machine.name}: {machine.slice.devices} devices, {cost}")
             if (hosts := machine.slice.hosts) > 1:
-                said = f"{machine.name} has {hosts} hosts: submit it; `run` trains on one"
+                said = f"{machine.name} has {hosts} hosts. Use `submit`, because `run` trains on one host"
                 yield Finding("machine", Status.HINT, said)
         if self._config.preflight:
             try:
                 sandbox.require_compiler([self._config.preflight.paid.slice])
             except InputError as error:
-                yield Finding("machine", Status.HINT, f"preflight would be left out. {error}")
+                yield Finding("machine", Status.HINT, f"preflight would be skipped. {error}")
 
     @property
     def _needs_device(self) -> bool:
@@ -199,13 +204,13 @@ class ConfigChecks:
 
     def _device(self) -> str:
         check_accelerator(self._config.training)
-        return f"this machine has the {self._config.training.accelerator.upper()} to train on"
+        return f"this machine has a {self._config.training.accelerator.upper()} to train on"
 
     def _deploy(self) -> Iterator[Finding]:
         check_deploy(self._config_here)
         named = parse_reference(place := self._config_here.training.initial_model)
         if named and named.find() is None:
-            said = f"training.initial_model={place} has no version yet: the training starts with new weights"
+            said = f"training.initial_model={place} has no version yet, so training starts with new weights"
             yield Finding("deploy", Status.HINT, said)
 
     @functools.cached_property
@@ -215,7 +220,7 @@ class ConfigChecks:
     def _data(self) -> Iterator[Finding]:
         config = self._config
         if find_source(config.data.source_ref).is_downloaded:
-            said = f"{config.data.source} is downloaded first; nothing of it was looked at"
+            said = f"{config.data.source} must be downloaded first, so it was not checked"
             yield Finding("data", Status.HINT, said)
             return
         plan = check_inputs(self._config_here, self._workspace) if self._workspace else check_data(config)
@@ -241,18 +246,18 @@ class ConfigChecks:
             if len(bad) > most * count:
                 expected = f"expected at most data.max_bad_fraction={most:g}"
                 told = f"{what.format(len(bad) / count)}: {expected}"
-                advice = "repair or remove them" + (", or raise it" if len(bad) < count else "")
+                advice = "repair or remove them" + (", or raise this limit" if len(bad) < count else "")
                 yield Finding("data", Status.ERROR, told, advice)
 
     def _model(self) -> Iterator[Finding]:
         config = self._config
         model = config.training.model
         if (interface := self._interface) is None:
-            raise CannotAskError("not built without the data")
+            raise CannotAskError("not built, because the data are missing")
         check_augmentation(config.training, (None, *interface.input.shape), interface.task_name)
         trial = check_model(config, interface, is_timed=self._workspace is not None)
         formats = f", and can be exported as {', '.join(config.required_formats)}" if config.required_formats else ""
-        yield Finding("model", Status.OK, f"{model}: is built for {interface.input}, rebuilt{formats}")
+        yield Finding("model", Status.OK, f"{model}: was built for {interface.input}, rebuilt{formats}")
         yield from (Finding("model", Status.HINT, warning) for warning in trial.warnings)
         if trial.example_seconds and self._num_trained:
             seconds = trial.example_seconds * self._num_trained * config.training.epochs
@@ -268,8 +273,8 @@ def contradictions(config: Config) -> Iterator[str]:
     if training.warmup_epochs >= shortest:
         which = f"a stage, epochs={shortest}" if training.stages else f"training.epochs={shortest}"
         yield (
-            f"training.warmup_epochs={training.warmup_epochs:g} lasts all of {which}: the learning rate never reaches "
-            "its peak"
+            f"training.warmup_epochs={training.warmup_epochs:g} lasts all of {which}, so the learning rate never "
+            "reaches its peak"
         )
     if config.machine and training.accelerator == "cpu":
         yield f"training.accelerator={training.accelerator} leaves the machine {config.machine.name} unused"
@@ -279,7 +284,7 @@ def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
     """Yield messages about settings that are useless for the data."""
     if config.training.early_stopping_epochs and VALIDATION not in overview.split_examples:
         yield (
-            "training.early_stopping_epochs uses the training loss, because there is no validation split: set "
+            "training.early_stopping_epochs uses the training loss, because there is no validation split. Set "
             "data.validation_fraction"
         )
     counts = overview.class_examples
@@ -288,21 +293,27 @@ def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
         share = most / sum(counts.values())
         asked = config.gate.minimum.get("accuracy", 1.0)
         if asked <= share:
-            yield f"gate.minimum.accuracy={asked:g} is reached by always answering {name!r}, {share:.2f} of them all"
+            yield (
+                f"gate.minimum.accuracy={asked:g} is reached by always predicting {name!r}, which is {share:.2f} "
+                "of the examples"
+            )
         if overview.is_imbalanced and not config.training.weighs_classes:
             trained = sorted(overview.trained_classes.items(), key=lambda item: item[1])
             (rare, least), (name, most) = trained[0], trained[-1]
             yield (
-                f"training has {most:,} of {name!r} and {least:,} of {rare!r}: "
-                "training.balance_classes=true gives all classes the same weight, and "
-                "gate.max_regression={macro_f1: 0} judges all classes alike"
+                f"training has {most:,} examples of {name!r} and {least:,} of {rare!r}. training.balance_classes=true "
+                "gives all classes the same weight, and gate.max_regression={macro_f1: 0} gives all classes the same "
+                "weight in the gate"
             )
 
 
 def first_checks(config: Config, platform: Platform, settings: Settings) -> list[Check]:
-    """Return the checks of what you set and copy before a submission, in the order of doing; they need no sign-in.
+    """Return the checks of everything that you set and copy before a submission, in the order in which you do it.
 
-    Each is independent of the others, so that `check`, `doctor` and a submission name everything that is missing.
+    The checks need no sign-in.
+
+    The checks are independent of each other, so that `check`, `doctor` and a submission name everything that is
+    missing.
 
     Args:
         config: Configuration to check.
@@ -325,11 +336,11 @@ def first_checks(config: Config, platform: Platform, settings: Settings) -> list
         local = compiling.unreadable_places(config, platform)
         if "data.source" in local:
             raise LackError(
-                f"the steps cannot read {local['data.source']!r}, which is on this machine",
+                f"the steps cannot read {local['data.source']!r}, because it is on this machine",
                 f"{copy().command}, and set data.source={copy().source}",
             )
         compiling.check_readable(config, platform)
-        return f"{config.data.source} can be read by the steps"
+        return f"the steps can read {config.data.source}"
 
     def machine() -> str:
         require_machine(config, platform)
@@ -343,7 +354,7 @@ def first_checks(config: Config, platform: Platform, settings: Settings) -> list
         if bundle_of(config.training.model):
             needing("bucket")
         compiling.with_carried_model(config, platform, settings)
-        return f"{config.training.model} reaches the steps"
+        return f"the steps can use {config.training.model}"
 
     def registry() -> str:
         needing("project", "region", "bucket")
@@ -361,7 +372,7 @@ def first_checks(config: Config, platform: Platform, settings: Settings) -> list
 
 
 def platform_checks(config: Config, platform: Platform, settings: Settings) -> list[Check]:
-    """Return the checks of a submission that need no request to the platform: `first_checks`, and the compilation.
+    """Return the checks of a submission that need no request to the platform: `first_checks` and the compilation.
 
     Args:
         config: Configuration to check.
@@ -373,7 +384,7 @@ def platform_checks(config: Config, platform: Platform, settings: Settings) -> l
     def compiled() -> Iterator[Finding]:
         missing = dict.fromkeys(finding.about for finding in errors_in(ask_all(first)) if finding.about != "image")
         if missing:
-            raise CannotAskError(f"not compiled without the {', '.join(missing)}")
+            raise CannotAskError(f"not compiled, because the {', '.join(missing)} is missing")
         made = compiling.compile_pipeline(config, platform, settings)
         said = f"the pipeline compiles, to train on {made.run.machine.slice}. {made.run.timeout.reason}"
         yield Finding("pipeline", Status.OK, said)
@@ -383,20 +394,23 @@ def platform_checks(config: Config, platform: Platform, settings: Settings) -> l
 
 
 def image_check(platform: Platform, images: Images) -> Check:
-    """Return the check that a platform can pull the steps' image, and that the image is pinned by a digest."""
+    """Return the check that a platform can pull the steps' image, and that the image's name contains a digest."""
 
     def ask() -> str | list[Finding]:
         compiling.require_step_image(platform, images)
         if is_pinned(images.training):
             return images.training
-        said = f"the image {images.training!r} is named by a tag. When the tag moves, cached steps give stale results"
+        said = (
+            f"the image {images.training!r} is named by a tag. When the tag moves to another image, cached steps "
+            "give outdated results"
+        )
         return [Finding("image", Status.HINT, said, "set TPU_PIPELINES_IMAGE=…@sha256:…")]
 
     return Check("image", ask, CheckCost.FILE)
 
 
 def model_findings(model: str, carried: Mapping[str, bytes]) -> Iterator[Finding]:
-    """Yield findings on how a model's code reaches the platform, and on the files that are uploaded with it.
+    """Yield findings about how a model's code reaches the platform, and about the files that are uploaded with it.
 
     Args:
         model: Name of the model in the configuration.
@@ -411,5 +425,7 @@ def model_findings(model: str, carried: Mapping[str, bytes]) -> Iterator[Finding
     if is_reference(model) or not bundle_of(model):
         yield Finding("model", Status.OK, f"{model} is in the image")
     else:
-        said = f"the code of the model {model!r} is not uploaded, since no bucket is set: the image must contain it"
+        said = (
+            f"the code of the model {model!r} is not uploaded, because no bucket is set, so the image must contain it"
+        )
         yield Finding("model", Status.HINT, said, "or set TPU_PIPELINES_BUCKET=gs://BUCKET")

@@ -1,4 +1,4 @@
-"""Detects groups of dependent examples, such as a patient's images, that the configuration does not name."""
+"""Detects groups of dependent examples that the configuration does not name, such as the images of one patient."""
 
 import dataclasses
 import datetime
@@ -21,7 +21,10 @@ _TOGETHER_SECONDS = 60
 
 
 def find_group_hints(listing: Listing, params: WriteParams) -> Iterator[str]:
-    """Yield advice to set `data.group_column` if file names, CSV columns or times suggest groups; none if it is set."""
+    """Yield advice to set `data.group_column` if file names, CSV columns or times suggest groups.
+
+    Yield nothing if it is set.
+    """
     if params.group_column:
         return
     if params.source_ref.kind == "csv":
@@ -32,15 +35,16 @@ def find_group_hints(listing: Listing, params: WriteParams) -> Iterator[str]:
                 runs = 1 + sum(gap > _TOGETHER_SECONDS for gap in gaps)
                 if _are_groups(runs, len(times)):
                     yield (
-                        f"the {len(times):,} times in the column {name!r} come in {runs:,} runs without a gap of "
-                        f"{_TOGETHER_SECONDS} s: if examples of a run depend on each other, add a column that numbers "
-                        "the runs, and name it in data.group_column"
+                        f"the {len(times):,} times in the column {name!r} form {runs:,} series without a gap of "
+                        f"{_TOGETHER_SECONDS} s. If the examples of a series depend on each other, add a column that "
+                        "numbers the series, and name it in data.group_column"
                     )
             elif (_NAMED.search(name.lower()) or not _are_numbers(known)) and _are_groups(len(set(known)), len(known)):
                 (most, count), num_values = Counter(known).most_common(1)[0], len(set(known))
                 yield (
-                    f"the column {name!r} has {num_values:,} values for {len(known):,} rows, {most!r} for {count}: if "
-                    f"rows of one value depend on each other, {_advise_on_column(params, name, values)}"
+                    f"the column {name!r} has {num_values:,} values for {len(known):,} rows, {most!r} in {count} "
+                    "rows. If rows with the same value depend on each other, "
+                    f"{_advise_on_column(params, name, values)}"
                 )
     if listing.kind == IMAGE and listing.files:
         stems = Counter(
@@ -50,14 +54,17 @@ def find_group_hints(listing: Listing, params: WriteParams) -> Iterator[str]:
         if _are_groups(len(stems) // len(folders), stems.total() // len(folders)):
             most, count = stems.most_common(1)[0]
             yield (
-                f"the names of {stems.total():,} files have {len(stems):,} beginnings, {most!r} in {count}: if these "
-                "examples depend on each other, list them in a CSV file with a column for it, and name that in "
-                "data.group_column"
+                f"the names of {stems.total():,} files have {len(stems):,} beginnings, {most!r} in {count} files. If "
+                "these examples depend on each other, list them in a CSV file with a column for the beginning, and "
+                "name this column in data.group_column"
             )
 
 
 def _advise_on_column(params: WriteParams, name: str, values: Sequence[str]) -> str:
-    """Return the advice to group by a column, after a plan of the data with it; what stands in its way comes first."""
+    """Return the advice to group by a column, after trying a plan of the data with it.
+
+    Advice on obstacles comes first.
+    """
     setting = f"data.group_column={name}"
     if num_empty := values.count(""):
         # An empty cell sets its row aside, which can remove a whole class.
@@ -68,7 +75,7 @@ def _advise_on_column(params: WriteParams, name: str, values: Sequence[str]) -> 
     try:
         plan_dataset(dataclasses.replace(params, group_column=name))
     except InputError as error:
-        return f"{setting} keeps them in one split, but not with these data: {error}"
+        return f"{setting} keeps such rows in one split, but does not work with these data: {error}"
     return f"set {setting}"
 
 
@@ -81,7 +88,7 @@ def _are_numbers(values: Sequence[str]) -> bool:
 
 
 def _times(values: Sequence[str]) -> list[float] | None:
-    """Return the values as sorted Unix times in seconds; None if one of them is no ISO 8601 date with a time."""
+    """Return the values as sorted Unix times in seconds, or None if one of them is not an ISO 8601 date with a time."""
     try:
         times = [datetime.datetime.fromisoformat(value) for value in values if len(value) > len("2026-11-25")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""Arguments of commands: the types of their values, functions that parse them, and arguments that commands share."""
+"""Arguments of commands: types of values, parsing functions, and arguments that several commands share."""
 
 import argparse
 import dataclasses
@@ -35,7 +35,7 @@ class Command:
     Attributes:
         name: Name of the command.
         help: Line in the list of all commands.
-        description: First paragraph of the command's own help.
+        description: First paragraph of the command's help.
         example: Example of the arguments.
         work: Function that runs the command, `module.function` in this folder.
         arguments: Arguments of the command.
@@ -50,7 +50,7 @@ class Command:
 
 
 def user_path(text: str) -> Path:
-    """Return a path with `~` expanded, because the shell does not expand it in `--workspace=~/runs`."""
+    """Return a path with `~` expanded. The shell does not expand it in `--workspace=~/runs`."""
     return local_path(os.path.expanduser(text))  # `Path.expanduser` raises if the user is unknown.
 
 
@@ -58,7 +58,7 @@ def output_file(text: str, is_added_to: bool = False) -> Path:
     """Return the path of a file that a command writes, or appends to, at the end of its work.
 
     Raises:
-        argparse.ArgumentTypeError: If the file cannot be written; reported before the work begins.
+        argparse.ArgumentTypeError: If the file cannot be written. The error is raised before the work begins.
     """
     path = user_path(text)
     parse_argument(lambda _: storage.require_file(path, is_added_to), text)
@@ -76,12 +76,12 @@ def targets(text: str) -> tuple[str, ...]:
 
 
 def argument(*names: str, **settings: Any) -> Argument:
-    """Return an argument; names and settings are those of `argparse`'s `add_argument`."""
+    """Return an argument. Names and settings are the same as for argparse's `add_argument`."""
     return operator.methodcaller("add_argument", *names, **settings)
 
 
 def typed(name: str, kind: Any, metavar: str, text: str, **settings: Any) -> Argument:
-    """Return an argument with its help text; `read_by_hand` converts its value to `kind`."""
+    """Return an argument with its help text. `read_by_hand` converts its value to `kind`."""
     read = functools.partial(parse_argument, lambda value: read_by_hand(value, kind, metavar))
     return argument(name, type=read, metavar=metavar, help=text, **settings)
 
@@ -92,7 +92,7 @@ def flag(name: str, text: str) -> Argument:
 
 
 def either(*arguments: Argument, is_required: bool = False) -> Argument:
-    """Return arguments of which a command takes at most one."""
+    """Return arguments that exclude each other: a command takes at most one of them."""
     return _grouped(operator.methodcaller("add_mutually_exclusive_group", required=is_required), arguments)
 
 
@@ -116,13 +116,13 @@ def json_flag(text: str = "print JSON, and nothing else, on stdout") -> Argument
 
 
 def confidence(what: str) -> Argument:
-    """Return `--confidence`; `what` describes the case without drift, for the help."""
+    """Return `--confidence`. `what` describes the case without drift, for the help."""
     text = f"probability that no drift is reported {what} (default: 0.99)"
     return typed("--confidence", Annotated[float, Range(0.5, below=1)], "SHARE", text, default=0.99)
 
 
 def limit(name: str, what: str) -> Argument:
-    """Return an option with a limit for `--against`; `what` follows "how much" in its help."""
+    """Return an option with a limit for `--against`. `what` follows "how much" in its help."""
     text = f"with --against: how much {what}, as a fraction (default: {LIMIT})"
     return typed(name, Amount, "SHARE", text)
 
@@ -131,7 +131,7 @@ def target(is_required: bool = False, is_here_too: bool = False) -> tuple[Argume
     """Return `--target` and `--settings`.
 
     Args:
-        is_required: Whether `--target` is required; otherwise the default platform is used.
+        is_required: Whether `--target` is required. Otherwise, the default platform is used.
         is_here_too: Whether `HERE` is also a target.
     """
     default = None if is_required else default_platform().name
@@ -173,12 +173,14 @@ EXPORTED = (
     argument(
         "model",
         metavar="MODEL",
-        help="an export folder, local or on gs://, a run's folder, or a registered model: NAME, NAME@ALIAS or "
-        "NAME@VERSION",
+        help=(
+            "an export folder, local or on gs://, a run's folder, or a registered model: NAME, NAME@ALIAS or "
+            "NAME@VERSION"
+        ),
     ),
     WORKSPACE,
 )
-JOB = argument("name", metavar="NAME", help="name of the runs, or the id of a job")
+JOB = argument("name", metavar="NAME", help="name of the runs, or the ID of a job")
 # Arguments of every command.
 LOUDNESS = either(
     flag("--quiet", "print only the result and errors"),

@@ -51,8 +51,10 @@ COMMANDS = (
                 nargs="?",
                 default="",
                 metavar="DIR",
-                help="a folder of images, texts, .tar, .parquet or .tfrecord files, or a .csv, .npz or .txt file; "
-                "may be on gs://. With --from model: the model's file",
+                help=(
+                    "a folder of images, texts, .tar, .parquet or .tfrecord files, or a .csv, .npz or .txt file. "
+                    "It may be on gs://. With --from model: the model's file"
+                ),
             ),
             argument(
                 "--from",
@@ -75,10 +77,10 @@ COMMANDS = (
     Command(
         "check",
         "find in seconds what would stop a run or bias its result",
-        "Check a configuration within seconds: the settings, the data and some examples, the model, which is imported "
-        "and built, the machine, and contradictory settings; with --target also the requirements of a platform. "
-        "Without --target, estimate from a few training steps how long a training takes on this machine. Sends no "
-        "request to a platform.",
+        "Check a configuration within seconds: the settings, the data and some examples, the model (which is "
+        "imported and built), the machine, and contradictory settings. With --target, also check the requirements of "
+        "a platform. Without --target, estimate from a few training steps how long training takes on this machine. "
+        "No request is sent to a platform.",
         "flowers.yaml",
         "start.check",
         (
@@ -101,14 +103,14 @@ COMMANDS = (
     Command(
         "drift",
         "test whether data have drifted: 0 no drift, 3 drifted",
-        "Compare the statistics of records (brightness, contrast, sharpness, colours, sizes; words and unknown words; "
-        "classes or targets; unreadable inputs) with those of other records, or with those of a registered version's "
-        "training data. A statistic has drifted if the difference is significant at the confidence, corrected for the "
-        "number of statistics, and if it is large enough to matter.",
+        "Compare the statistics of records with those of other records, or with those of a registered version's "
+        "training data. The statistics are brightness, contrast, sharpness, colours and sizes; words and unknown "
+        "words; classes or targets; and unreadable inputs. A statistic has drifted if the difference is significant "
+        "at the confidence, corrected for the number of statistics, and if it is large enough to matter.",
         "runs/flowers/records --against flowers@champion",
         "models.drift",
         (
-            argument("records", metavar="RECORDS", help="folder that create_tfrecords wrote, here or in a bucket"),
+            argument("records", metavar="RECORDS", help="folder that create_tfrecords wrote, local or in a bucket"),
             argument(
                 "--against",
                 required=True,
@@ -150,8 +152,9 @@ COMMANDS = (
     Command(
         "export",
         "export a run's model even if the gate has rejected it",
-        "Export the model that a run has trained, even if the gate has rejected it, to try it with `predict` and "
-        "`serve`. Does not register or promote the model. The next run with the same name removes the export.",
+        "Export the model that a run has trained, even if the gate has rejected it, so that you can try it with "
+        "`predict` and `serve`. The model is not registered or promoted. The next run with the same name removes the "
+        "export.",
         "runs/digits --set export.max_int8_accuracy_drop=0.02",
         "runs.export",
         (
@@ -171,8 +174,8 @@ COMMANDS = (
     Command(
         "compare",
         "compare several runs side by side",
-        "Show runs side by side: metrics, speed, sizes, and differences of their configurations; and write a page that "
-        "also shows their training curves.",
+        "Show runs side by side: metrics, speed, sizes, and differences between their configurations. Also write a "
+        "page that shows their training curves.",
         "runs/digits runs/mnist_cnn",
         "runs.compare",
         (
@@ -181,7 +184,7 @@ COMMANDS = (
                 nargs="+",
                 type=user_path,
                 metavar="RUN",
-                help="folder of a run, for example runs/digits; other folders are left out",
+                help="folder of a run, for example runs/digits. Other folders are left out",
             ),
             argument(
                 "--output",
@@ -195,10 +198,10 @@ COMMANDS = (
     Command(
         "runs",
         "list the runs of a workspace, or delete some",
-        "[list] [NAME]: list every kept run, of one name or of all, with its end, outcome, metrics and size; without "
-        "NAME also write a page, index.html. clean [NAME]: delete earlier runs, and cached steps that no run uses any "
-        "more. delete NAME: delete the latest run with this name; NAME@3 deletes the third one. Both ask for "
-        "confirmation.",
+        "[list] [NAME]: list every kept run, with its end, outcome, metrics and size; with NAME, only runs with this "
+        "name; without NAME, also write a page, index.html. clean [NAME]: delete earlier runs, and cached steps that "
+        "no run uses any more. delete NAME: delete the latest run with this name; NAME@3 deletes the third one. "
+        "clean and delete ask for confirmation.",
         "clean digits --keep 5",
         "runs.runs",
         (
@@ -213,7 +216,8 @@ COMMANDS = (
     Command(
         "board",
         "show the curves of runs in TensorBoard",
-        "Start TensorBoard with the curves of the latest runs, also of one that is still training; stop with Ctrl-C.",
+        "Start TensorBoard with the curves of the latest runs, including runs that are still training. Stop it with "
+        "Ctrl-C.",
         "digits mnist_cnn",
         "runs.board",
         (
@@ -224,10 +228,10 @@ COMMANDS = (
     ),
     Command(
         "predict",
-        "predict images or texts, or continue a text, on CPU with an exported model",
-        "Predict images or texts on CPU with an exported model: the most probable classes, the labels with a "
-        "probability above 0.5, or the numbers of a regression; or continue a text. Needs neither TensorFlow nor "
-        "training code.",
+        "predict images or texts, or continue a text, on a CPU with an exported model",
+        "Predict images or texts on a CPU with an exported model, or continue a text. The result is the most "
+        "probable classes, the labels with a probability above 0.5, or the numbers of a regression. Neither "
+        "TensorFlow nor training code is needed.",
         "runs/digits digit.png",
         "models.predict",
         (
@@ -236,9 +240,11 @@ COMMANDS = (
                 "inputs",
                 nargs="+",
                 metavar="INPUT",
-                help="image files, folders of them, or .npy/.npz arrays. For a text model: text files, folders of "
-                "them, .csv files, .npy/.npz arrays of strings, or texts themselves. - reads stdin: an image, or one "
-                "instance per line, as a text or as JSON in the format of the server",
+                help=(
+                    "image files, folders of image files, or .npy/.npz arrays. For a text model: text files, "
+                    "folders of text files, .csv files, .npy/.npz arrays of strings, or texts. - reads stdin: an "
+                    "image, or one instance per line, as a text or as JSON in the format of the server"
+                ),
             ),
             argument(
                 "--output",
@@ -255,7 +261,7 @@ COMMANDS = (
                 Mapping[str, str],
                 "JSON",
                 'with --output: columns of a table that have other names, for example {"path": "filename", "id": '
-                '"customer"} (default: those of the training data)',
+                '"customer"} (default: the columns of the training data)',
                 default={},
             ),
             argument(
@@ -263,7 +269,7 @@ COMMANDS = (
                 nargs="+",
                 default=[],
                 metavar="COLUMN",
-                help="with --output: columns to copy to each prediction; the id is always copied",
+                help="with --output: columns to copy to each prediction. The id is always copied",
             ),
             argument(
                 "--top", type=int, default=3, metavar="K", help="number of classes to print per input (default: 3)"
@@ -278,19 +284,19 @@ COMMANDS = (
                     "--temperature",
                     Amount,
                     "T",
-                    "1 samples by the probabilities, less prefers probable characters, 0 takes the most probable "
-                    "(default: 0.8)",
+                    "1 samples by the probabilities, a lower value prefers probable characters, 0 takes the most "
+                    "probable (default: 0.8)",
                     default=0.8,
                 ),
-                typed("--seed", Seed, "N", "equal seeds give equal texts (default: 0)", default=0),
+                typed("--seed", Seed, "N", "seed; equal seeds give equal texts (default: 0)", default=0),
             ),
         ),
     ),
     Command(
         "serve",
         "serve predictions over HTTP with an exported model",
-        "Serve predictions over HTTP on CPU with an exported model, with Vertex AI's protocol for custom containers. "
-        "Needs no TensorFlow and no training code. Stop it with Ctrl-C.",
+        "Serve predictions over HTTP on a CPU with an exported model, with Vertex AI's protocol for custom "
+        "containers. TensorFlow and training code are not needed. Stop the server with Ctrl-C.",
         "runs/digits --port 8080",
         "models.serve",
         (*EXPORTED, functools.partial(add_params, params=ServeParams)),
@@ -298,28 +304,31 @@ COMMANDS = (
     Command(
         "verify",
         "verify the signatures of a registered version, or of an export",
-        "Verify the signatures of a registered version, or of an export: that no file was changed or added after "
-        "signing. Exit code 2 if one was, or if the signature is missing or was made with another key.",
+        "Verify the signatures of a registered version, or of an export. They show that no file was changed or added "
+        "after signing. The exit code is 2 if a file was changed or added, or if the signature is missing or was "
+        "made with another key.",
         "digits@champion --key signing.pub",
         "models.verify",
         (
             *EXPORTED,
-            argument("--key", required=True, metavar="FILE", help="the public key in PEM, here or on gs://"),
+            argument("--key", required=True, metavar="FILE", help="the public key in PEM, local or on gs://"),
         ),
     ),
     Command(
         "registry",
         "list registered models, show one, promote one by hand or roll back",
-        "list [NAME]: list the versions of every model, or of one. show NAME [VERSION]: show all metadata of the "
-        "champion, or of a version. promote NAME VERSION: make a registered version the champion, whatever the gate "
-        "says; a rejected model is not registered. rollback NAME: return to the previous champion; later runs do not "
-        "undo this.",
+        "list [NAME]: list the versions of every model, or of one model. show NAME [VERSION]: show all metadata of "
+        "the champion, or of a version. promote NAME VERSION: make a registered version the champion, regardless of "
+        "the gate; a rejected model is not registered. rollback NAME: return to the previous champion; later runs do "
+        "not undo this.",
         "promote digits 0003 --reason 'tried by hand'",
         "registry.registry",
         (
             argument("action", choices=("list", "show", "promote", "rollback")),
             argument("name", nargs="?", default="", metavar="NAME", help="name of the model"),
-            argument("version", nargs="?", default="", metavar="VERSION", help="for example 0001"),
+            argument(
+                "version", nargs="?", default="", metavar="VERSION", help="number of the version, for example 0001"
+            ),
             WORKSPACE,
             argument("--registry", type=user_path, metavar="DIR", help="registry (default: that of the workspace)"),
             argument("--reason", default="", metavar="TEXT", help="reason to record in the history"),
@@ -333,9 +342,10 @@ COMMANDS = (
     ),
     Command(
         "preflight",
-        "compile the training step for a TPU you need not have: fit, time, price",
-        "Compile the training step with the real TPU compiler on this machine, which needs no TPU. Report whether the "
-        "step fits, the time of a step and an epoch, the price of a run, and how long the device waits for data.",
+        "compile the training step for a TPU without having a TPU: fit, time, price",
+        "Compile the training step on this machine with the real TPU compiler, which does not need a TPU. Report "
+        "whether the step fits, the time of a step and an epoch, the price of a run, and how long the device waits "
+        "for data.",
         "digits --compare v2-8,v5e-4",
         "steps.preflight",
         (
@@ -379,8 +389,10 @@ COMMANDS = (
             argument(
                 "--against",
                 metavar="VERSION|REPORT",
-                help="fail if the training is slower or more expensive than that of a registered version "
-                f"({VERSION_FORMS}), or than the first machine of a preflight.json",
+                help=(
+                    "fail if training is slower or more expensive than for a registered version "
+                    f"({VERSION_FORMS}), or than on the first machine of a preflight.json"
+                ),
             ),
             argument(
                 "--examples",
@@ -397,7 +409,9 @@ COMMANDS = (
             argument(
                 "--quick",
                 action="store_true",
-                help="report only whether the training fits and how much memory it takes, without times and prices",
+                help=(
+                    "report only whether the training step fits and how much memory it takes, without times and prices"
+                ),
             ),
             limit("--slower", "slower an epoch may be"),
             limit("--dearer", "more expensive a run may be"),
@@ -424,8 +438,8 @@ COMMANDS = (
     Command(
         "compile",
         "write the pipeline as a file for a cloud platform",
-        "Write the pipeline as a file for a cloud platform, which trains on the machine of the configuration. Needs no "
-        "account. The file contains the current settings, such as project, bucket and image.",
+        "Write the pipeline as a file for a cloud platform, which trains on the machine of the configuration. No "
+        "account is needed. The file contains the current settings, such as project, bucket and image.",
         "digits --target vertex --output digits.yaml",
         "platforms.write_pipeline",
         (
@@ -438,7 +452,7 @@ COMMANDS = (
         "submit",
         "run the pipeline on a cloud platform",
         "Compile the pipeline and start it on a cloud platform. A run is identified by its configuration, data and "
-        "code: it is started only once, and a repeated command finds the existing run. If its machine is not "
+        "code. It is started only once, and a repeated command finds the existing run. If the machine is not "
         "available, the fallbacks are tried.",
         "digits --set machine=v5e-4 --wait",
         "platforms.submit",
@@ -456,7 +470,7 @@ COMMANDS = (
     Command(
         "status",
         "show the state of a run on a cloud platform",
-        "Show the state of the latest run with this name; the exit codes are those of `submit --wait`.",
+        "Show the state of the latest run with this name. The exit codes are the same as for `submit --wait`.",
         "digits",
         "jobs.status",
         (JOB, *target(), json_flag("print the run as JSON, and nothing else, on stdout")),
@@ -500,10 +514,10 @@ COMMANDS = (
     Command(
         "retrain",
         "run the pipeline again if something has changed: for CI",
-        "Run the pipeline if its data, configuration or code have changed since the last run of its name, and print "
-        "what has changed. An unchanged run is not repeated, unless it failed. The command can be called at any time, "
-        "also after it was killed; on a platform, concurrent calls start one run. Every decision is stored in the "
-        "registry's folder, or in the bucket or workspace if there is no registry.",
+        "Run the pipeline if its data, configuration or code have changed since the last run with its name, and "
+        "print what has changed. An unchanged run is not repeated, unless it failed. You can call the command at any "
+        "time, even after it was killed. On a platform, concurrent calls start only one run. Every decision is "
+        "stored in the registry's folder or, if there is no registry, in the bucket or workspace.",
         "digits --target local --when changed,older-than=30d",
         "retraining.retrain",
         (
@@ -539,8 +553,8 @@ COMMANDS = (
         "doctor",
         "check that a cloud platform has everything that a run needs",
         "Check, with read-only requests, that a cloud platform has everything that a run of the configuration needs. "
-        "Results: ok; error, if something is missing; hint, if something should be changed; unknown, if the platform "
-        "refuses to answer. Errors and hints say what to do, and give exit code 2.",
+        "The results are ok; error, if something is missing; hint, if something should be changed; and unknown, if "
+        "the platform does not tell. Errors and hints say what to do, and give exit code 2.",
         "digits --target vertex",
         "platforms.doctor",
         (

@@ -10,13 +10,13 @@ from tpu_pipelines.config.configuration import ready_examples
 
 
 def schema(arguments: argparse.Namespace) -> int:
-    """Print all settings as JSON Schema or Markdown; returns the exit code."""
+    """Print all settings as JSON Schema or Markdown and return the exit code."""
     print(settings.as_markdown() if arguments.markdown else settings.as_text(), end="")
     return DONE
 
 
 def completion(arguments: argparse.Namespace) -> int:
-    """Print a script with which a shell completes commands; returns the exit code."""
+    """Print a script with which a shell completes commands and return the exit code."""
     files = {"CONFIG": shtab.FILE, "FILE": shtab.FILE, "DIR": shtab.DIRECTORY, "RUN": shtab.DIRECTORY}
     (subparsers,) = (action for action in arguments.parser._actions if isinstance(action.choices, dict))
     for command in subparsers.choices.values():

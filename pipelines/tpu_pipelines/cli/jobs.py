@@ -43,7 +43,7 @@ class StatePrinter:
 
 
 def tell_submission(submission: Submission, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
-    """Print the state of a run; returns the exit code.
+    """Print the state of a run and return the exit code.
 
     Args:
         submission: The run.
@@ -64,12 +64,12 @@ def tell_submission(submission: Submission, as_json: bool, facts: Mapping[str, A
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Print the state of the latest run with a given name; returns the exit code."""
+    """Print the state of the latest run with a given name and return the exit code."""
     return tell_submission(_latest(arguments)[1], arguments.json)
 
 
 def cancel(arguments: argparse.Namespace) -> int:
-    """Stop the latest run with a given name; returns the exit code."""
+    """Stop the latest run with a given name and return the exit code."""
     submitter, submission = _latest(arguments)
     if submission.state.is_final:
         show_text(f"{submission.job_id}: already {submission.state}")
@@ -88,7 +88,7 @@ def _latest(arguments: argparse.Namespace) -> tuple[Retrying, Submission]:
         where = ", ".join(f"{name} {getattr(settings, name)}" for name in platform.required_settings)
         place = f"with {hide_credentials(where)}" if where else f"on {platform.title}"
         raise InputError(
-            f"There is no run {arguments.name!r} {place}: expected the name of a submitted configuration, "
-            "or the id of a job. Check the name and the settings."
+            f"There is no run {arguments.name!r} {place}: expected the name of a submitted configuration, or the ID "
+            "of a job. Check the name and the settings."
         )
     return submitter, submission

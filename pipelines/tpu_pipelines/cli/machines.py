@@ -26,17 +26,16 @@ _COLUMNS = {
 }
 _WIDTH = 110
 _PRICE_LISTS = {VERTEX: "Vertex", KUBEFLOW: "GKE"}
-_NOTES = """\
-devices   number of JAX devices; each is a replica
-GiB       memory of a device that a compiled program can use; of a GPU, all of its memory
-TFLOP/s   bfloat16 peak of the whole TPU slice; no time is estimated for a GPU
-$         per hour, for the whole machine
--         not offered, or unknown
-quota     0 by default: request training quota in your region first"""
+_NOTES = (
+    "devices   number of JAX devices; each is a replica\nGiB       memory of a device that a compiled program can "
+    "use; of a GPU, all of its memory\nTFLOP/s   bfloat16 peak of the whole TPU slice; no time is estimated for a "
+    "GPU\n$         per hour, for the whole machine\n-         not offered, or unknown\nquota     0 by default: "
+    "request training quota in your region first"
+)
 
 
 def machines(arguments: argparse.Namespace) -> int:
-    """List the machines that a configuration can name; returns the exit code."""
+    """List the machines that a configuration can name and return the exit code."""
     offers = select_slices(arguments.generation, arguments.region)
     show(as_rows(offers), as_table(offers), arguments.json)
     return DONE
@@ -48,7 +47,8 @@ Prices = Mapping[str, Price | None]  # Price on each platform that offers a slic
 def select_slices(generation: str = "", region: str = "") -> dict[Slice, Prices]:
     """Return the catalogue's slices of a generation that train in a region, each with its prices.
 
-    An empty generation or region selects all. The prices are those in `region`; if it is empty, in the cheapest region.
+    An empty generation or region selects all. The prices are those in `region` or, if it is empty, in the cheapest
+    region.
 
     Raises:
         InputError: If the generation or the region is unknown, or the generation does not train in the region.
@@ -61,7 +61,8 @@ def select_slices(generation: str = "", region: str = "") -> dict[Slice, Prices]
             raise InputError(f"Unknown {what} {name!r}: expected one of {', '.join(known)}.{did_you_mean(name, known)}")
     if generation and region and region not in generations[generation].regions:
         raise InputError(
-            f"{generation} does not train in {region}. Expected one of {', '.join(generations[generation].regions)}."
+            f"{generation} does not train in {region}. Expected one of {', '.join(generations[generation].regions)}. "
+            "Choose another region."
         )
     return {
         entry: {target: entry.price(region, target=target) for target in entry.targets}
@@ -73,7 +74,8 @@ def select_slices(generation: str = "", region: str = "") -> dict[Slice, Prices]
 def as_rows(offers: Mapping[Slice, Prices]) -> list[dict[str, Any]]:
     """Return a mapping for each slice: its fields, `regions`, `price` and `kubeflow_price`.
 
-    `price` is Vertex AI's, `kubeflow_price` Compute Engine's, which a cluster on GKE pays.
+    `price` is the price of Vertex AI. `kubeflow_price` is the price of Compute Engine, which also applies to a cluster
+    on GKE.
     """
     rows = []
     for entry, known_prices in offers.items():
@@ -90,7 +92,7 @@ def _told(prices: Prices, target: str) -> str:
 
 
 def as_table(offers: Mapping[Slice, Prices]) -> str:
-    """Return a table of the slices, and below it the regions of each generation and notes on columns and prices."""
+    """Return a table of the slices, with the regions of each generation and notes on columns and prices below it."""
     rows = [
         (
             entry.name,

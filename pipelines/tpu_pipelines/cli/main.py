@@ -19,7 +19,10 @@ from tpu_pipelines.cli.removed import REMOVED, removed_flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 done, 1 failed, 2 wrong arguments or data, 3 rejected or drifted."""
+    """Run a command and return the exit code.
+
+    The code is 0 for done, 1 for failed, 2 for wrong arguments or data, and 3 for rejected or drifted.
+    """
     leave_current_folder()
     _open_output()
     arguments = make_parser().parse_args(argv)
@@ -29,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_output() -> None:
-    """Replace closed standard streams by os.devnull; escape characters that an encoding lacks."""
+    """Replace closed standard streams by os.devnull, and escape characters that an encoding lacks."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # Otherwise the next opened file gets the stream's descriptor, and its output.
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for as long as this process lives)
@@ -66,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Wraps lines only at spaces, so that a name or option with a hyphen stays whole."""
+    """Wraps lines only at spaces, so that a name or option with a hyphen is not split."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         import textwrap  # Only for help, as argparse does.
@@ -75,7 +78,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class _Version(argparse.Action):
-    """Prints the version; imports `importlib.metadata` only then."""
+    """Prints the version. `importlib.metadata` is imported only when the version is printed."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
@@ -88,7 +91,7 @@ class _Version(argparse.Action):
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Import and call the command's function; returns the exit code."""
+    """Import and call the command's function and return the exit code."""
     module, function = arguments.work.split(".")
     work = getattr(importlib.import_module(f"tpu_pipelines.cli.{module}"), function)
     try:

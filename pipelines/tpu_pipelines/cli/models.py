@@ -1,4 +1,4 @@
-"""Commands about exported models and drift of their data: predict, serve, verify, drift."""
+"""Commands about exported models and drift of the data: predict, serve, verify, drift."""
 
 import argparse
 import json
@@ -29,13 +29,13 @@ _SHOWN_CHARACTERS = 200  # Number of characters of a text input that are printed
 
 
 def predict(arguments: argparse.Namespace) -> int:
-    """Print or write an exported model's predictions, or print texts that it continues; returns the exit code."""
+    """Print or write an exported model's predictions, or print texts that it continues. Return the exit code."""
     if arguments.output is None and (arguments.columns or arguments.keep):
         raise InputError(
-            "--columns and --keep require --output, which is missing. Set it, for example to answers.jsonl."
+            "--columns and --keep require --output, which is missing. Add it, for example --output answers.jsonl."
         )
     if arguments.output is None and (source := next(filter(exports.is_source, arguments.inputs), "")):
-        raise InputError(f"The source {source!r} requires --output. Set it, for example to answers.jsonl.")
+        raise InputError(f"The source {source!r} requires --output. Add it, for example --output answers.jsonl.")
     with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
         export_dir = fetch_folder(exports.find_export(arguments.model, arguments.workspace), Path(scratch))
         if arguments.output is not None:
@@ -54,8 +54,8 @@ def _predict_to_file(export_dir: Path, arguments: argparse.Namespace) -> None:
     result, aside = predict_to_file(params, export_dir, arguments.output)
     files = {"output": str(arguments.output), "set_aside": str(aside) if aside else None}
     counts = {"num_predicted": result.num_predicted, "num_set_aside": result.num_set_aside}
-    more = f"; {result.num_set_aside:,} set aside, see {aside}" if aside else ""
-    show(files | counts, f"{result.num_predicted:,} answers in {arguments.output}{more}", arguments.json)
+    more = f"; {result.num_set_aside:,} could not be read, see {aside}" if aside else ""
+    show(files | counts, f"{result.num_predicted:,} predictions in {arguments.output}{more}", arguments.json)
 
 
 def _continue_texts(export_dir: Path, arguments: argparse.Namespace) -> None:
@@ -82,7 +82,7 @@ def _predict_each(export_dir: Path, arguments: argparse.Namespace) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Serve predictions over HTTP; returns the exit code."""
+    """Serve predictions over HTTP and return the exit code."""
     from tpu_components.serving.server import serve  # Its libraries are not needed to predict.
 
     arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)
@@ -94,16 +94,16 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Verify the signatures of a version or an export; returns the exit code."""
+    """Verify the signatures of a version or an export and return the exit code."""
     uri = exports.find_export(arguments.model, arguments.workspace)
     checked = verify_export(uri, arguments.key, exports.name_on_vertex(arguments.model))
-    show_text(f"{checked} is signed with {arguments.key}: no file has changed since")
+    show_text(f"{checked} is signed with {arguments.key}, and no file has changed since")
     return DONE
 
 
 def drift(arguments: argparse.Namespace) -> int:
-    """Compare the statistics of records with those of other records; returns exit code 3 if they have drifted."""
-    against = exports.find_compared(arguments.against, arguments.workspace, "a folder of records, here or in a bucket")
+    """Compare the statistics of records with those of other records. Return exit code 3 if they have drifted."""
+    against = exports.find_compared(arguments.against, arguments.workspace, "a folder of records, local or in a bucket")
     new, old = (sketch_place(place) for place in (arguments.records, against))
     shifts = find_shifts(new, old, arguments.confidence)
     if arguments.output:
@@ -115,7 +115,7 @@ def drift(arguments: argparse.Namespace) -> int:
 
 
 def _as_table(shifts: Sequence[Shift], power: str) -> str:
-    """Return a text: the verdict, a table of all statistics, the decision rule, and the power of the test."""
+    """Return the verdict, a table of all statistics, the decision rule, and the power of the test, as text."""
     rows = [
         (
             shift.figure,

@@ -16,7 +16,7 @@ _CODES = {"red": 31, "green": 32, "yellow": 33}
 
 
 def show(value: Any, text: str, as_json: bool) -> None:
-    """Print a result on stdout: its value as JSON, or its text."""
+    """Print a result on stdout, as JSON or as text."""
     if as_json:
         print(json.dumps(value))
     else:
@@ -28,8 +28,8 @@ def show_text(text: str, stream: Any = None, colours: Mapping[str, str] = {}, en
 
     Args:
         text: Text to print.
-        stream: Stream to print to; stdout by default.
-        colours: Colours by word, for example `{"failed": "red"}`; used on a terminal.
+        stream: Stream to print to. The default is stdout.
+        colours: Colours by word, for example `{"failed": "red"}`. They are used on a terminal.
         end: Text to print after `text`.
     """
     stream = stream or sys.stdout
@@ -42,7 +42,7 @@ def show_text(text: str, stream: Any = None, colours: Mapping[str, str] = {}, en
 
 
 def _is_coloured(stream: Any) -> bool:
-    """Return whether the stream is a terminal with colours, and NO_COLOR (https://no-color.org) is not set."""
+    """Return whether the stream is a terminal with colours and NO_COLOR (https://no-color.org) is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -51,7 +51,7 @@ def _paint(text: str, colour: str) -> str:
 
 
 def show_findings(findings: Sequence[Finding], as_json: bool = False, stream: Any = None) -> None:
-    """Print the findings of checks: one line each, followed by the remedy; or a JSON list."""
+    """Print the findings of checks, as one line each with the remedy below, or as a JSON list."""
     if as_json:
         show([finding.as_dict() for finding in findings], "", as_json)
         return

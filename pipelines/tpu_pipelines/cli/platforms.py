@@ -38,7 +38,7 @@ from tpu_pipelines.submission.submit import submit as submit_run
 
 
 def write_pipeline(arguments: argparse.Namespace) -> int:
-    """Write the pipeline as a file for a platform; returns the exit code."""
+    """Write the pipeline as a file for a platform and return the exit code."""
     config = load_config(arguments.config, arguments.overrides)
     settings = load_settings(os.environ, arguments.settings)
     output = arguments.output
@@ -52,7 +52,7 @@ def write_pipeline(arguments: argparse.Namespace) -> int:
         # The name contains the digest, so no other file is overwritten.
         path = output.parent / f"{Path(place.name).stem}-{place.parent.name[:12]}{Path(place.name).suffix}"
         storage.write_bytes(path, content)
-        tell_hint(f"copy the model, which is next to the pipeline: {shlex.join(copy_words(str(path), place))}")
+        tell_hint(f"copy the model, which was written next to the pipeline: {shlex.join(copy_words(str(path), place))}")
     show_text(f"{output}: {config.name} for {arguments.target}, to train on {compiled.run.machine.slice}")
     show_text(compiled.run.timeout.reason)
     return DONE
@@ -89,13 +89,13 @@ def plan_checked(arguments: argparse.Namespace, config: Config, settings: Settin
 
 
 def ask_first(arguments: argparse.Namespace, config: Config, settings: Settings) -> None:
-    """Check on the platform whether the run can work, unless --no-doctor is set; prints hints."""
+    """Check on the platform whether the run can work, unless --no-doctor is set. Print hints."""
     if not arguments.no_doctor:
         _tell_findings(require_ready(config, PLATFORMS[arguments.target], settings))
 
 
 def submit(arguments: argparse.Namespace) -> int:
-    """Compile the pipeline, and start or find its run; returns the exit code."""
+    """Compile the pipeline, and start or find its run. Return the exit code."""
     if arguments.output and not arguments.dry_run:
         raise InputError("--output requires --dry-run. Add --dry-run, or remove --output.")
     settings = load_settings(os.environ, arguments.settings)
@@ -122,7 +122,10 @@ def submit(arguments: argparse.Namespace) -> int:
 
 
 def _has_all_first(arguments: argparse.Namespace, config: Config, settings: Settings) -> bool:
-    """Return whether a dry run can be planned; if not, print everything that is missing, in the order of doing."""
+    """Return whether a dry run can be planned.
+
+    If it cannot, print everything that is missing, in the order in which it is needed.
+    """
     findings = ask_all(first_checks(config, PLATFORMS[arguments.target], settings))
     if all(error.about == "image" for error in errors_in(findings)):
         return True
@@ -133,7 +136,10 @@ def _has_all_first(arguments: argparse.Namespace, config: Config, settings: Sett
 
 
 def _tell_dry_run(arguments: argparse.Namespace, config: Config, plan: RunPlan, requests: Sequence[Any]) -> None:
-    """Print the planned run and its missing requirements; --json also prints the requests, --output writes them."""
+    """Print the planned run and its missing requirements.
+
+    --json also prints the requests, and --output writes them.
+    """
     stream = sys.stderr if arguments.json else sys.stdout
     show_text(f"{config.name} for {arguments.target}, not sent (dry run)\n", stream)
     show_findings(list(describe(config, plan)), stream=stream)
@@ -148,7 +154,7 @@ def _tell_dry_run(arguments: argparse.Namespace, config: Config, plan: RunPlan, 
 
 
 def schedule(arguments: argparse.Namespace) -> int:
-    """Create, change, pause, resume or delete the schedule of a configuration; returns the exit code."""
+    """Create, change, pause, resume or delete the schedule of a configuration. Return the exit code."""
     config = load_config(arguments.config, arguments.overrides)
     settings = load_settings(os.environ, arguments.settings)
     platform = PLATFORMS[arguments.target]
@@ -181,15 +187,18 @@ def schedule(arguments: argparse.Namespace) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Check that a platform has everything that a run needs; returns exit code 2 for errors and hints."""
+    """Check that a platform has everything that a run needs. Return exit code 2 for errors and hints."""
     settings = load_settings(os.environ, arguments.settings)
     config = load_config(arguments.config, arguments.overrides)
     findings = examine(config, ASKED, PLATFORMS[arguments.target], settings, context=arguments.kube_context)
     show_findings(findings, arguments.json)
     if arguments.script:
-        title = f"Creates and grants what `tpu-pipelines doctor` found missing for {config.name} on {arguments.target}."
+        title = (
+            f"Creates and grants everything that `tpu-pipelines doctor` found missing for {config.name} on "
+            f"{arguments.target}."
+        )
         storage.write_bytes(arguments.script, as_script(findings, title).encode())
         has_commands = any(finding.commands for finding in findings)
-        advice = "read {0}, then run it: bash {0}" if has_commands else "{0} contains no commands: follow its comments"
+        advice = "read {0}, then run it: bash {0}" if has_commands else "{0} contains no commands; follow its comments"
         tell_hint(advice.format(shlex.quote(str(arguments.script))))
     return BAD_INPUT if {Status.ERROR, Status.HINT} & {finding.state for finding in findings} else DONE

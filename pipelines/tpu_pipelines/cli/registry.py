@@ -42,18 +42,23 @@ _ARGUMENTS = {
 
 
 def registry(arguments: argparse.Namespace) -> int:
-    """List, show, promote or roll back registered models; returns the exit code."""
+    """List, show, promote or roll back registered models. Return the exit code."""
     root = arguments.registry or arguments.workspace / "registry"
     action = arguments.action
     name, number = arguments.name, arguments.version
     words, least, most = _ARGUMENTS[action]
     if not least <= bool(name) + bool(number) <= most:
-        raise InputError(f"Expected registry {action} {words}. Received: registry {action} {name} {number}".rstrip())
+        raise InputError(
+            (
+                f"Wrong arguments of registry {action}: expected registry {action} {words}. Received: registry "
+                f"{action} {name} {number}"
+            ).rstrip()
+        )
     verify_key = key_to_verify(arguments.verify, {})
     if verify_key and action not in ("promote", "rollback"):
         raise InputError(
-            f"--verify is not supported with registry {action}: expected promote or rollback. "
-            "To only verify a version, use `tpu-pipelines verify`."
+            f"--verify is not supported with registry {action}: expected promote or rollback. To only verify a "
+            "version, use `tpu-pipelines verify`."
         )
     models = [ModelRegistry(root, name)] if name else list_models(root)
     for model in models:
@@ -98,7 +103,7 @@ def _aliases(model: ModelRegistry, number: str) -> list[str]:
 
 
 def _as_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the versions as a table, and below it a line for each damaged file."""
+    """Return the versions as a table, with a line for each damaged file below it."""
     lines = []
     for row in rows:
         size = f"{row['num_bytes'] / 2**20:.1f}"
@@ -117,7 +122,7 @@ def _describe(model: ModelRegistry, number: str) -> dict[str, Any]:
     version = model.find(number)
     if version is None:
         raise InputError(
-            f"{model.model_name!r} has no {number} in {model.root}. `tpu-pipelines registry list` shows the versions."
+            f"{model.model_name!r} in {model.root} has no {number}. `tpu-pipelines registry list` shows the versions."
         )
     return {
         "model": model.model_name,
@@ -144,7 +149,9 @@ def _as_text(description: Mapping[str, Any]) -> str:
 
 
 def _promote(model: ModelRegistry, number: str, reason: str, verify_key: str) -> Any:
-    """Make a version the champion by hand, after its export has been loaded and has predicted a blank image.
+    """Make a version the champion by hand.
+
+    Its export is first loaded and predicts a blank image.
 
     Raises:
         InputError: If the version does not exist, is already the champion, is damaged, or has no valid signature.

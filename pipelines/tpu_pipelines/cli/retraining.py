@@ -39,7 +39,7 @@ _ALONE = {"history": ("when", "wait", "force", "markdown", "junit", "outputs"), 
 
 
 def retrain(arguments: argparse.Namespace) -> int:
-    """Run the pipeline if something has changed, or list earlier decisions; returns the exit code."""
+    """Run the pipeline if something has changed, or list earlier decisions. Return the exit code."""
     occasion = Occasion.parse("changed" if arguments.when is None else arguments.when)
     if arguments.output and not arguments.history:
         raise InputError("--output requires --history. Add --history, or remove --output.")
@@ -124,15 +124,18 @@ class _Report:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Whether a run is needed, and why, for JSON: `{"retrain": {"needed", "since", "changed", "reason"}}`."""
+        """Whether a run is needed and the reason, for JSON: `{"retrain": {"needed", "since", "changed", "reason"}}`."""
         decision = self._decision
         named = {"needed": decision.needed, "since": decision.run, "changed": decision.changed}
         return {"retrain": named | {"reason": decision.reason}}
 
     def begin(self, decision: RunDecision) -> RunDecision:
-        """Print the decision and return it; `--force` makes a run needed. A dry run also writes the CI reports."""
+        """Print the decision and return it. `--force` makes a run needed.
+
+        A dry run also writes the CI reports.
+        """
         if self._arguments.force and not decision.needed:
-            decision = dataclasses.replace(decision, needed=True, reason=f"--force, though {decision.reason}")
+            decision = dataclasses.replace(decision, needed=True, reason=f"--force was set, although {decision.reason}")
         self._decision = decision
         self._entry = decision
         self._is_decided = True
@@ -147,7 +150,7 @@ class _Report:
         return decision
 
     def keep(self, entry: RunDecision) -> None:
-        """Record a decision in the history; if that fails, a hint is printed and the run goes on."""
+        """Record a decision in the history. If that fails, a hint is printed and the run continues."""
         self._entry = entry
         try:
             deciding.record(_place(self._arguments, self._config), entry)
@@ -155,7 +158,7 @@ class _Report:
             tell_hint(f"the decision could not be recorded: {error}")
 
     def fail(self, error: Exception) -> None:
-        """Record and report an error: the run was refused, or the decision failed."""
+        """Record and report an error: the run was rejected, or the decision failed."""
         entry = self._entry
         if entry.outcome in ("", deciding.STARTED):
             run = entry.run if entry.outcome else ""
@@ -166,7 +169,10 @@ class _Report:
         self.write({}, lambda: RunFindings(error=str(error)))
 
     def write(self, links: Mapping[str, str], read: Callable[[], RunFindings], version: str = "") -> None:
-        """Write the CI reports that the flags request; `read` is called only if a report shows the run's findings."""
+        """Write the CI reports that the flags request.
+
+        `read` is called only if a report shows the findings of the run.
+        """
         entry = self._entry
         name = self._config.name
         markdown, junit, outputs = self._arguments.markdown, self._arguments.junit, self._arguments.outputs
@@ -184,7 +190,10 @@ class _Report:
 def _price(
     config: Config, machines: Iterable[MachineSpec], platform: Platform | None, region: str, name: str
 ) -> float | None:
-    """Return the price of an hour of a machine on a platform; None if unknown, or on this machine."""
+    """Return the price per hour of a machine on a platform.
+
+    Return None if it is unknown, or for this machine.
+    """
     machine = next((machine for machine in machines if machine.name == name), None)
     if platform is None or machine is None or platform.catalogue_name not in machine.slice.targets:
         return None
@@ -193,7 +202,7 @@ def _price(
 
 
 def _place(arguments: argparse.Namespace, config: Config) -> Location:
-    """Return the folder of the decisions: in the registry, or else in the bucket or workspace."""
+    """Return the folder of the decisions: in the registry, otherwise in the bucket or workspace."""
     workspace = Location(arguments.workspace)
     if arguments.target not in PLATFORMS:
         return deciding.place_of(with_registry(config, arguments.workspace), workspace)
@@ -207,7 +216,7 @@ def _tell_history(arguments: argparse.Namespace, config: Config) -> int:
     platform = PLATFORMS.get(arguments.target)
     price = partial(_price, config, machines, platform, settings.region)
     ask = connect(platform, settings).get if platform else (lambda run: None)
-    known = deciding.entries(place, ask, price, lambda name: tell_hint(f"ignored {name}: not a decision"))
+    known = deciding.entries(place, ask, price, lambda name: tell_hint(f"ignored {name}, because it is not a decision"))
     if not known:
         tell_hint(f"looked for decisions about {config.name!r} in {place}")
     if arguments.output:

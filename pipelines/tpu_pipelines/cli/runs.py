@@ -28,7 +28,7 @@ _ACTIONS = ("list", "clean", "delete")  # Actions of the command `runs`.
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the pipeline on this machine; returns the exit code."""
+    """Run the pipeline on this machine and return the exit code."""
     config = load_config(arguments.config, arguments.overrides)
     outcome = run_local(
         config,
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def tell_outcome(outcome: RunOutcome, as_json: bool, facts: Mapping[str, Any] = {}) -> None:
-    """Print the outcome of a local run; as JSON, it also contains `facts`."""
+    """Print the outcome of a local run. As JSON, it also contains `facts`."""
     summary = outcome.summary
     if as_json:
         show({**summary.as_dict(), **facts}, "", as_json)
@@ -63,7 +63,7 @@ def code_of(outcome: RunOutcome) -> int:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Export the model of a run, even if the gate has rejected it; returns the exit code."""
+    """Export the model of a run, even if the gate has rejected it. Return the exit code."""
     output = arguments.output or arguments.run / "export"
     exported = export_run(arguments.run, arguments.overrides, output)
     text = "\n".join([*describe_export(exported), "", os.path.relpath(output)])
@@ -72,7 +72,7 @@ def export(arguments: argparse.Namespace) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Show runs side by side; returns the exit code."""
+    """Show runs side by side and return the exit code."""
     folders, others = comparison.select_runs(arguments.runs)
     path = arguments.output or folders[0].resolve().parent / "comparison.html"
     comparison.check_page(path)
@@ -92,7 +92,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def runs(arguments: argparse.Namespace) -> int:
-    """List the runs of a workspace, or delete some; returns the exit code."""
+    """List the runs of a workspace, or delete some. Return the exit code."""
     action, name, workspace = arguments.action, arguments.name, arguments.workspace
     if action not in _ACTIONS:
         if name:
@@ -111,7 +111,7 @@ def runs(arguments: argparse.Namespace) -> int:
         return DONE
     if action == "delete":
         if not name:
-            raise InputError("The run to delete is missing. Use tpu-pipelines runs delete NAME, or NAME@3.")
+            raise InputError("The name of the run to delete is missing. Use tpu-pipelines runs delete NAME, or NAME@3.")
         run, number = history.find_run(workspace, name)
         if not _is_confirmed(f"run {run}, {number}", arguments):
             return DONE
@@ -138,7 +138,7 @@ def runs(arguments: argparse.Namespace) -> int:
 
 
 def _is_confirmed(what: str, arguments: argparse.Namespace) -> bool:
-    """Return whether the user confirms a deletion, by --yes or by an answer on the terminal.
+    """Return whether the user confirms a deletion, by --yes or on the terminal.
 
     Raises:
         InputError: If there is neither a terminal nor --yes.
@@ -146,7 +146,7 @@ def _is_confirmed(what: str, arguments: argparse.Namespace) -> bool:
     if arguments.yes:
         return True
     if not sys.stdin.isatty():
-        raise InputError(f"Nothing was deleted. Add --yes to delete {what}.")
+        raise InputError(f"Nothing was deleted, because a confirmation is missing. Add --yes to delete {what}.")
     print(in_one_line(f"Delete {what}? y or n [n]: "), end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True
@@ -155,7 +155,7 @@ def _is_confirmed(what: str, arguments: argparse.Namespace) -> bool:
 
 
 def board(arguments: argparse.Namespace) -> int:
-    """Show the curves of runs in TensorBoard; returns the exit code."""
+    """Show the curves of runs in TensorBoard and return the exit code."""
     known = sorted({*history.names(arguments.workspace), *history.unfinished(arguments.workspace)})
     logs = {
         name: folder

@@ -26,7 +26,7 @@ from tpu_pipelines.starting.first_configuration import name_of, plan_start
 
 
 def init(arguments: argparse.Namespace) -> int:
-    """Write a first configuration and model for data; returns the exit code."""
+    """Write a first configuration and model for data and return the exit code."""
     chosen = arguments if arguments.place or not sys.stdin.isatty() else _ask(arguments)
     kind, place, model = chosen.kind, chosen.place, chosen.model
     if kind == MODEL or place.endswith((".py", ".keras")):
@@ -54,7 +54,7 @@ def init(arguments: argparse.Namespace) -> int:
 
 
 def _ask(arguments: argparse.Namespace) -> argparse.Namespace:
-    """Ask on the terminal for missing arguments; returns all arguments."""
+    """Ask for missing arguments on the terminal. Return all arguments."""
 
     def ask(question: str, default: str) -> str:
         return input(f"{question} [{default}]: ").strip() or default
@@ -68,7 +68,7 @@ def _ask(arguments: argparse.Namespace) -> argparse.Namespace:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Find everything that would stop a run or bias its result; returns the exit code."""
+    """Find everything that would stop a run or bias its result and return the exit code."""
     config = load_config(arguments.config, arguments.overrides)
     platform = PLATFORMS.get(arguments.target)  # None without --target.
     settings = load_settings(os.environ, arguments.settings)
@@ -84,15 +84,19 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def preflight(arguments: argparse.Namespace) -> int:
-    """Compile the training step for a TPU, or compute a lower bound of its memory on a GPU; returns the exit code."""
+    """Compile the training step for a TPU, or compute a lower bound of its memory on a GPU. Return the exit code."""
     limits = [LIMIT if limit is None else limit for limit in (arguments.slower, arguments.dearer)]
     if not arguments.against and (arguments.slower, arguments.dearer) != (None, None):
-        raise InputError("--slower and --dearer require --against, the training to compare with. Add --against.")
+        raise InputError(
+            "--slower and --dearer require --against, which names the training run to compare with. Add --against."
+        )
     names = [name.strip() for name in (arguments.compare or arguments.machine or "").split(",") if name.strip()]
     config = load_config(arguments.config, arguments.overrides)
     baseline = None
     if arguments.against and arguments.quick:
-        raise InputError("--against compares times and prices, which --quick does not estimate. Remove one of them.")
+        raise InputError(
+            "--against compares times and prices, but --quick does not estimate them. Remove one of these flags."
+        )
     if arguments.against:
         named = find_compared(arguments.against, arguments.workspace, "a preflight.json or its folder")
         baseline = load_baseline(named)
@@ -122,13 +126,14 @@ def preflight(arguments: argparse.Namespace) -> int:
 
 
 def _planned(arguments: argparse.Namespace) -> compiling.PlannedData | None:
-    """Return the expected size of the data from --examples; None without this flag."""
+    """Return the expected size of the data from --examples, or None without this flag."""
     if arguments.examples is None:
         if arguments.image_bytes is not None:
             raise InputError("--image-bytes requires --examples, the expected number of examples. Add --examples.")
         return None
     if arguments.against:
         raise InputError(
-            "--against uses the number of examples of the other training, so --examples cannot be set. Remove one."
+            "--against uses the number of examples of the other training run, so --examples is not allowed. Remove "
+            "one of these flags."
         )
     return compiling.PlannedData(arguments.examples, arguments.image_bytes or 0)

@@ -46,29 +46,29 @@ CONFIGS_DIR = Path(__file__).parents[1] / "configs"
 # In a workspace, `NAME.runs` is the folder of the earlier runs of NAME; the others are its registry and its pages.
 RUN_NAME = Pattern(
     r"(?![.-])(?!(registry|index\.html|comparison\.html)$)(?!.*\.runs$)[\w.-]{1,64}",
-    "at most 64 letters, digits, '-', '_' and '.', without '-' or '.' at the start, and not 'registry', 'index.html', "
-    "'comparison.html' or a name that ends in '.runs', which a workspace reserves",
+    "at most 64 letters, digits, '-', '_' and '.', without '-' or '.' at the start, and not 'registry', "
+    "'index.html', 'comparison.html' or a name that ends in '.runs', which a workspace reserves",
 )
 _NAME = Annotated[str, RUN_NAME]
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Configuration of a run: a section for each step, and the model in a section of its own.
+    """Configuration of a run, with a section for each step. The model has a separate section.
 
     Attributes:
         name: Name of the run's folder: letters, digits, `-`, `_` and `.`.
         data: Parameters of create_tfrecords.
         training: Parameters of train_model, with the model and its parameters.
         gate: Parameters of evaluate_model.
-        export: Parameters of export_model; None ends the run after the gate.
-        machine: Machine with a TPU or GPUs that trains in the cloud; None if the configuration names none.
-        preflight: Parameters of preflight_training, most of them from the training and the machine. None leaves the
-            step out, which is the default without `machine`.
-        is_preflight_off: Whether the configuration says `preflight: false`, which holds for any machine.
-        model_files: Further files and folders, here or on gs://, that the model's code reads; cached steps run again
-            when one of them changes. Files that the code or a parameter names are detected automatically.
-        deploy: Parameters of deploy_model; None leaves the step out. If `deploy.registry` is empty, a local run uses
+        export: Parameters of export_model. With None, the run ends after the gate.
+        machine: Machine with a TPU or GPUs that trains in the cloud, or None if the configuration names none.
+        preflight: Parameters of preflight_training, most of them from the sections training and machine. None leaves
+            the step out, which is the default without `machine`.
+        is_preflight_off: Whether the configuration contains `preflight: false`, which applies to every machine.
+        model_files: Additional files and folders, local or on gs://, that the model's code reads. Cached steps run
+            again when one of them changes. Files that the code or a parameter names are detected automatically.
+        deploy: Parameters of deploy_model. None leaves the step out. If `deploy.registry` is empty, a local run uses
             the registry of its workspace.
         resources: Resources that the configuration sets, by step; `resources.resources_of` adds the defaults.
     """
@@ -92,12 +92,15 @@ class Config:
 
     @property
     def required_formats(self) -> tuple[str, ...]:
-        """Formats that the export must contain; empty if nothing is exported."""
+        """Formats that the export must contain, or an empty list if nothing is exported."""
         return self.export.required if self.export else ()
 
     @property
     def champion(self) -> str:
-        """Path or reference of the model to beat: `gate.champion`, or else the registry's champion; empty for none."""
+        """Path or reference of the model to beat: `gate.champion`, otherwise the registry's champion.
+
+        It is an empty string if there is none.
+        """
         if self.gate.champion or not self.deploy or not self.deploy.registry:
             return self.gate.champion
         return reference(self.deploy.registry, self.deploy.model_name, self.deploy.alias)
@@ -118,10 +121,12 @@ class Config:
         return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **values)})
 
     def with_machine(self, machine: MachineSpec) -> Self:
-        """Return the configuration as if its section `machine` were this machine: with preflight, unless it is off.
+        """Return the configuration with this machine in its section `machine`.
+
+        Preflight is included unless it is switched off.
 
         Raises:
-            InputError: If the machine does not run the training's backend.
+            InputError: If the machine does not support the backend of the configuration.
         """
         preflight = self.preflight
         if preflight is None and not self.is_preflight_off:
@@ -130,10 +135,10 @@ class Config:
 
     @property
     def evaluation_machine(self) -> MachineSpec | None:
-        """Machine with a TPU or GPU that evaluate_model runs on; None if the step runs on CPUs.
+        """Machine with a TPU or GPU on which evaluate_model runs, or None if the step runs on CPUs.
 
         Raises:
-            InputError: If the catalogue or the training's region does not have the machine.
+            InputError: If the catalogue or the region of the training step does not have the machine.
         """
         requested = self.resources.get("evaluate_model", StepResources())
         if not requested.machine:
@@ -143,13 +148,13 @@ class Config:
 
     @property
     def machines(self) -> tuple[MachineSpec, ...]:
-        """All machines that a run may use: the training's, its fallbacks and the evaluation's."""
+        """All machines that a run may use: for training, its fallbacks, and for evaluation."""
         training = self.machine.candidates if self.machine else ()
         return (*training, *([self.evaluation_machine] if self.evaluation_machine else []))
 
     @property
     def data_location(self) -> Location:
-        """Path or URI of the data; empty if a library provides them."""
+        """Path or URI of the data, or an empty result if a library provides them."""
         return find_location(self.data.source_ref)
 
     def as_dict(self) -> dict[str, Any]:
@@ -178,11 +183,12 @@ def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str]
     """Read and check a configuration.
 
     Args:
-        config: A ready example's name, a YAML file, or a mapping of sections.
+        config: Name of a ready example, a YAML file, or a mapping of sections.
         overrides: `section.key=value` each; the value is YAML.
 
     Raises:
-        InputError: If the file does not exist or is not YAML, or a key or value is wrong; suggests a similar key.
+        InputError: If the file does not exist or is not YAML, or a key or value is wrong. The message suggests a
+            similar key.
     """
     if isinstance(config, Mapping):
         return parse_config(overridden(as_json(config), overrides))
@@ -210,11 +216,11 @@ def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ())
 
 
 def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
-    """Return section `data` of a configuration that has only a source.
+    """Return the section `data` of a configuration that has only a source.
 
     Args:
         source: Source of the data.
-        overrides: Changes, `section.key=value`; changes of sections other than `data` are ignored.
+        overrides: Changes, as `section.key=value`. Changes of sections other than `data` are ignored.
 
     Raises:
         InputError: If a key or value is wrong.
@@ -224,10 +230,12 @@ def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
 
 
 def overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Set every `section.key=value` in a mapping of sections, in place, and return the mapping. Values are YAML.
+    """Set every `section.key=value` in a mapping of sections, in place. Return the mapping.
+
+    The values are YAML.
 
     Raises:
-        InputError: If an override has another form, or its section is a plain value.
+        InputError: If an override has another form, or its section is not a mapping.
     """
     for change in overrides:
         _override(raw, change)
@@ -247,23 +255,26 @@ def _override(raw: dict[str, Any], change: str) -> None:
             target[section] = {}
         target = target[section]
         if not isinstance(target, dict):
-            raise InputError(f"Cannot use the override {change!r}: {section!r} is a value, not a section.")
+            raise InputError(
+                f"Cannot use the override {change!r}: {section!r} is a value, not a section. Expected "
+                "section.key=value."
+            )
     try:
         target[key] = read_value(text)
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"Cannot use the override {change!r}: the value is not YAML.") from error
+        raise InputError(f"Cannot use the override {change!r}: the value is not YAML. Correct the value.") from error
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelSection:
-    """Section `model`: which model is trained.
+    """Section `model`: the model that is trained.
 
     Attributes:
         name: A ready model, a .py or .keras file, or `module:function`. The section may also be just this name.
         parameters: Arguments of `build_model`, in addition to those that the data determine.
-        files: Further files and folders, here or on gs://, that the model's code reads; cached steps run again
-            when one of them changes. Local files that the code or a parameter names are detected automatically; files
-            in a bucket are not.
+        files: Additional files and folders, local or on gs://, that the model's code reads. Cached steps run again when
+            one of them changes. Local files that the code or a parameter names are detected automatically. Files in a
+            bucket are not.
     """
 
     name: str
@@ -273,7 +284,7 @@ class ModelSection:
     def __post_init__(self) -> None:
         for file in self.files:
             if not Location(file).is_remote and not Path(file).exists():
-                raise InputError(f"model.files names {file!r}, which does not exist. Check the path, or remove it.")
+                raise InputError(f"The file {file!r} in model.files does not exist. Check the path, or remove it.")
         check_model(self.name, self.parameters)
 
 
@@ -302,10 +313,10 @@ KEYS = ("name", "data", "model", "training", "machine", "preflight", "gate", "ex
 
 
 def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Config:
-    """Check a mapping of sections and turn it into a `Config`.
+    """Check a mapping of sections and convert it to a `Config`.
 
     Raises:
-        InputError: If a key is unknown, a required one is missing, or a value is of the wrong type or out of range.
+        InputError: If a key is unknown, a required key is missing, or a value has the wrong type or is out of range.
     """
     mistakes = Mistakes()
     with mistakes.kept():
@@ -345,28 +356,32 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
 
 
 def _check_machines(config: Config) -> None:
-    """Check the machines of steps other than the training."""
+    """Check the machines of all steps except the training step."""
     for step, requested in config.resources.items():
         if requested.machine and step != "evaluate_model":
-            advice = "Use section machine." if step == "train_model" else "The step runs on CPUs: set cpu and memory."
+            advice = (
+                "Set the machine of training in the section machine."
+                if step == "train_model"
+                else "This step runs on CPUs. Set cpu and memory instead."
+            )
             raise InputError(
-                f"resources.{step}.machine is not supported: expected resources.evaluate_model.machine. "
-                f"Received: {requested.machine!r}. {advice}"
+                f"resources.{step}.machine is not supported: only resources.evaluate_model.machine is. Received: "
+                f"{requested.machine!r}. {advice}"
             )
     if (machine := config.evaluation_machine) is None:
         return
-    machine.require_one_host("evaluate_model works on one host")
+    machine.require_one_host("evaluate_model runs on one host")
     own = machine.slice.generation.accelerator
     if config.gate.accelerator not in ("auto", own) or config.gate.backend == "tensorflow":
         raise InputError(
-            f"resources.evaluate_model.machine={machine.name} needs gate.accelerator to be {own} or auto, and "
+            f"resources.evaluate_model.machine={machine.name} requires gate.accelerator to be {own} or auto, and "
             f"gate.backend to be jax or auto. Received: {config.gate.accelerator} and {config.gate.backend}. Remove "
             "both settings."
         )
 
 
 def _read_model(value: Any) -> ModelSection:
-    """Read section model, which may be only the name."""
+    """Read the section model, which may be only the name of the model."""
     values = {"name": value} if isinstance(value, str) else value
     if isinstance(values, dict):
         _check_plain(values.get("parameters"))
@@ -378,7 +393,10 @@ def _read_section(values: Any, kind: Any, section: str, fixed: Mapping[str, Any]
 
 
 def _read_training(values: Any, model: ModelSection | None) -> TrainParams:
-    """Read section training, with the section `model` in it; `epochs` is by default the sum over the stages."""
+    """Read the section training, together with the section `model`.
+
+    The default of `epochs` is the sum over the stages.
+    """
     if isinstance(values, dict) and "stages" in values and "epochs" not in values:
         with contextlib.suppress(InputError):  # The error is reported with the section's other mistakes.
             stages = read_by_hand(values["stages"], tuple[Stage, ...], "training.stages")
@@ -401,17 +419,23 @@ def _read_gate(values: Any, data: WriteParams | None, training: TrainParams | No
 
 
 def _check_sections(raw: Mapping[str, Any], where: str) -> None:
-    """Check for unknown sections. If a key is the name of a setting, the error suggests the setting's section."""
+    """Check for unknown sections.
+
+    If a key is the name of a setting, the error suggests the setting's section.
+    """
     for key in raw:
         if homes := [section for section, keys in SETTINGS.items() if key not in KEYS and key in keys]:
             full = " or ".join(f"{section}.{key}" for section in homes)
-            raise InputError(f"Unknown key {key!r} in {where}: settings need their section. Did you mean {full}?")
+            raise InputError(f"Unknown key {key!r} in {where}: a setting must be in its section. Did you mean {full}?")
     if strange := [unknown_key(key, KEYS, where) for key in raw if key not in KEYS]:
         raise InputError("\n".join(strange))
 
 
 def _expand_home(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections with `~` expanded; in section data, only in the path of the source."""
+    """Return the sections with `~` expanded.
+
+    In the section data, it is expanded only in the path of the source.
+    """
 
     def home(value: Any) -> Any:
         if isinstance(value, dict):
@@ -429,7 +453,10 @@ def _expand_home(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_optional(values: Any, kind: type, section: str, fixed: Mapping[str, Any] = {}) -> Any:
-    """Read a section that may be `false`, which leaves its step out; a missing section has only defaults."""
+    """Read a section that may be `false`, which leaves its step out.
+
+    A missing section has only defaults.
+    """
     if values is False:
         return None
     if values not in (None, True) and not isinstance(values, dict):
@@ -440,8 +467,8 @@ def _read_optional(values: Any, kind: type, section: str, fixed: Mapping[str, An
 def _read_deploy(values: Any, name: str, is_exported: bool) -> DeployParams | None:
     if values not in (None, False) and not is_exported:
         raise InputError(
-            "Cannot deploy a model that is not exported: export is false, which ends the run after the gate. Received: "
-            f"deploy={values!r}. Remove deploy, or export: false."
+            "Cannot deploy a model that is not exported: with export: false, the run ends after the gate. Received: "
+            f"deploy={values!r}. Remove deploy, or remove export: false."
         )
     if values in (None, True) or isinstance(values, dict):
         values = {"registry": "", "model_name": name, **(values if isinstance(values, dict) else {})}
@@ -452,14 +479,17 @@ def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:
     """Return preflight's parameters for a machine, even if the configuration leaves the step out.
 
     Raises:
-        InputError: If the machine does not run the training's backend.
+        InputError: If the machine does not support the backend of the configuration.
     """
     values = {name: getattr(config.preflight, name) for name in SETTINGS["preflight"]} if config.preflight else {}
     return dataclasses.replace(PreflightParams(config.training, paid=paid), **values)
 
 
 def _check_plain(value: Any) -> None:
-    """Check that JSON can represent model.parameters; it cannot represent NaN, or dates, which YAML reads."""
+    """Check that JSON can represent model.parameters.
+
+    YAML can contain NaN and dates, which JSON cannot represent.
+    """
     try:
         is_plain = json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError):

@@ -21,7 +21,7 @@ _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 def settings() -> Iterator[Field]:
-    """Yield every setting, in the order of the sections; its name begins with the section: `training.epochs`."""
+    """Yield every setting, in the order of the sections. Names begin with the section, as in `training.epochs`."""
     yield fields_of(Config)["name"]
     for section, fields in SETTINGS.items():
         yield from (dataclasses.replace(field, name=f"{section}.{name}") for name, field in fields.items())
@@ -66,7 +66,7 @@ def _bounds(allowed: Range | Pattern | None) -> dict[str, Any]:
 
 
 def _object(fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Return the JSON Schema of a mapping of settings; settings without a default are required."""
+    """Return the JSON Schema of a mapping of settings. Settings without a default are required."""
     needed = [name for name, field in fields.items() if field.is_required]
     return {
         "type": "object",

@@ -34,8 +34,8 @@ _DNS_SUBDOMAIN = r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9
 # makeVolumeMountPatch and extendPodSpecPatch. Paths must not contain ":": kubernetes/api core/v1/types.go, VolumeMount.
 _MOUNT = rf"{_DNS_LABEL}=/[^\s:]*"
 _MOUNT_HINT = (
-    " Kubeflow names a pod's volume after it, so it needs a name of at most 63 lower-case letters, digits and '-', and "
-    "an absolute path without ':' and spaces."
+    " Kubeflow uses the volume's name, so it must have at most 63 lower-case letters, digits and '-'. The path must "
+    "be absolute, without ':' and spaces."
 )
 # Volumes and folders of KFP's and Argo's own in the pod of each step: kubeflow/pipelines at 7b70c7b,
 # backend/src/v2/compiler/argocompiler/container.go, backend/src/v2/component/constants.go; argoproj/argo-workflows at
@@ -65,39 +65,40 @@ class Settings:
 
     Attributes:
         project: Google Cloud project.
-        region: Region of pipelines, and of jobs whose machine has no region.
-        bucket: Bucket, or folder in a bucket, for the outputs of pipelines: `gs://BUCKET/…`, on Kubeflow also
+        region: Region of pipelines, and of jobs without a region in `machine`.
+        bucket: Bucket, or folder in a bucket, for the outputs of pipelines: `gs://BUCKET/…` or, on Kubeflow,
             `s3://BUCKET/…`.
-        vertex_endpoint: API endpoint of Vertex AI, if it differs from the regional one, for example with Private
+        vertex_endpoint: API endpoint of Vertex AI, if it differs from the regional endpoint, for example with Private
             Service Connect.
-        google_endpoint: URL of a gateway to Google Cloud's other APIs, for `doctor`; `{host}` is replaced by the host
+        google_endpoint: URL of a gateway to Google Cloud's other APIs, for `doctor`. `{host}` is replaced by the host
             of each API.
-        service_account: Service account that a job runs as.
-        network: VPC network that a job is peered with.
+        service_account: Service account with which a job runs.
+        network: VPC network with which a job is peered.
         network_attachment: Network attachment (Private Service Connect interface) on Vertex AI that connects a job to a
             VPC network, instead of TPU_PIPELINES_NETWORK.
         encryption_key: Customer-managed key (CMEK) that encrypts jobs, models and endpoints on Vertex AI.
-        tensorboard: TensorBoard instance on Vertex AI that shows a training's curves while it runs; requires
+        tensorboard: TensorBoard instance on Vertex AI that shows the training curves during the run. It requires
             TPU_PIPELINES_SERVICE_ACCOUNT.
-        experiment: Experiment on Vertex AI that compares the parameters and metrics of submitted runs; created if
-            missing. Scheduled runs are not added.
+        experiment: Experiment on Vertex AI that compares the parameters and metrics of submitted runs. It is created if
+            it is missing. Scheduled runs are not added.
         labels: Labels of every job and pod: `key=value,key=value`.
         environment: Environment variables of the training step: `NAME=value,NAME=value`. The compiled file contains
-            them, so use no secrets.
+            them, so do not put secrets here.
         kfp_host: URL of a Kubeflow Pipelines server.
         kfp_namespace: Kubernetes namespace of the runs, on a server with several users.
         secrets: Kubernetes secrets that the training step mounts, with mount paths: `SECRET=/path,SECRET=/path`.
         s3_secret: Kubernetes secret with which the pods of all steps that use s3:// sign in. Its keys are
             AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and if needed AWS_SESSION_TOKEN, AWS_ENDPOINT_URL_S3 and
             AWS_DEFAULT_REGION.
-        kueue_queue: Kueue's local queue that admits the training's pod, on Kubeflow.
-        provisioning: Provisioning mode of the training's node on GKE: `flex-start`, or empty for the cluster's default.
+        kueue_queue: Kueue's local queue that admits the pod of the training step, on Kubeflow.
+        provisioning: Provisioning mode of the node of the training step on GKE: `flex-start`, or empty for the
+            cluster's default.
         volumes: Persistent volume claims that the training step mounts, with mount paths: `CLAIM=/path,CLAIM=/path`.
-            The first claim stores the checkpoints; without a claim, a restarted pod trains from the start.
-        notify: Receiver of notifications at the end of a run. A webhook, named by its URL or by a file on gs:// or
-            s3:// that contains the URL, gets a JSON message for Slack or Google Chat if a run does not succeed. With
-            `mailto:` and addresses, Vertex AI sends an e-mail for every run. The compiled file contains a URL; a file
-            keeps it secret.
+            The first claim stores the checkpoints. Without a claim, a restarted pod trains from the start.
+        notify: Receiver of notifications at the end of a run. If it is the URL of a webhook, or a file on gs:// or
+            s3:// that contains such a URL, the webhook gets a JSON message for Slack or Google Chat if a run does not
+            succeed. If it is `mailto:` and addresses, Vertex AI sends an e-mail for every run. The compiled file
+            contains the URL of a webhook, so use a file if the URL is secret.
         images: Container images, only from the environment.
 
     Raises:
@@ -115,7 +116,8 @@ class Settings:
     network: str = _text(
         "projects/12345/global/networks/my-network",
         rf"projects/[0-9]+/global/networks/{COMPUTE_NAME}",
-        " It needs the project's number: gcloud projects describe PROJECT --format='value(projectNumber)'.",
+        " The network needs the number of the project: gcloud projects describe PROJECT "
+        "--format='value(projectNumber)'.",
     )
     network_attachment: str = _text(
         "projects/my-project/regions/us-west1/networkAttachments/my-attachment",
@@ -156,7 +158,7 @@ class Settings:
                     is_secret = field.name == "notify"
                     received = "another value, which may be secret" if is_secret else repr(hide_credentials(text))
                     mistakes.add(
-                        f"Cannot use the {setting(field.name)}: expected something like "
+                        f"Cannot use the {setting(field.name)}: expected a value such as "
                         f"{field.metadata['example']}. Received: {received}."
                         f"{field.metadata.get('hint', '')}"
                     )
@@ -201,7 +203,7 @@ class Settings:
         """Check that settings are set, by their names.
 
         Raises:
-            InputError: If some are missing; the message lists all of them and says how to set them.
+            InputError: If settings are missing. The message lists all of them and says how to set them.
         """
         if missing := [
             field for field in dataclasses.fields(self) if field.name in names and not getattr(self, field.name)
@@ -214,7 +216,7 @@ class Settings:
 
 
 def fields_of_one_variable() -> list[dataclasses.Field[Any]]:
-    """Return the fields of Settings that one environment variable sets: all but the images."""
+    """Return the fields of Settings that are set by one environment variable each: all fields except the images."""
     return [field for field in dataclasses.fields(Settings) if field.name != "images"]
 
 
@@ -249,12 +251,12 @@ def setting(name: str) -> str:
 
 
 def load_settings(environment: Mapping[str, str], file: Path | None = None) -> Settings:
-    """Load settings from environment variables, which take precedence, and from a YAML file.
+    """Load settings from environment variables and from a YAML file. Environment variables take precedence.
 
     Args:
-        environment: Environment variables; settings are `TPU_PIPELINES_…`, and mappings such as the labels are
+        environment: Environment variables. Settings are `TPU_PIPELINES_…`. Mappings such as the labels have the form
             `key=value,key=value`.
-        file: YAML file with settings by field name, for example `project`; None for no file.
+        file: YAML file with settings by field name, for example `project`, or None for no file.
 
     Raises:
         InputError: If the file cannot be read, or a name or value is wrong.
@@ -269,7 +271,10 @@ def load_settings(environment: Mapping[str, str], file: Path | None = None) -> S
 
         values = read_mapping(file, "the settings", "names and values")
     if "image" in values:
-        raise InputError(f"Cannot use {file}: only TPU_PIPELINES_IMAGE sets the image. Remove the key image.")
+        raise InputError(
+            f"Cannot use {file}: the key image is not supported. Remove it, and set the environment variable "
+            "TPU_PIPELINES_IMAGE."
+        )
     for field in fields_of_one_variable():
         if text := environment.get(variable(field.name), ""):
             values[field.name] = _split(field.name, text) if field.default_factory is dict else text
@@ -280,10 +285,12 @@ def _split(name: str, text: str) -> dict[str, str]:
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(separator for _, separator, _ in pairs):
         raise InputError(
-            f"Cannot use {variable(name)}: expected key=value,key=value. Received: {text!r}. A value with a comma goes "
-            "into a YAML file of settings."
+            f"Cannot use {variable(name)}: expected key=value,key=value. Received: {text!r}. Put a value that "
+            "contains a comma into a YAML file of settings."
         )
     names = [key.strip() for key, _, _ in pairs]
     if repeated := [key for key in names if names.count(key) > 1]:
-        raise InputError(f"Cannot use {variable(name)}: {repeated[0]!r} appears twice. Received: {text!r}.")
+        raise InputError(
+            f"Cannot use {variable(name)}: {repeated[0]!r} appears twice. Received: {text!r}. Remove one of them."
+        )
     return {key.strip(): value.strip() for key, _, value in pairs}

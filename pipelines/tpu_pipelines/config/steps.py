@@ -12,12 +12,12 @@ _GIB = {"Mi": 2.0**-10, "Gi": 1.0, "Ti": 2.0**10, "M": 1e6 / 2**30, "G": 1e9 / 2
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step of the pipeline; `training_pipeline` connects the steps.
+    """A step of the pipeline. `training_pipeline` connects the steps.
 
     Attributes:
         artifact: Name of the component's output that a run publishes.
         folder: Folder for the artifact in a run's folder.
-        section: Section of the configuration with the step's parameters; without the section the step is left out.
+        section: Section of the configuration with the step's parameters. Without the section, the step is left out.
         reads: Earlier steps whose artifacts the step reads.
         needs_promotion: Whether the step runs only if the gate promotes the model.
     """
@@ -42,17 +42,17 @@ STEPS = tuple(STEP_TABLE)
 
 @dataclasses.dataclass(frozen=True)
 class StepResources:
-    """Resources that a step requests; `resources_of` replaces missing values by defaults.
+    """Resources that a step requests. `resources_of` replaces missing values by defaults.
 
     Attributes:
-        cpu: Number of CPUs; 0 means the default, 3.
-        memory: Memory, for example `16Gi`; empty means 12Gi, or the step's estimated need if that is larger.
-        disk: Local disk, for example `200Gi`; empty means the estimated need of the data.
-        retries: Number of times that the step is started again when it fails; -1 means the default: 5 on Kubeflow for a
-            training on a spot machine or on several hosts, else 0.
-        timeout: Seconds after which the step is stopped; 0 means never.
-        machine: Machine with a TPU or GPU and one host for evaluate_model, for example `v5e-1` or `l4-1`; empty means
-            CPUs. Other steps cannot set it; the training uses section `machine`.
+        cpu: Number of CPUs. 0 means the default, 3.
+        memory: Memory, for example `16Gi`. Empty means 12Gi, or the step's estimated need if that is larger.
+        disk: Local disk, for example `200Gi`. Empty means the estimated need of the data.
+        retries: Number of times that the step is started again when it fails. -1 means the default: 5 on Kubeflow for
+            training on a spot machine or on several hosts, otherwise 0.
+        timeout: Seconds after which the step is stopped. 0 means never.
+        machine: Machine with a TPU or GPU and one host for evaluate_model, for example `v5e-1` or `l4-1`. Empty means
+            CPUs. Other steps cannot set it. The training step uses the section `machine`.
 
     Raises:
         InputError: If a value has the wrong form or range.

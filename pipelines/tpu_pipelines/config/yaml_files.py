@@ -13,7 +13,7 @@ _MOST_VALUES = 100_000  # With aliases unfolded; a file of 300 bytes may have bi
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that refuses repeated keys, deep nesting, and aliases that expand to too many values."""
+    """YAML loader that rejects repeated keys, deep nesting, and aliases that expand to too many values."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -26,14 +26,14 @@ class _Loader(yaml.SafeLoader):
         before = self._num_values
         self._depth += 1
         if self._depth > _DEEPEST:
-            raise yaml.YAMLError(f"it is nested more than {_DEEPEST} levels deep")
+            raise yaml.YAMLError(f"the YAML is nested more than {_DEEPEST} levels deep")
         node = super().compose_node(parent, index)
         self._depth -= 1
         if is_alias and id(node) not in self._sizes:
             raise yaml.YAMLError("a value contains itself")
         self._num_values += self._sizes[id(node)] if is_alias else 1
         if self._num_values > _MOST_VALUES:
-            raise yaml.YAMLError(f"it contains more than {_MOST_VALUES:,} values")
+            raise yaml.YAMLError(f"the YAML contains more than {_MOST_VALUES:,} values")
         self._sizes[id(node)] = self._num_values - before
         return node
 
@@ -47,7 +47,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _with_space(key: Any, value: Any) -> tuple[Any, Any]:
-    """Return key and value of `{name:0.9}`, for which YAML has the key `name:0.9` without a value."""
+    """Return key and value of `{name:0.9}`. YAML reads this text as the key `name:0.9` without a value."""
     match = re.fullmatch(r"([A-Za-z_][\w-]*):(\S.*)", key) if value is None and isinstance(key, str) else None
     return (match[1], yaml.safe_load(match[2])) if match else (key, value)
 
@@ -68,7 +68,7 @@ def read_mapping(path: Path, what: str, content: str) -> dict[str, Any]:
     Args:
         path: YAML file.
         what: Name of the file in errors, for example "the configuration".
-        content: Name of its content in errors, for example "sections".
+        content: Name of the content in errors, for example "sections".
 
     Raises:
         InputError: If the file cannot be read, is not YAML, repeats a key, or contains no mapping.
@@ -78,7 +78,11 @@ def read_mapping(path: Path, what: str, content: str) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"Cannot read {what} {path}: {error.strerror}. Check the path.") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"Cannot read {what} {path}: it is not YAML ({' '.join(str(error).split())}).") from error
+        raise InputError(
+            f"Cannot read {what} {path}: it is not YAML ({' '.join(str(error).split())}). Correct the file."
+        ) from error
     if not isinstance(raw, dict):
-        raise InputError(f"Cannot read {what} {path}: expected {content}, received {type(raw).__name__}.")
+        raise InputError(
+            f"Cannot read {what} {path}: expected {content}, received {type(raw).__name__}. Correct the file."
+        )
     return raw

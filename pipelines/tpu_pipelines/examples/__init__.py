@@ -1,1 +1,1 @@
-"""Notebooks, and pipelines that use single components of this package beside others."""
+"""Notebooks, and pipelines that combine single components of this package with other components."""

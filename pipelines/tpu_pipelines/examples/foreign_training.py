@@ -1,4 +1,4 @@
-"""A pipeline with this package's records, and a training in plain JAX on a TPU that is not part of this package."""
+"""A pipeline that uses this package's records, and trains in plain JAX on a TPU with code outside of this package."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tpu_components.kfp import Components, on_current_data, with_images
 # Your own image, with JAX for TPUs, and TensorFlow to read the records.
 @dsl.component(base_image="us-docker.pkg.dev/my-project/images/jax:1", install_kfp_package=False)
 def train_linear_model(records: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model], steps: int = 300) -> float:
-    """Train a linear classifier by gradient descent on all devices; returns its accuracy on the test split.
+    """Train a linear classifier by gradient descent on all devices. Return its accuracy on the test split.
 
     Args:
         records: Records of raw images that create_tfrecords wrote.

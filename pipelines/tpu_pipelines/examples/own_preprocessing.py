@@ -1,4 +1,4 @@
-"""A pipeline with preprocessing of its own before this package's records, training on a TPU, gate and export."""
+"""A pipeline with custom preprocessing, followed by this package's records, training on a TPU, gate and export."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tpu_components.kfp import Components, on_current_data, with_images
 # Your own image, with what your code needs. KFP installs itself at the start unless it is there.
 @dsl.component(base_image="us-docker.pkg.dev/my-project/images/preprocessing:1", install_kfp_package=False)
 def prepare(images: dsl.Output[dsl.Dataset], brightest: int = 16) -> str:
-    """Scale the digits of scikit-learn to whole numbers from 0 to 255; returns them as a source for create_tfrecords.
+    """Scale the digits of scikit-learn to whole numbers from 0 to 255. Return them as a source for create_tfrecords.
 
     Args:
         brightest: Value of a white pixel.

@@ -31,7 +31,10 @@ _WITHOUT_EFFECT = (
 
 @functools.cache
 def step_codes() -> dict[str, Code]:
-    """Return the code of every step: its module and all imported modules. Imports are cached by file content."""
+    """Return the code of every step: its module and all imported modules.
+
+    Imports are cached by file content.
+    """
     own = digest_files({"": Path(fingerprint.__file__)})
     memo = sandbox.default_cache_dir() / f"references-{own[:16]}-{platform.python_version()}.json"
     kept = _read_references(compile_cache.recall(memo, Mapping[str, Any]) or {})
@@ -57,7 +60,10 @@ def code_version(step: str) -> str:
 
 
 def _code_here(step: str) -> str:
-    """Return the fingerprint of a step's code and of this machine's libraries; on a platform, the image has them."""
+    """Return the fingerprint of a step's code and of this machine's libraries.
+
+    On a platform, the image contains the libraries.
+    """
     return digest_of([code_version(step), step_codes()[step].versions()])
 
 
@@ -66,7 +72,7 @@ def model_version(config: Config, is_here: bool) -> str:
 
     Args:
         config: The run's configuration.
-        is_here: Whether the libraries of this machine count; on a platform, the image holds them.
+        is_here: Whether the libraries of this machine count. On a platform, the image contains the libraries.
     """
     code = model_code(config.training.model, config.training.model_parameters)
     return digest_of(
@@ -75,7 +81,10 @@ def model_version(config: Config, is_here: bool) -> str:
 
 
 def _content(place: Location) -> str:
-    """Return the fingerprint of a file's or folder's content; in an object store, that of the checksums."""
+    """Return the fingerprint of the content of a file or folder.
+
+    In an object store, it is computed from the checksums.
+    """
     if place.is_remote:
         return digest_of([_remote_files(place)])
     return _folder_content(Path(place)) if Path(place).is_dir() else digest_files({"": Path(place)})
@@ -87,9 +96,7 @@ def _remote_files(place: Location) -> list[storage.StoredFile]:
         return storage.list_files(place)
     same = [file for file in storage.list_files(place.parent) if f"{file.name}/".startswith(f"{place.name}/")]
     if not same:
-        raise InputError(
-            f"model.files names {place!r}, which does not exist. Expected a file or a folder. Check the path."
-        )
+        raise InputError(f"{place!r} in model.files does not exist. Expected a file or a folder. Check the path.")
     return same
 
 
@@ -104,7 +111,7 @@ def _folder_content(folder: Path) -> str:
 
 
 def data_version(listing: Listing, memo: Path) -> str:
-    """Return the fingerprint of a source's content, cached in `memo` until a file's size or time changes.
+    """Return the fingerprint of a source's content. It is cached in `memo` until a file's size or time changes.
 
     Raises:
         InputError: If a file changes while the content is read.
@@ -129,7 +136,10 @@ def lineage(config: Config) -> dict[str, Any]:
 
 
 def _decisive(config: Config) -> dict[str, Any]:
-    """Return a configuration without fallback machines and the time to wait for them, which do not change the run."""
+    """Return a configuration without fallback machines and the time to wait for them.
+
+    These settings do not change the run.
+    """
     plain = config.as_dict()
     for key in ("fallbacks", "max_wait_seconds"):
         plain.get("machine", {}).pop(key, None)
@@ -142,7 +152,8 @@ def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
     Args:
         config: The run's configuration.
         data: `data_version` of the source, or another digest of the data.
-        image: Image of the steps; empty for this machine, whose libraries are then in the digest.
+        image: Image of the steps. Empty for this machine. In that case, the digest includes the libraries of this
+            machine.
     """
     version = code_version if image else _code_here
     code = ({step: version(step) for step in STEPS}, model_version(config, not image), image)
@@ -153,10 +164,13 @@ def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
 def platform_fingerprints(
     config: Config, image: str, machine: str = "", environment: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, str]]:
-    """Return the input `fingerprint` of each step, so that the platform's cache detects changes of code and model.
+    """Return the input `fingerprint` of each step.
 
-    The cache identifies a step by its inputs, image and command. It does not detect changes of the code behind an
-    image's tag or of a model's files, and some services ignore the machine and image of the training step.
+    With it, the platform's cache detects changes of code and model.
+
+    The cache identifies a step by its inputs, image and command. Without the fingerprint, it would not detect changes
+    of the code behind an image's tag or of a model's files. Some services also ignore the machine and image of the
+    training step.
 
     Args:
         config: The run's configuration.
@@ -173,10 +187,10 @@ def platform_fingerprints(
 
 
 def checkpoint_folder(config: Config, fingerprint: Mapping[str, str]) -> str:
-    """Return the name of the folder of a training's checkpoints on a platform, as `digits/956d4455984f`.
+    """Return the name of the folder of checkpoints on a platform, such as `digits/956d4455984f`.
 
-    It contains a digest of all facts that determine the weights and are known at compilation. The machine is left out:
-    on another machine a training continues from the same checkpoint.
+    The name contains a digest of all facts that determine the weights and are known at compilation. The machine is left
+    out, so that training on another machine continues from the same checkpoint.
 
     Args:
         config: Configuration of the run, as it is compiled.
@@ -194,13 +208,13 @@ def step_keys(config: Config, data: str, champion_digest: str = "", initial_dige
     Args:
         config: The run's configuration.
         data: `data_version` of the source.
-        champion_digest: Digest of the champion that a registry names; empty for none.
-        initial_digest: Digest of the model whose weights the training starts with; empty for none.
+        champion_digest: Digest of the registry's champion. Empty if there is none.
+        initial_digest: Digest of the model whose weights training starts with. Empty if there is none.
 
     Returns:
-        Equal keys mean equal outputs: a key covers the step's parameters and code, and the keys of the steps that it
-        reads. It does not cover an alias's current version: the caller checks that before it takes deploy_model from a
-        cache.
+        Equal keys mean equal outputs. A key covers the step's parameters and code, and the keys of the steps whose
+        outputs it reads. It does not cover the current version of an alias. The caller checks this version before it
+        uses a cached result of deploy_model.
     """
     model = model_version(config, is_here=True)
     champion = config.gate.champion

@@ -1,6 +1,6 @@
-"""Compiles the pipeline to a file for a platform, with the training step on the configuration's TPU.
+"""Compiles the pipeline to a file for a platform. The training step runs on the TPU of the configuration.
 
-Only the steps on machines with a TPU or GPU differ from the local pipeline; `Platform.on_machine` makes them.
+Only the steps on machines with a TPU or GPU differ from the local pipeline. `Platform.on_machine` makes these steps.
 """
 
 import dataclasses
@@ -42,18 +42,19 @@ _HEADER = "# PIPELINE DEFINITION"  # First line of a file that KFP compiles.
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedRun:
-    """Decisions about a run on a platform, made before its pipeline is built.
+    """Decisions about a run on a platform. They are made before its pipeline is built.
 
     Attributes:
         config: Parameters of every step, with the registry's location, the models' URIs and the machines filled in.
         platform: The platform.
-        settings: Settings of the platform, and the images; some settings may be missing.
-        machine: Machine of the training step; with its region, if the platform chooses machines by region.
-        judge: Machine of the evaluation, with its region likewise; None if it needs no machine of its own.
-        timeout: Time limit of the training, and its reason.
-        paid: Machine of the training with its price, time limit and number of attempts.
-        fingerprints: What each step's result depends on besides its inputs, by step.
-        checkpoints: Folder of the training's checkpoints, relative to the bucket or volume.
+        settings: Settings of the platform, and the images. Some settings may be missing.
+        machine: Machine of the training step, with its region if the platform chooses machines by region.
+        judge: Machine of the evaluation step, with its region if the platform chooses machines by region. None if the
+            step needs no special machine.
+        timeout: Time limit of the training step, and its reason.
+        paid: Machine of the training step with its price, time limit and number of attempts.
+        fingerprints: Digest of everything on which a step's result depends in addition to its inputs, by step.
+        checkpoints: Folder of the checkpoints, relative to the bucket or volume.
         carried: Content of the files to upload for the pipeline, by their URI in the bucket.
     """
 
@@ -75,7 +76,7 @@ class CompiledPipeline:
 
     Attributes:
         package: The pipeline as YAML.
-        run: What it was built from.
+        run: Run from which it was built.
     """
 
     package: str
@@ -83,7 +84,7 @@ class CompiledPipeline:
 
 
 def compile_pipeline(config: Config, platform: Platform, settings: Settings) -> CompiledPipeline:
-    """Compile the pipeline for a platform; see `resolve`."""
+    """Compile the pipeline for a platform. See `resolve`."""
     run = resolve(config, platform, settings)
     return CompiledPipeline(build(run), run)
 
@@ -94,7 +95,7 @@ def resolve(config: Config, platform: Platform, settings: Settings) -> ResolvedR
     Args:
         config: Parameters of every step, and the machine.
         platform: The platform.
-        settings: Settings of the platform; some may be missing.
+        settings: Settings of the platform. Some may be missing.
 
     Raises:
         InputError: If the platform or the region lacks the machine, or the steps could not read the data or the model.
@@ -207,21 +208,21 @@ def _cannot_pull(title: str, image: str, what: str, variable: str) -> str:
     made = "make image-beam" if what == "beam" else "make image"
     return (
         f"{title} cannot pull the {what} image {image!r}: expected an image in a registry, for example "
-        f"europe-docker.pkg.dev/PROJECT/REPOSITORY/{what}@sha256:…. Build it with `{made}`, push "
-        f"it, and set {variable}."
+        f"europe-docker.pkg.dev/PROJECT/REPOSITORY/{what}@sha256:…. Build the image with `{made}`, push it, and set "
+        f"{variable}."
     )
 
 
 def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
-    """Return the training's parameters with the machine's accelerator."""
+    """Return the training parameters with the machine's accelerator."""
     own = machine.slice.generation.accelerator
     devices = machine.slice.devices
     accelerator = machine.choose_accelerator(training.accelerator, "training.accelerator")
     training = dataclasses.replace(training, accelerator=accelerator)
     if training.accelerator == own and training.num_replicas not in (0, devices):
         raise InputError(
-            f"A training uses all devices of its machine: expected training.num_replicas={devices} or 0 with "
-            f"{machine.name}. Received: {training.num_replicas}."
+            f"A training run uses all devices of its machine: expected training.num_replicas={devices} or 0 with "
+            f"{machine.name}. Received: {training.num_replicas}. Remove this setting."
         )
     return training
 
@@ -244,17 +245,17 @@ def unreadable_places(config: Config, platform: Platform) -> dict[str, Location]
 
 
 def check_readable(config: Config, platform: Platform) -> None:
-    """Check that the steps' containers can read everything that the configuration names, except the model's own file.
+    """Check that the steps' containers can read all files in the configuration, except the model's file.
 
     Raises:
-        InputError: If they cannot; the message names all such settings.
+        InputError: If the containers cannot read a file. The message names all settings with such a file.
     """
     refused = f"Cannot compile {config.name!r} for {platform.name}:"
     mistakes = Mistakes()
     for name, place in unreadable_places(config, platform).items():
         mistakes.add(
             f"{refused} {name} must be on {platform.readable_places}, where the steps can read it. Received: "
-            f"{place!r}. Copy it to gs://BUCKET/… and use that path."
+            f"{place!r}. Copy the files to gs://BUCKET/… and use that path."
         )
     if config.deploy and config.deploy.registry and not config.deploy.is_on_vertex:
         mistakes.add(
@@ -263,20 +264,20 @@ def check_readable(config: Config, platform: Platform) -> None:
         )
     if local := [file for file in config.model_files if not Location(file).is_remote]:
         mistakes.add(
-            f"{refused} model.files names {local[0]!r}, which containers cannot read. Copy it to gs://BUCKET/… and "
-            "read it from there; files next to the model's file that its code names are uploaded too."
+            f"{refused} model.files contains {local[0]!r}, which containers cannot read. Copy it to gs://BUCKET/… and "
+            "read it from there. Files next to the model's file that its code names are uploaded automatically."
         )
     if named := named_files(config.training.model_parameters):
         mistakes.add(
-            f"{refused} a parameter of the model names the file {next(iter(named))!r}, which containers cannot read. "
-            "Put it next to the model's file and open it as Path(__file__).parent / NAME: it is uploaded with the "
-            "model."
+            f"{refused} a parameter of the model contains the file {next(iter(named))!r}, which containers cannot "
+            "read. Put the file next to the model's file and open it as Path(__file__).parent / NAME. Then it is "
+            "uploaded with the model."
         )
     mistakes.raise_all()
 
 
 def with_carried_model(config: Config, platform: Platform, settings: Settings) -> tuple[Config, dict[str, bytes]]:
-    """Replace a user's own model by its URI in the bucket; returns the configuration, and the files to upload.
+    """Replace a user's model by its URI in the bucket. Return the configuration and the files to upload.
 
     The URI contains the model's digest, so that steps run exactly this code, and the platform's cache detects changes.
     """
@@ -293,15 +294,18 @@ def with_carried_model(config: Config, platform: Platform, settings: Settings) -
     if not has_bucket:
         raise InputError(
             f"Cannot compile {config.name!r} for {platform.name}: uploading the model {model!r} requires a bucket. "
-            f"Received: bucket={settings.bucket!r}. Set TPU_PIPELINES_BUCKET=gs://BUCKET, which the steps can read; or "
-            "install the model in the image, and set model=MODULE:build_model."
+            f"Received: bucket={settings.bucket!r}. Set TPU_PIPELINES_BUCKET=gs://BUCKET, which the steps can read, "
+            "or install the model in the image and set model=MODULE:build_model."
         )
     place = bundle.reference(settings.bucket_location.child("models"))
     return config.changed("training", model=place), {place: bundle.content}
 
 
 def with_registry(config: Config, platform: Platform, settings: Settings) -> Config:
-    """Return the configuration with the location of its registry on Vertex AI; unchanged for another registry."""
+    """Return the configuration with the location of its registry on Vertex AI.
+
+    A configuration with another registry is not changed.
+    """
     deploy = config.deploy
     if deploy is None or not deploy.is_on_vertex:
         return config
@@ -340,5 +344,5 @@ def check_output(output: Path) -> None:
     storage.require_file(output)
     if output.exists() and not output.read_bytes().startswith(_HEADER.encode()):
         raise InputError(
-            f"Refused to overwrite {output}: the file exists and is not a compiled pipeline. Choose another name."
+            f"Cannot overwrite {output}: the file exists and is not a compiled pipeline. Choose another name."
         )

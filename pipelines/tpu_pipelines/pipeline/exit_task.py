@@ -17,8 +17,8 @@ def notify(run: str, address: str, page: str, run_id: str, status: dsl.PipelineT
         run: Name of the run.
         address: URL of the webhook, or a file in a bucket that contains it.
         page: Address of the run's page on the platform, without `run_id`.
-        run_id: Id of the run.
-        status: How the run ended, from the platform.
+        run_id: ID of the run.
+        status: Final status of the run, from the platform.
     """
     from tpu_components.core.base.terminal import in_one_line
     from tpu_components.core.component.notification import message, post, reasons

@@ -31,7 +31,7 @@ PIPELINE_NAME = "training-pipeline"
 
 
 def _constants(params: Any, *but: str) -> dict[str, Any]:
-    """Return the fields of a Params dataclass as component inputs, without the fields `but`."""
+    """Return the fields of a Params dataclass as component inputs, except the fields `but`."""
     return {name: value for name, value in as_json(params).items() if name not in but}
 
 
@@ -51,16 +51,17 @@ def training_pipeline(
 
     Args:
         config: Parameters of every step. The pipeline's inputs are the few parameters that change per run.
-        on_machines: Components of the steps that run on a TPU or GPU, by step; they include image and machine.
-        cache_keys: Cache key of each step in a local run. Without them the platform computes the keys, and an
+        on_machines: Components of the steps that run on a TPU or GPU, by step. They include image and machine.
+        cache_keys: Cache key of each step in a local run. Without them, the platform computes the keys, and an
             additional step lists the source in every run.
-        data_version: In a local run, the `source_version` of the data that `cache_keys` are computed from.
+        data_version: In a local run, the `source_version` of the data from which `cache_keys` are computed.
         lineage: Facts about the run for the registry, in addition to the artifacts' metadata.
-        place: Sets the platform-specific options of the task of a step that is not in `on_machines`; returns the task.
-        estimated_timeout: Whether the time limit of the training is preflight's estimate, if there is preflight.
+        place: Function that sets the platform-specific options of the task of a step that is not in `on_machines`, and
+            returns the task.
+        estimated_timeout: Whether the time limit of the training step is preflight's estimate, if there is preflight.
         fingerprints: Additional input of each step for the platform's cache; see `platform_fingerprints`.
-        exit_task: Adds the task that runs when all others have ended, even if they have failed.
-        images: Images of the steps that are not in `on_machines`; None for those that `make image` builds.
+        exit_task: Function that adds the task that runs when all other tasks have ended, even if they have failed.
+        images: Images of the steps that are not in `on_machines`, or None for the images that `make image` builds.
 
     Returns:
         A KFP pipeline, to compile or to call inside a kfp.local session.
@@ -178,7 +179,7 @@ def training_pipeline(
             source: Kind and place of the data, as in create_tfrecords.
             epochs: Largest number of passes over the training split.
             learning_rate: Peak learning rate for one replica.
-            champion: Model to beat, as in evaluate_model; empty for none.
+            champion: Model to beat, as in evaluate_model. Empty for none.
         """
         with dsl.ExitHandler(exit_task(), name="run") if exit_task else contextlib.nullcontext():
             add_steps(source, epochs, learning_rate, champion)

@@ -16,7 +16,7 @@ def with_settings(config: Config, platform: Platform, settings: Settings) -> Con
     Values of the configuration take precedence over the settings.
 
     Raises:
-        InputError: If neither the configuration nor the platform names a runner, or if project, region or bucket are
+        InputError: If neither the configuration nor the platform defines a runner, or if project, region or bucket are
             missing for Dataflow.
     """
     configured = config.data.beam_options
@@ -46,7 +46,7 @@ def _on_dataflow(config: Config, settings: Settings) -> dict[str, str]:
     for name, setting in (("project", "project"), ("region", "region"), ("temp_location", "bucket")):
         if not (options[name] or configured.get(name)):
             raise InputError(
-                f"Cannot compile {config.name!r}: Dataflow, which writes its records, requires "
+                f"Cannot compile {config.name!r}: Dataflow, which writes the records, requires "
                 f"TPU_PIPELINES_{setting.upper()} or data.beam_options.{name}. Set one of them."
             )
     return {name: value for name, value in options.items() if value}

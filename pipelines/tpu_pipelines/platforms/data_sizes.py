@@ -1,4 +1,4 @@
-"""Resources that steps request for the size of the data, which is estimated from its listing."""
+"""Resources that steps request because of the size of the data. The size is estimated from the listing of the data."""
 
 import dataclasses
 import math
@@ -25,7 +25,8 @@ class DataSize:
     """Size of a data set in bytes, estimated from its listing.
 
     Attributes:
-        held: Size of the inputs that create_tfrecords reads into memory at once: texts and arrays; 0 for image files.
+        held: Size of the inputs that create_tfrecords reads into memory at once: texts and arrays, or 0 for image
+            files.
         records: Largest possible size of the records.
         splits: Size of the decoded inputs in memory, by split.
     """
@@ -68,7 +69,10 @@ def measure(listing: Listing, params: WriteParams) -> DataSize:
 
 
 def _count_splits(listing: Listing, params: WriteParams) -> dict[str, int]:
-    """Estimate the number of examples by split, from the source's own splits or else the held-out fractions."""
+    """Estimate the number of examples by split.
+
+    It comes from the splits of the source or, if there are none, from the held-out fractions.
+    """
     count = len(listing.keys)
     own = Counter(listing.splits.tolist()) if listing.splits is not None else Counter[str]()
     held_out = {VALIDATION: params.validation_fraction, TEST: params.test_fraction}
@@ -82,10 +86,10 @@ def with_sizes(config: Config, size: DataSize, platform: Platform) -> tuple[Conf
     Args:
         config: Configuration to run.
         size: Size of the data set.
-        platform: The platform, which decides what a step can request.
+        platform: The platform, which determines what a step can request.
 
     Returns:
-        The configuration, and a message about the added resources; empty if there are none.
+        The configuration, and a message about the added resources. Empty if there are none.
     """
     resources = dict(config.resources)
     words = []
@@ -111,7 +115,10 @@ def with_sizes(config: Config, size: DataSize, platform: Platform) -> tuple[Conf
 
 
 def _needs(config: Config, size: DataSize) -> Iterator[tuple[str, float]]:
-    """Yield each step with the memory that it needs for the data, in GiB. Reading holds the inputs in memory twice."""
+    """Yield each step with the memory that it needs for the data, in GiB.
+
+    Reading takes twice the size of the inputs in memory.
+    """
 
     def split_gib(name: str) -> float:
         return size.splits.get(name, 0) / 2**30

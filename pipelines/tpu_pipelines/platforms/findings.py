@@ -21,7 +21,7 @@ _COMMENT: dict[str, Any] = {"initial_indent": "# ", "subsequent_indent": "#   ",
 
 
 class CheckCost(enum.IntEnum):
-    """Cost of a check; each command runs the checks of certain costs."""
+    """Cost of a check. Each command runs the checks of certain costs."""
 
     FILE = 1  # Settings and small files are read.
     SECONDS = 2  # The data are listed, the pipeline is compiled, the model is built.
@@ -31,7 +31,7 @@ class CheckCost(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class CommandOutput:
-    """Word of a shell command: a prefix, followed by what another command prints.
+    """Word of a shell command that consists of a prefix and the output of another command.
 
     Attributes:
         prefix: The prefix, for example `--member=`.
@@ -49,13 +49,14 @@ Words = tuple[str | CommandOutput, ...]
 class ShellCommand:
     """Shell command that creates or grants something that a check reports as missing.
 
-    It is held as words, so that no name can add a command: only this class makes text of them, and quotes each.
+    The command is stored as words, so that no name can add a command. Only this class converts the words to text, and
+    it quotes each word.
 
     Attributes:
         words: The program and its arguments.
-        unless: Command that succeeds if nothing is left to do; empty if running `words` twice does no harm.
-        otherwise: Command that runs if `words` fails; empty for none.
-        stdin: One line that the command reads from stdin; empty for none.
+        unless: Command that succeeds if nothing needs to be done. Empty if running `words` twice does no harm.
+        otherwise: Command that runs if `words` fails. Empty for none.
+        stdin: One line that the command reads from stdin. Empty if it reads nothing.
 
     Example:
         >>> print(ShellCommand(("gcloud", "projects", "undelete", "my project;")))
@@ -80,7 +81,7 @@ class ShellCommand:
 
 
 def _quote(words: Words) -> str:
-    """Return a command as text for a shell, with every word quoted that needs it."""
+    """Return a command as text for a shell. Words are quoted where necessary."""
     return " ".join(
         f'{shlex.quote(word.prefix)}"$({_quote(word.words)})"' if isinstance(word, CommandOutput) else shlex.quote(word)
         for word in words
@@ -94,8 +95,8 @@ class Finding:
     Attributes:
         about: Subject of the check, for example `bucket`.
         state: `ok`, `hint`, `error` or `unknown`.
-        said: Sentence with the result, or with the reason why it could not be checked.
-        remedy: Advice if the state is not `ok`; a shell command if one is enough.
+        said: Sentence with the result, or with the reason why the check was not possible.
+        remedy: Advice if the state is not `ok`. It is a shell command if one command is enough.
         commands: The remedy as commands, for a script.
     """
 
@@ -106,7 +107,7 @@ class Finding:
     commands: tuple[ShellCommand, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the finding as JSON values; its commands are text for a shell."""
+        """Return the finding as JSON values. Its commands are text for a shell."""
         commands = [{"text": command.text, "unless": _quote(command.unless)} for command in self.commands]
         shown = dataclasses.replace(self, said=hide_credentials(self.said), commands=())
         return {**dataclasses.asdict(shown), "commands": commands}
@@ -116,7 +117,10 @@ class Finding:
 
 
 class _CheckError(Exception):
-    """Base class of a check's errors; if `remedy` is empty, the check's first command is the remedy."""
+    """Base class of the errors of checks.
+
+    If `remedy` is empty, the check's first command is the remedy.
+    """
 
     def __init__(self, said: str, remedy: str = "") -> None:
         super().__init__(said)
@@ -128,7 +132,7 @@ class LackError(_CheckError):
 
 
 class CannotAskError(_CheckError):
-    """Error of a check: the state is unknown, because a service does not answer this user."""
+    """Error of a check: the state is unknown, because a service does not give this user the information."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,11 +141,13 @@ class Check:
 
     Attributes:
         about: Subject of the check, for example `bucket`.
-        ask: Runs the check: returns a sentence for the state `ok`, or findings; raises `LackError` or `CannotAskError`.
+        ask: Function that runs the check. It returns a sentence for the state `ok`, or findings, or raises `LackError`
+            or `CannotAskError`.
         cost: Cost of the check.
-        needs: Name of a check that must succeed first, for example `sign-in`; empty for none.
-        commands: Returns the commands that create or grant what is missing, in order; called if `ask` raises an error.
-        when: Condition of the check, for example a setting; if it is false or empty, the run does not need the check.
+        needs: Name of a check that must succeed first, for example `sign-in`. Empty if there is none.
+        commands: Function that returns the commands that create or grant what is missing, in order. It is called if
+            `ask` raises an error.
+        when: Condition of the check, for example a setting. If it is false or empty, the run does not need the check.
     """
 
     about: str
@@ -154,7 +160,7 @@ class Check:
 
 @contextlib.contextmanager
 def lacking(said: str, remedy: str = "", error: type[Exception] = MissingError) -> Iterator[None]:
-    """Turn an error of the block into a `LackError`; an empty `said` stands for the error's own message."""
+    """Convert an error of the block to a `LackError`. If `said` is empty, the message of the error is used."""
     try:
         yield
     except error as cause:
@@ -164,7 +170,8 @@ def lacking(said: str, remedy: str = "", error: type[Exception] = MissingError) 
 def answer(check: Check) -> Iterator[Finding]:
     """Run a check and yield its findings.
 
-    A missing resource or a user's mistake gives the state `error`. If a platform refuses to answer, it is `unknown`.
+    A missing resource or a user's mistake gives the state `error`. If a platform refuses the request, the state is
+    `unknown`.
     """
     try:
         said = check.ask()
@@ -180,7 +187,7 @@ def answer(check: Check) -> Iterator[Finding]:
 
 
 def ask_all(checks: Sequence[Check]) -> list[Finding]:
-    """Run all checks that the run needs, those of a platform in threads; returns the findings, the local ones first."""
+    """Run all checks that the run needs, those of a platform in threads. Return the findings, the local ones first."""
     checks = [check for check in checks if check.when]
     needed = {check.needs for check in checks}
     first = {check.about: list(answer(check)) for check in checks if check.about in needed}
@@ -214,7 +221,7 @@ def _merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def as_lines(findings: Sequence[Finding]) -> Iterator[tuple[Status | str, str]]:
-    """Yield the lines of a report as (state, text); a remedy is a second line with an empty state."""
+    """Yield the lines of a report as (state, text). A remedy is a second line with an empty state."""
     findings = _merged(findings)
     width = max((len(finding.about) for finding in findings), default=0)
     for finding in findings:
@@ -224,7 +231,7 @@ def as_lines(findings: Sequence[Finding]) -> Iterator[tuple[Status | str, str]]:
 
 
 def as_script(findings: Iterable[Finding], title: str) -> str:
-    """Return a shell script with the commands of all findings that are not ok, each below its reason.
+    """Return a shell script with the commands of all findings that are not ok. Each command is below its reason.
 
     Remedies that are not commands are comments.
     """
@@ -232,7 +239,7 @@ def as_script(findings: Iterable[Finding], title: str) -> str:
         "#!/usr/bin/env bash",
         *textwrap.wrap(title, _SCRIPT_WIDTH, **_COMMENT),
         "# Needs a project with a billing account. Running this script again changes nothing. A new service account",
-        "# can take a minute to become visible: if a command fails, run the script again.",
+        "# can take a minute to become visible. If a command fails, run the script again.",
         "set -euo pipefail",
     ]
     for finding in _merged(findings):

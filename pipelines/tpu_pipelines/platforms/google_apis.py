@@ -25,8 +25,8 @@ class GoogleApis:
     """Client of Google Cloud's APIs, with the credentials of the signed-in user.
 
     Args:
-        address: URL of every API, in which `{host}` is replaced by the API's host; empty is https://{host}.
-        credentials: Google's credentials; by default the environment's.
+        address: URL of every API, in which `{host}` is replaced by the API's host. Empty means https://{host}.
+        credentials: Google's credentials. The default is the credentials of the environment.
     """
 
     def __init__(self, address: str = "", credentials: Any = None) -> None:
@@ -53,7 +53,7 @@ class GoogleApis:
 
         Raises:
             InputError: If nobody is signed in, or the sign-in is not valid.
-            CannotAskError: If the service that renews it cannot be reached.
+            CannotAskError: If the service that renews the sign-in cannot be reached.
         """
         from google.auth import exceptions
         from google.auth.transport.requests import Request
@@ -67,7 +67,7 @@ class GoogleApis:
             raise InputError(f"the sign-in is not valid, or has expired: {error}") from error
 
     def principal(self) -> str:
-        """Return the signed-in user as a member of IAM policies, `user:EMAIL`; empty if unknown."""
+        """Return the signed-in user as a member of IAM policies, `user:EMAIL`, or an empty string if unknown."""
         email = str(getattr(self.credentials, "service_account_email", "") or "")
         if "@" in email:
             return f"serviceAccount:{email}"
@@ -87,17 +87,17 @@ class GoogleApis:
         return f"{'serviceAccount' if email.endswith('gserviceaccount.com') else 'user'}:{email}" if email else ""
 
     def get(self, host: str, path: str, **query: Any) -> dict[str, Any]:
-        """Send a GET request and return the JSON response; raises the errors of `send`."""
+        """Send a GET request and return the JSON response. The exceptions are those of `send`."""
         return _content(self.send("GET", host, path, params=query), host)
 
     def find(self, host: str, path: str, name: str, remedy: str = "") -> dict[str, Any]:
-        """Return the JSON of a resource that a run needs; also raises the errors of `send`.
+        """Return the JSON of a resource that a run needs. The exceptions are those of `send`, and LackError.
 
         Args:
             host: Host of the API.
             path: Path of the resource.
             name: Name of the resource in messages.
-            remedy: Advice if the resource does not exist; by default the check's commands.
+            remedy: Advice if the resource does not exist. The default is the check's commands.
 
         Raises:
             LackError: If the resource does not exist.
@@ -106,7 +106,10 @@ class GoogleApis:
             return self.get(host, path)
 
     def post(self, host: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a POST request that changes nothing and return the JSON response; raises the errors of `send`."""
+        """Send a POST request that changes nothing, and return the JSON response.
+
+        The exceptions are those of `send`.
+        """
         return _content(self.send("POST", host, path, json=body), host)
 
     def send(self, method: str, host: str, path: str, **options: Any) -> Any:
@@ -114,7 +117,8 @@ class GoogleApis:
 
         Raises:
             MissingError: If the resource does not exist.
-            CannotAskError: If the service does not respond, or responds with another error; repeats its message.
+            CannotAskError: If the service does not respond, or responds with another error. The message contains the
+                service's message.
         """
         import requests
         from google.auth import exceptions
@@ -125,17 +129,17 @@ class GoogleApis:
             session = requests if emulator else self._session  # An emulator needs no sign-in.
             response = session.request(method, f"{address}/{path}", timeout=TIMEOUT_SECONDS, **options)
         except (requests.RequestException, exceptions.GoogleAuthError) as error:
-            raise CannotAskError(f"{host} does not answer: {error}") from error
+            raise CannotAskError(f"{host} does not respond: {error}") from error
         if response.ok:
             return response
         text = _message(response)
         if response.status_code == 404:
             raise MissingError(text)
-        raise CannotAskError(f"{host} refuses to answer: {response.status_code} {text}")
+        raise CannotAskError(f"{host} rejected the request: {response.status_code} {text}")
 
 
 def create_bucket(place: Location, region: str, project: str) -> ShellCommand:
-    """Return the command that creates a bucket; for an empty region or project, gcloud uses its default."""
+    """Return the command that creates a bucket. For an empty region or project, gcloud uses its default."""
     name = f"gs://{place.bucket}"
     options = {"location": region, "project": project}
     flags = [f"--{flag}={value}" for flag, value in options.items() if value]
@@ -145,15 +149,15 @@ def create_bucket(place: Location, region: str, project: str) -> ShellCommand:
 
 
 def judge_quota(name: str, region: str, limit: int, needed: int, project: str) -> str:
-    """Return a sentence if a quota suffices; a negative `limit` means unlimited.
+    """Return a sentence if a quota is sufficient. A negative `limit` means unlimited.
 
     Raises:
         LackError: If the quota is too small.
     """
     if 0 <= limit < needed:
         remedy = f"request more: https://console.cloud.google.com/iam-admin/quotas?project={project}"
-        raise LackError(f"{name} in {region} is {limit}, and {needed} are needed", remedy)
-    return f"{limit if limit >= 0 else 'any number'} in {region}, {needed} needed"
+        raise LackError(f"the quota {name} in {region} is {limit}, but {needed} are needed", remedy)
+    return f"the quota is {limit if limit >= 0 else 'unlimited'} in {region}, and {needed} are needed"
 
 
 class Role(NamedTuple):
@@ -170,13 +174,13 @@ class Role(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Resource:
-    """A project, or a resource that has an IAM policy of its own.
+    """A project, or another resource with an IAM policy.
 
     Attributes:
-        project: Google Cloud project of the resource, by id.
+        project: ID of the Google Cloud project of the resource.
         host: Host of the resource's API.
         path: Path of the resource in its API.
-        kind: gcloud commands for the kind of resource, as `storage buckets`.
+        kind: gcloud commands for the kind of resource, such as `storage buckets`.
         name: Name of the resource for gcloud.
         location: Flags of gcloud that locate the resource.
     """
@@ -196,7 +200,10 @@ class Resource:
         return f"//{self.host}/{self.path.partition('/')[2]}"  # Without the API's version.
 
     def bind(self, member: str, role: Role) -> ShellCommand:
-        """Return the command that grants a role on the resource to a member; empty is who runs the command."""
+        """Return the command that grants a role on the resource to a member.
+
+        An empty member means the account that runs the command.
+        """
         named = (
             f"--member={member}" if member else CommandOutput("--member=user:", ("gcloud", "config", "get", "account"))
         )
@@ -207,7 +214,7 @@ class Resource:
 
 
 class Permissions:
-    """The permissions of the signed-in user and, from the IAM policies, the roles of any other account.
+    """The permissions of the signed-in user, and the roles that IAM policies grant to other accounts.
 
     Args:
         apis: Client of Google Cloud's APIs.
@@ -229,17 +236,18 @@ class Permissions:
         return [permission for permission in role.needed if permission not in answer.get("permissions", ())]
 
     def judge(self, member: str, role: Role, resource: Resource) -> str:
-        """Return a sentence if the policies of a project or a resource grant a role to a member itself.
+        """Return a sentence if the policies of a project or a resource directly grant a role to a member.
 
         Args:
-            member: Member, as `serviceAccount:trainer@my-project.iam.gserviceaccount.com`.
-            role: The role; another role with the same permissions will do.
+            member: Member, such as `serviceAccount:trainer@my-project.iam.gserviceaccount.com`.
+            role: The role. Another role with the same permissions is also accepted.
             resource: The resource. The policy of its project is included.
 
         Raises:
-            LackError: If the member lacks a permission; the message names the role.
-            CannotAskError: If this is unknown: a policy cannot be read, or the member may have the permission through a
-                group, a condition, or a folder or organisation. Google's command that tells is the remedy.
+            LackError: If the member lacks a permission. The message names the role.
+            CannotAskError: If this is unknown, because a policy cannot be read, or the member may have the permission
+                through a group, a condition, a folder or an organisation. The remedy is Google's command that shows the
+                permission.
         """
         project = Resource(resource.project, RESOURCES, f"v3/projects/{resource.project}", "projects", resource.project)
         roles = set[str]()
@@ -261,22 +269,23 @@ class Permissions:
         denied = self._lacking(role.needed, roles)
         if not denied:
             return f"{name} has the required permissions of {role.name}"
-        said = f"{name} itself lacks {role.name} ({', '.join(denied)})"
+        said = f"{name} is not directly granted {role.name} ({', '.join(denied)})"
         if unread:
-            raise CannotAskError(f"{said}, as far as can be seen: {'; '.join(unread)}")
+            raise CannotAskError(f"{said}, but some policies could not be read: {'; '.join(unread)}")
         if parent := self._parent(resource.project):
             doubts.append(parent)
         if doubts:
             # https://cloud.google.com/sdk/gcloud/reference/policy-intelligence/troubleshoot-policy/iam
             words = ("gcloud", "policy-intelligence", "troubleshoot-policy", "iam", resource.full_name)
             tell = ShellCommand((*words, f"--principal-email={name}", f"--permission={denied[0]}"))
-            raise CannotAskError(f"{said}; {' or '.join(dict.fromkeys(doubts))} may grant it", str(tell))
+            raise CannotAskError(f"{said}, but {' or '.join(dict.fromkeys(doubts))} may grant it", str(tell))
         raise LackError(said)
 
     def _read_policy(self, resource: Resource) -> Policy:
         """Return the policy of a project or a resource.
 
-        It asks for version 3, because older versions hide conditions: https://cloud.google.com/iam/docs/troubleshooting-withcond.
+        The request asks for version 3 of the policy, because older versions hide conditions:
+        https://cloud.google.com/iam/docs/troubleshooting-withcond.
         """
         if resource.host == STORAGE:
             return self._apis.get(STORAGE, f"{resource.path}/iam", optionsRequestedPolicyVersion=3)
@@ -289,7 +298,10 @@ class Permissions:
         return _content(response, resource.host)
 
     def _read_parent(self, project: str) -> str:
-        """Return the folder or organisation of a project, which may grant roles in it; empty if it has none."""
+        """Return the folder or organisation of a project. It may grant roles in the project.
+
+        Return an empty string if the project has none.
+        """
         return str(self._apis.get(RESOURCES, f"v3/projects/{project}").get("parent", ""))
 
     def _lacking(self, needed: Iterable[str], roles: Iterable[str]) -> list[str]:
@@ -308,12 +320,14 @@ def _content(response: Any, host: str) -> dict[str, Any]:
     """Return the JSON object of a response.
 
     Raises:
-        CannotAskError: If the response is something else, for example the page of a proxy.
+        CannotAskError: If the response is not a JSON object, for example the page of a proxy.
     """
     try:
         return dict(response.json())
     except (ValueError, TypeError) as error:
-        raise CannotAskError(f"{host} did not answer with JSON; check for a proxy that answers instead") from error
+        raise CannotAskError(
+            f"{host} did not respond with JSON. Check for a proxy that responds in its place"
+        ) from error
 
 
 def _message(response: Any) -> str:

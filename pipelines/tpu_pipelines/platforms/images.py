@@ -32,7 +32,7 @@ class Image:
     Attributes:
         digest: Current digest of the image's name, for example `sha256:…`.
         platforms: Platforms, for example `linux/amd64`.
-        python: Version of Python, from PYTHON_VERSION in the image, as in Docker's official images; empty if not set.
+        python: Version of Python, from PYTHON_VERSION in the image, as in Docker's official images. Empty if not set.
     """
 
     digest: str
@@ -41,7 +41,7 @@ class Image:
 
 
 def repository_of(image: str) -> tuple[str, str, str] | None:
-    """Return project, location and name of an image's repository in Artifact Registry; None for other registries.
+    """Return project, location and name of an image's repository in Artifact Registry, or None for other registries.
 
     Example:
         >>> repository_of("europe-docker.pkg.dev/my-project/images/steps:1")
@@ -54,11 +54,11 @@ def repository_of(image: str) -> tuple[str, str, str] | None:
 def find_image(image: str, apis: GoogleApis) -> Image:
     """Look up an image in its registry, without pulling it.
 
-    Reads manifests and blobs by GET: https://distribution.github.io/distribution/spec/api.
+    It reads manifests and blobs with GET requests: https://distribution.github.io/distribution/spec/api.
 
     Raises:
         MissingError: If the registry does not have the image.
-        CannotAskError: If the registry does not answer.
+        CannotAskError: If the registry does not respond.
     """
     host, _, rest = image.partition("/")
     path, separator, reference = rest.partition("@")
@@ -83,7 +83,7 @@ def find_image(image: str, apis: GoogleApis) -> Image:
         else:
             raise CannotAskError(f"{host} returned a manifest of unknown type: {manifest.get('mediaType', 'none')}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CannotAskError(f"{host} does not answer like a registry") from error
+        raise CannotAskError(f"{host} does not respond like a registry") from error
     digest = reference if separator else f"sha256:{hashlib.sha256(response.content).hexdigest()}"
     platforms = dict.fromkeys(f"{entry.get('os')}/{entry.get('architecture')}" for entry in entries)
     platforms.pop("unknown/unknown", None)  # The platform of attestations.
@@ -94,18 +94,18 @@ def find_image(image: str, apis: GoogleApis) -> Image:
 def look_at_image(
     image: str, apis: GoogleApis, variable: str, is_clusters_own: bool = False, least_python: str = ""
 ) -> str:
-    """Check that a registry has an image for TPU hosts; returns its platform and, for a tag, the current digest.
+    """Check that a registry has an image for TPU hosts. Return its platform and, for a tag, the current digest.
 
     Args:
         image: Name of the image.
         apis: Client of Google Cloud's APIs, for Google's registries.
         variable: Environment variable that names the image.
         is_clusters_own: Whether a registry host without a domain is allowed, such as a registry inside the cluster.
-        least_python: Version of Python that the machine requires, as `3.12`; empty for any.
+        least_python: Version of Python that the machine requires, such as `3.12`. Empty means any version.
 
     Raises:
-        LackError: If there is no such image, or it is for another platform or an older Python.
-        CannotAskError: If the registry does not answer.
+        LackError: If there is no such image, or the image is for another platform or has an older Python.
+        CannotAskError: If the registry does not respond.
     """
     build = f"run `make image` and docker push, and set {variable}=…@sha256:…"
     if not is_in_registry(image, is_clusters_own):
@@ -116,17 +116,17 @@ def look_at_image(
         raise LackError(f"{image} does not exist: {error}", build) from error
     if PLATFORM not in known.platforms:
         raise LackError(
-            f"{image} is for {', '.join(known.platforms) or 'no platform'}, and TPU hosts are {PLATFORM}",
+            f"{image} is for {', '.join(known.platforms) or 'no platform'}, but TPU hosts need {PLATFORM}",
             f"run docker build --platform={PLATFORM} and docker push, and set {variable}=…@sha256:…",
         )
     if known.python and _version(known.python) < _version(least_python):
         raise LackError(
-            f"{image} has Python {known.python}, and the machine requires {least_python} or later",
-            f"build it on a newer base, as make image BASE=python:{least_python}-slim, or take another machine",
+            f"{image} has Python {known.python}, but the machine requires {least_python} or later",
+            f"build it on a newer base, with make image BASE=python:{least_python}-slim, or use another machine",
         )
-    tag = "" if is_pinned(image) else f"; its tag currently means {known.digest}"
+    tag = "" if is_pinned(image) else f"; its tag currently refers to {known.digest}"
     is_unsaid = least_python and not known.python
-    unsaid = f"; its Python version is unknown, and {least_python} or later is required" if is_unsaid else ""
+    unsaid = f"; its Python version is unknown, but {least_python} or later is required" if is_unsaid else ""
     return f"{image}, {PLATFORM}{tag}{unsaid}"
 
 
@@ -135,7 +135,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _get(apis: GoogleApis, host: str, path: str, image: str) -> Any:
-    """Send a GET request to a registry, with the user's credentials if the registry is Google's, else without any."""
+    """Send a GET request to a registry. Only Google's registries get the user's credentials."""
     headers = {"Accept": ", ".join(_MANIFESTS)}
     if _GOOGLES.fullmatch(host):
         return apis.send("GET", host, path, headers=headers)
@@ -146,9 +146,9 @@ def _get(apis: GoogleApis, host: str, path: str, image: str) -> Any:
     try:
         response = requests.get(url, headers=headers, timeout=TIMEOUT_SECONDS)
     except requests.RequestException as error:
-        raise CannotAskError(f"{host} does not answer: {error}") from error
+        raise CannotAskError(f"{host} does not respond: {error}") from error
     if response.status_code == 404:
-        raise MissingError(f"{host} has no image of that name")
+        raise MissingError(f"{host} has no image with this name")
     if not response.ok:
         raise CannotAskError(
             f"{host} does not allow anonymous access: {response.status_code} {response.reason}",

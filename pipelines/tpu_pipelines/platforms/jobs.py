@@ -22,13 +22,13 @@ PlacedStep = Callable[..., Any]  # A step of the pipeline, wrapped for a platfor
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """What a platform must know to run a step on a machine, besides its component, the machine and the settings.
+    """Facts that a platform needs to run a step on a machine, besides its component, the machine and the settings.
 
     Attributes:
         run: Name of the run or pipeline, for labels.
         step: Name of the step, for the name of its job.
-        folder: Folder of the step's checkpoints, relative to the bucket or the first volume; empty for one that the
-            platform chooses.
+        folder: Folder of the step's checkpoints, relative to the bucket or the first volume. If empty, the platform
+            chooses one.
         resources: Retries of the step, and its CPUs, memory and disk on a platform where steps share hosts.
         uses_s3: Whether the step reads or writes s3://.
     """
@@ -41,7 +41,7 @@ class Placement:
 
 
 def slug(name: str) -> str:
-    """Convert a name to characters that are valid in ids and labels.
+    """Convert a name to characters that are valid in IDs and labels.
 
     Example:
         >>> slug("My.Run_2"), slug("3d")
@@ -61,10 +61,10 @@ class Job:
     """A pipeline that is ready to submit.
 
     Attributes:
-        job_id: Id of the job on the platform; unique.
+        job_id: Unique ID of the job on the platform.
         name: Name of the run in the configuration.
         package: The compiled pipeline, YAML.
-        machine: Machine of the training, with its region.
+        machine: Machine of the training step, with its region.
         labels: Labels that identify the job later.
     """
 
@@ -90,21 +90,21 @@ class Submission:
     """State of a run on a platform, at the last request.
 
     Attributes:
-        job_id: Id of the job on the platform.
+        job_id: ID of the job on the platform.
         name: Name of the run in the configuration.
         state: State of the job.
-        machine: Short name of the training's machine, for example `v5e-4`.
+        machine: Short name of the machine of the training step, for example `v5e-4`.
         url: URL of the run's page.
-        logs_url: URL of the training's logs.
-        steps: States of the steps that have started, by name. A run that has succeeded passed the gate only if
+        logs_url: URL of the logs of the training step.
+        steps: States of the steps that have started, by name. A successful run has passed the gate only if
             `export_model` or `mark_promoted` is among its finished steps.
-        error: Error message of the platform; empty if the run has not failed.
+        error: Error message of the platform. Empty if the run has not failed.
         lacks_machine: Whether the run failed because its machine is not available.
         waited_seconds: Seconds that the run has been waiting for its machine.
-        fingerprints: Fingerprints of data, configuration and code; empty if unknown.
-        digest: Digest of the whole run; equal for equal runs, including those of a schedule.
-        created: Time of submission, ISO 8601; empty if unknown.
-        training_seconds: Seconds that the training has had its machine, or waited for it.
+        fingerprints: Fingerprints of data, configuration and code. Empty if unknown.
+        digest: Digest of the whole run. It is equal for equal runs, including those of a schedule.
+        created: Time of submission, ISO 8601. Empty if unknown.
+        training_seconds: Seconds for which the training step has had its machine, or has waited for it.
     """
 
     job_id: str
@@ -134,7 +134,10 @@ class Submission:
 
     @property
     def result(self) -> str:
-        """The run's result: `promoted`, `passed` or `not promoted`; the run's state if it has not succeeded."""
+        """The run's result: `promoted`, `passed` or `not promoted`.
+
+        If the run has not succeeded, it is the run's state.
+        """
         is_rejected = self.state is State.SUCCEEDED and not self.passed_gate
         return result_of(State.REJECTED if is_rejected else self.state, self.promoted)
 
@@ -147,11 +150,11 @@ class Schedule:
     """A schedule on a platform.
 
     Attributes:
-        schedule_id: Id of the schedule on the platform.
+        schedule_id: ID of the schedule on the platform.
         cron: Cron expression of the start times.
         is_paused: Whether the schedule is paused.
-        content: Plain values that define the schedule; schedules with equal content do the same.
-        next_run: Time of the next run, in UTC; empty if unknown.
+        content: Plain values that define the schedule. Schedules with equal content do the same.
+        next_run: Time of the next run, in UTC. Empty if unknown.
         url: URL of the schedule's page.
     """
 
@@ -164,9 +167,11 @@ class Schedule:
 
 
 def comparable(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the contents of two schedules, without the pipeline specification if their digest labels are equal.
+    """Return the contents of two schedules in a form that can be compared.
 
-    A service may complete and reorder a specification, which would then always differ from ours.
+    The pipeline specification is left out if the digest labels are equal.
+
+    A service may complete and reorder a specification, so that it would always differ.
     """
     digest = after.get("labels", {}).get(DIGEST)
     is_same = bool(digest) and before.get("labels", {}).get(DIGEST) == digest
@@ -178,59 +183,59 @@ def comparable(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dic
 class PlatformClient(Protocol):
     """Client of a platform for runs and schedules.
 
-    Methods raise `OutageError` for transient errors and `InputError` for refusals.
+    Methods raise `OutageError` for transient errors, and `InputError` if the platform rejects a request.
     """
 
     def create(self, job: Job) -> Submission:
-        """Start a job, or return the existing job with its id."""
+        """Start a job. If a job with its ID exists, return that job."""
 
     def get(self, job_id: str) -> Submission | None:
-        """Return the job with this id; None if there is none."""
+        """Return the job with this ID, or None if there is none."""
 
     def latest(self, name: str) -> Submission | None:
-        """Return the newest job with this name; None if there is none."""
+        """Return the newest job with this name, or None if there is none."""
 
     def cancel(self, job_id: str) -> None:
         """Stop a job, unless it has ended."""
 
     def find_output(self, job_id: str, step: str, output: str) -> str:
-        """Return the URI of an output of a job's step; empty if unknown."""
+        """Return the URI of an output of a job's step, or an empty string if unknown."""
 
     def describe(self, job: Job) -> dict[str, Any]:
-        """Return the request of `create`, without a call to the platform."""
+        """Return the request of `create`, without calling the platform."""
 
     def schedules(self, name: str) -> list[Schedule]:
         """Return all schedules with this name, the oldest first."""
 
     def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
-        """Return `Schedule.content` for this job, without a call to the platform."""
+        """Return `Schedule.content` for this job, without calling the platform."""
 
     def create_schedule(self, job: Job, cron: str) -> Schedule:
         """Create a schedule."""
 
     def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
-        """Change job or time of a schedule, or replace it by a new one if the platform cannot change it."""
+        """Change job or time of a schedule. If the platform cannot change it, replace the schedule by a new one."""
 
     def pause_schedule(self, schedule_id: str) -> None:
-        """Pause a schedule: it starts no further runs."""
+        """Pause a schedule. It does not start runs until it is resumed."""
 
     def resume_schedule(self, schedule_id: str) -> None:
-        """Resume a schedule; missed runs are not started."""
+        """Resume a schedule. Missed runs are not started."""
 
     def delete_schedule(self, schedule_id: str) -> None:
         """Delete a schedule, if it exists."""
 
 
 class Retrying:
-    """Wraps a `PlatformClient`, and repeats its calls after transient errors.
+    """Wraps a `PlatformClient` and repeats its calls after transient errors.
 
     If the response of `create` is lost, the repeated call returns the created job. A repeated `create_schedule` would
-    make a second schedule, so `schedule.upsert` must get a client without these retries. `upsert` has retries
-    of its own, which look for the schedule first.
+    make a second schedule, so `schedule.upsert` must get a client without these retries. `upsert` has separate retries,
+    which look for the schedule first.
 
     Args:
         client: Client to call.
-        backoff: Delays between the calls.
+        backoff: Retry policy.
     """
 
     def __init__(self, client: PlatformClient, backoff: Backoff | None = None) -> None:

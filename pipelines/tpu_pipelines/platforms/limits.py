@@ -1,7 +1,7 @@
-"""Longest texts that a platform stores. Each text is checked before it is sent.
+"""Limits of the length of texts on a platform. Each text is checked before it is sent.
 
-The texts that only a pattern limits are checked where they enter: labels, volumes, secrets and accounts by
-`config.settings`, the model's name, alias and endpoint by `deploy_model.params`, machines by `machine_spec`.
+Texts that must match a pattern are checked when they are read: labels, volumes, secrets and accounts by
+`config.settings`, the model's name, alias and endpoint by `deploy_model.params`, and machines by `machine_spec`.
 """
 
 import dataclasses
@@ -12,14 +12,14 @@ from tpu_components.core.base.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """Longest text that a field of a platform stores.
+    """Limit of the length of a text in a field of a platform.
 
     Attributes:
         what: Name of the field, for messages.
         most: Largest number of characters or bytes.
-        source: Where the platform's code or documentation says so.
-        counts_bytes: Whether bytes of UTF-8 are counted, and not characters.
-        advice: What to do about a longer text.
+        source: Place in the platform's code or documentation.
+        counts_bytes: Whether bytes of UTF-8 are counted instead of characters.
+        advice: Advice for a longer text.
     """
 
     what: str
@@ -29,7 +29,7 @@ class Limit:
     advice: str = "Choose a shorter name."
 
     def length(self, text: str) -> int:
-        """Return the length of a text as the platform counts it."""
+        """Return the length of a text, counted as the platform counts."""
         return len(text.encode()) if self.counts_bytes else len(text)
 
 
@@ -41,7 +41,7 @@ def check_texts(limits: Mapping[str, Limit], texts: Mapping[str, str]) -> None:
         texts: Texts by field.
 
     Raises:
-        InputError: If a text is longer than its field.
+        InputError: If a text is longer than the limit of its field.
     """
     for field, text in texts.items():
         limit = limits[field]

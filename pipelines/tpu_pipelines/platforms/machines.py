@@ -1,4 +1,4 @@
-"""Machine of a training on a platform: whether the platform offers it, its time limit, and its price."""
+"""Machine of the training step on a platform: whether the platform offers it, its time limit, and its price."""
 
 import dataclasses
 import math
@@ -17,12 +17,12 @@ def require_machine(config: Config, platform: Platform) -> MachineSpec:
 
     Raises:
         InputError: If the configuration has no machine, the platform does not offer it, or the machine has several
-            hosts and the backend trains on a single host.
+            hosts but the backend supports only a single host.
     """
     if config.machine is None:
         raise InputError(
-            f"Cannot compile {config.name!r} for {platform.name}: expected a machine to train on, received none. Set "
-            "machine=v5e-4 or another; `tpu-pipelines machines` lists them."
+            f"Cannot compile {config.name!r} for {platform.name}: expected a machine to train on, received none. Set, "
+            "for example, machine=v5e-4. `tpu-pipelines machines` lists all machines."
         )
     for machine in config.machines:
         machine.slice.require_target(platform.catalogue_name)
@@ -36,11 +36,11 @@ def check_resources(config: Config, platform: Platform) -> None:
     """Check that a platform supports all resources that a configuration requests.
 
     Raises:
-        InputError: If the platform would ignore or refuse a resource.
+        InputError: If the platform would ignore or reject a resource.
     """
     if timeout := config.resources.get("train_model", StepResources()).timeout:
         raise InputError(
-            f"The training's time limit belongs to its machine. Received: resources.train_model.timeout={timeout}. "
+            f"The time limit of training is set with its machine. Received: resources.train_model.timeout={timeout}. "
             "Set machine.timeout_seconds instead."
         )
     platform.check_config(config)
@@ -48,7 +48,7 @@ def check_resources(config: Config, platform: Platform) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingTimeout:
-    """Time limit of a training, with its reason.
+    """Time limit of the training step, with its reason.
 
     Attributes:
         seconds: Time limit in seconds, if there is no estimate.
@@ -62,9 +62,9 @@ class TrainingTimeout:
 
 
 def training_timeout(config: Config, platform: Platform) -> TrainingTimeout:
-    """Return the time limit of the training on the configuration's machine, which it must have.
+    """Return the time limit of the training step on the machine of the configuration, which must have a machine.
 
-    It is the first of these that exists: 1. `machine.timeout_seconds`. 2. Preflight's estimate for a TPU, from
+    It is the first of these that exists: 1. `machine.timeout_seconds`. 2. For a TPU, preflight's estimate from
     `preflight_training.params.timeout_seconds`, on a platform that accepts a time limit while the pipeline runs. 3. The
     time that `preflight.max_price_usd` pays for, with a margin for TPUs. 4. A day.
     """
@@ -78,30 +78,34 @@ def training_timeout(config: Config, platform: Platform) -> TrainingTimeout:
         )
         return TrainingTimeout(machine.timeout_seconds, False, reason)
     seconds = TIMEOUT_WITHOUT_ESTIMATE_SECONDS
-    why = "its time is not estimated"
+    why = "the training time is not estimated"
     price = machine.slice.price(machine.region, machine.spot, platform.catalogue_name)
     if config.preflight and config.preflight.max_price_usd and price:
         paid = config.preflight.max_price_usd / price.usd_per_hour * 3600
         seconds = max(math.ceil(TIMEOUT_FACTOR * paid), TIMEOUT_FLOOR_SECONDS)
-        why = f"{TIMEOUT_FACTOR} times what preflight.max_price_usd pays for, at least {hours(floor)}"
+        why = f"{TIMEOUT_FACTOR} times the time that preflight.max_price_usd pays for, at least {hours(floor)}"
         if machine.slice.is_gpu:  # Without an estimate, the time limit alone keeps the budget.
             seconds = max(int(paid), 1)
-            why = "as long as preflight.max_price_usd pays for, without an estimate"
+            why = "the time that preflight.max_price_usd pays for, because there is no estimate"
         seconds = int(min(seconds, platform.longest_task_seconds))
     if config.preflight and platform.accepts_estimated_timeout and not machine.slice.is_gpu:
         why = f"{TIMEOUT_FACTOR} times preflight's estimate, at least {hours(floor)}"
-        return TrainingTimeout(seconds, True, f"training is stopped after {why}; machine.timeout_seconds sets another")
-    reason = f"training is stopped after {hours(seconds / 3600)}: {why}; machine.timeout_seconds sets another"
+        return TrainingTimeout(
+            seconds, True, f"training is stopped after {why}; machine.timeout_seconds sets another limit"
+        )
+    reason = (
+        f"training is stopped after {hours(seconds / 3600)}, because {why}; machine.timeout_seconds sets another limit"
+    )
     return TrainingTimeout(seconds, False, reason)
 
 
 @dataclasses.dataclass(frozen=True)
 class PlacedTraining:
-    """A training on one of a platform's machines.
+    """A training run on one of a platform's machines.
 
     Attributes:
-        config: The configuration with this machine. If it has preflight, that examines this machine too.
-        timeout: Time limit of the training.
+        config: The configuration with this machine. If it has preflight, preflight also examines this machine.
+        timeout: Time limit of the training step.
         paid: The machine with the platform's price, the time limit and the number of attempts.
     """
 
@@ -111,20 +115,20 @@ class PlacedTraining:
 
 
 def place_training(config: Config, machine: MachineSpec, platform: Platform, region: str = "") -> PlacedTraining:
-    """Put a configuration's training on a machine.
+    """Assign a machine to the training step of a configuration.
 
-    All commands get time limits and prices from this function, so they all show the same for the same run, whether the
-    machine is named by the configuration, by `--set machine=…` or by `--compare`.
+    All commands get time limits and prices from this function. So they all show the same values for the same run,
+    whether the machine comes from the configuration, from `--set machine=…` or from `--compare`.
 
     Args:
-        config: Configuration of the training; its own machine is ignored.
+        config: Configuration of the training run. Its machine is ignored.
         machine: The machine.
         platform: The platform.
-        region: Region from the settings, for a platform that uses it for a machine without its own region. Ignored if
+        region: Region from the settings, for a platform that uses it for machines without a region. It is ignored if
             the machine is not available there.
 
     Raises:
-        InputError: If the platform does not offer the machine, or the machine does not run the training's backend.
+        InputError: If the platform does not offer the machine, or the machine does not support the backend.
     """
     if region in machine.slice.regions:
         machine = platform.in_region(machine, region)

@@ -1,8 +1,8 @@
 """Interface of a platform, and the table of platforms.
 
-Each platform has a folder here with one object, an instance of a class in its `platform.py`, which answers everything
-that differs between platforms. Nothing outside of these folders compares the name of a platform. To add a platform, add
-a folder and a line in `PLATFORMS`.
+Each platform has a folder next to this file with one object, an instance of a class in its `platform.py`. Everything
+that differs between platforms is in this object. No code outside of these folders compares the name of a platform. To
+add a platform, add a folder and a line in `PLATFORMS`.
 
 The command line imports this module for its help. So a platform imports KFP, Google's clients and everything else that
 takes long only in the methods that use them.
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class Platform(Protocol):
-    """A platform that runs compiled pipelines. All methods work offline; the client from `connect` may not."""
+    """A platform that runs compiled pipelines.
+
+    All methods work offline, but the client from `connect` may need a connection.
+    """
 
     @property
     def name(self) -> str:
@@ -37,7 +40,7 @@ class Platform(Protocol):
 
     @property
     def catalogue_name(self) -> str:
-        """Name in the machine catalogue of the platform whose machines and prices apply."""
+        """Name, in the machine catalogue, of the platform whose machines and prices apply."""
 
     # Settings and configuration
 
@@ -47,17 +50,20 @@ class Platform(Protocol):
 
     @property
     def own_settings(self) -> tuple[str, ...]:
-        """Names of the settings that platforms reject unless they list them here."""
+        """Names of the settings that only some platforms support.
+
+        A platform rejects such a setting unless it is listed here.
+        """
 
     @property
     def unused_options(self) -> Mapping[str, str]:
         """Arguments, settings and fields of a machine that `on_machine` does not use here, with what to do instead."""
 
     def check_settings(self, settings: Settings) -> None:
-        """Check the platform's settings; raises InputError if some are not allowed, such as too many labels."""
+        """Check the platform's settings. Raise InputError if some are not allowed, such as too many labels."""
 
     def check_config(self, config: "Config") -> None:
-        """Check the requested resources; raises InputError if the platform would ignore or refuse one of them."""
+        """Check the requested resources. Raise InputError if the platform would ignore or reject one of them."""
 
     # What the steps' containers can reach
 
@@ -75,45 +81,51 @@ class Platform(Protocol):
 
     @property
     def longest_task_seconds(self) -> float:
-        """Time after which the platform stops a task; infinity if there is no such limit."""
+        """Time after which the platform stops a task, or infinity if there is no such limit."""
 
     @property
     def accepts_estimated_timeout(self) -> bool:
-        """Whether an earlier step can set the time limit of the training, while the pipeline runs."""
+        """Whether an earlier step can set the time limit of the training step while the pipeline runs."""
 
     @property
     def beam_runner(self) -> str:
-        """Beam runner that the platform comes with; empty for none."""
+        """Beam runner that is part of the platform, or an empty string if there is none."""
 
     def in_region(self, machine: "MachineSpec", region: str) -> "MachineSpec":
-        """Return the machine, with this region if it has none and the platform chooses machines by region.
+        """Return the machine, with this region if it has no region and the platform chooses machines by region.
 
         Raises:
             InputError: If the region does not have the machine.
         """
 
     def training_retries(self, machine: "MachineSpec") -> int:
-        """Return how often a training on this machine is restarted, unless the configuration sets it."""
+        """Return how often training on this machine is restarted, unless the configuration sets the number."""
 
     def memory_request(self, config: "Config", step: str, gib: float) -> float | None:
-        """Return the memory to request so that a step can use `gib` GiB; None if the step has a whole host."""
+        """Return the memory to request so that a step can use `gib` GiB.
+
+        Return None if the step has a whole host.
+        """
 
     def disk_request(self, num_bytes: int) -> str:
-        """Return the disk to request so that a step can use `num_bytes`; empty if no request is needed or possible."""
+        """Return the disk to request so that a step can use `num_bytes`.
+
+        Return an empty string if no request is needed or possible.
+        """
 
     def disk_warning(self, num_bytes: int) -> str:
-        """Return a warning if records of this size may not fit the disk of a step; else an empty text."""
+        """Return a warning if records of this size may not fit on the disk of a step, otherwise an empty string."""
 
     # The pipeline
 
     def on_machine(
         self, component: Any, machine: "MachineSpec", settings: Settings, placement: "Placement"
     ) -> "PlacedStep":
-        """Return a component's step as it runs on a machine with a TPU or GPUs.
+        """Return a component's step in the form in which it runs on a machine with a TPU or GPUs.
 
         Args:
-            component: KFP component; it is not changed.
-            machine: The machine; fallbacks are handled by the submission.
+            component: KFP component. It is not changed.
+            machine: The machine. Fallbacks are handled by the submission.
             settings: Settings of the platform.
             placement: Name, resources and checkpoint folder of the step.
 
@@ -125,23 +137,26 @@ class Platform(Protocol):
         """Return a warning if a step that loses its machine has no volume for checkpoints; else an empty text."""
 
     def place(self, task: Any, step: str, config: "Config", settings: Settings) -> Any:
-        """Set time limit, disk and sign-in on the task of a step that has no machine; returns the task."""
+        """Set time limit, disk and sign-in on the task of a step that has no machine. Return the task."""
 
     def exit_task(self, settings: Settings) -> Any:
-        """Add the task by which the platform itself notifies `settings.notify`; None if it sends no such messages."""
+        """Add the task by which the platform notifies `settings.notify`. Return the task.
+
+        Return None if the platform does not send such messages.
+        """
 
     # Runs
 
     def connect(self, settings: Settings) -> "PlatformClient":
-        """Return a client for runs and schedules; raises InputError if a required setting is missing."""
+        """Return a client for runs and schedules. Raise InputError if a required setting is missing."""
 
     def checks(self, config: "Config", settings: Settings, context: str) -> "Sequence[Check]":
         """Return the checks that `doctor` makes on the platform.
 
         Args:
-            config: Configuration of the run; it has a machine.
-            settings: Settings of the platform; the required ones are there.
-            context: kubectl context of a cluster; empty for none.
+            config: Configuration of the run, with a machine.
+            settings: Settings of the platform, with all required settings.
+            context: kubectl context of a cluster. Empty if there is none.
         """
 
 
@@ -156,7 +171,7 @@ def default_platform() -> Platform:
 
 
 def capitalized(title: str) -> str:
-    """Return a platform's title for the beginning of a sentence.
+    """Return a platform's title in the form for the beginning of a sentence.
 
     Example:
         >>> capitalized("a cluster"), capitalized("Vertex AI")
@@ -169,7 +184,8 @@ def check_settings(platform: Platform, settings: Settings) -> None:
     """Check that a platform supports all settings.
 
     Raises:
-        InputError: If the platform lacks some, or two settings exclude each other; the message names all of them.
+        InputError: If the platform does not support some of them, or two settings exclude each other. The message names
+            all of them.
     """
     mistakes = Mistakes()
     foreign = [name for other in PLATFORMS.values() for name in other.own_settings]

@@ -18,14 +18,15 @@ TIMEOUT_WITHOUT_ESTIMATE_SECONDS = 24 * 3600
 
 
 def resources_of(config: Config, step: str, default_retries: int = 0) -> StepResources:
-    """Return a step's resources: those that the configuration sets, and defaults for the others.
+    """Return a step's resources: those in the configuration, and defaults for the others.
 
     By default, preflight requests memory for its compilation limit, and training for twice `training.in_memory_mib`.
 
     Args:
         config: Configuration of the run.
         step: Name of the step.
-        default_retries: Retries if the configuration sets none; for the training, `Platform.training_retries`.
+        default_retries: Retries if the configuration does not set them. For the training step,
+            `Platform.training_retries`.
     """
     requested = config.resources.get(step, StepResources())
     held = {
@@ -41,13 +42,13 @@ def resources_of(config: Config, step: str, default_retries: int = 0) -> StepRes
 
 
 def apply(task: Any, requested: StepResources) -> Any:
-    """Set the CPUs, memory and retries of a task; returns the task."""
+    """Set the CPUs, memory and retries of a task. Return the task."""
     task.set_cpu_limit(str(requested.cpu)).set_memory_limit(requested.memory)
     return apply_retries(task, requested)
 
 
 def apply_retries(task: Any, requested: StepResources, timeout_seconds: int = 0, is_of_all: bool = False) -> Any:
-    """Set the retries of a task; returns the task.
+    """Set the retries of a task. Return the task.
 
     Argo counts `maxDuration` from the start of the first attempt (argo-workflows, workflow/controller/operator.go).
     KFP's default is one hour, after which a preempted pod would not be started again. KFP cannot set Argo's
@@ -56,8 +57,8 @@ def apply_retries(task: Any, requested: StepResources, timeout_seconds: int = 0,
     Args:
         task: Task of the step.
         requested: Resources of the step, with the number of retries.
-        timeout_seconds: Time limit of one attempt; 0 means `requested.timeout`, or else a day.
-        is_of_all: Whether this is the time limit of all attempts together.
+        timeout_seconds: Time limit of one attempt. 0 means `requested.timeout` or, if that is 0, a day.
+        is_of_all: Whether it is the time limit of all attempts together.
     """
     if not requested.retries:
         return task
@@ -70,10 +71,10 @@ _RUN_THE_MODELS_CODE = ("preflight_training", "train_model", "evaluate_model", "
 
 
 def steps_on_s3(config: Config, bucket: Location) -> frozenset[str]:
-    """Return the steps whose pods read or write s3://; all steps if the bucket is on S3.
+    """Return the steps whose pods read or write s3://. If the bucket is on S3, these are all steps.
 
     Args:
-        config: Configuration of the run; an uploaded model has its URI as name.
+        config: Configuration of the run. The name of an uploaded model is its URI.
         bucket: Bucket of the settings. KFP's launcher copies artifacts from and to it in the pod of each step.
     """
     if bucket.scheme is Scheme.S3:

@@ -1,1 +1,1 @@
-"""Retraining: deciding whether a run is needed, and reports for CI."""
+"""Retraining: the decision whether a run is needed, and reports for CI."""

@@ -1,6 +1,6 @@
 """Reports for CI, from the findings of a run: Markdown for a job's summary or a pull request, and JUnit XML.
 
-JUnit XML has no official standard; these are the elements in the XSD of Jenkins's xUnit plugin.
+JUnit XML has no official standard. This module writes the elements in the XSD of Jenkins's xUnit plugin.
 """
 
 import dataclasses
@@ -42,14 +42,14 @@ _HEADING_LEVEL = 3
 
 @dataclasses.dataclass(frozen=True)
 class RunFindings:
-    """Findings of a run; in an unfinished run, missing ones are None or empty.
+    """Findings of a run. In an unfinished run, missing findings are None or empty.
 
     Attributes:
         reasons: Outcomes of the gate's rules.
-        error: Message of the error that stopped the run; empty if the run did not fail.
+        error: Message of the error that stopped the run. Empty if the run did not fail.
         evaluation: Metrics of the model and of the champion.
         preflight: Report of preflight.
-        champion: Footprint of the registered champion's training.
+        champion: Footprint of the training run of the registered champion.
         same_as: Registered version of the model, if every step came from the cache; otherwise empty.
         unread: Reason why the metrics of a successful run could not be read; otherwise empty.
     """
@@ -78,7 +78,7 @@ class RunFindings:
 
     @classmethod
     def of_job(cls, submission: Submission, submitter: PlatformClient, config: Config, settings: Settings) -> Self:
-        """Read the findings of a finished run on a platform; findings that cannot be read are left out.
+        """Read the findings of a finished run on a platform. Findings that cannot be read are left out.
 
         Args:
             submission: The run.
@@ -93,9 +93,9 @@ class RunFindings:
             def fetch(step: str, output: str, name: str) -> Path:
                 place = submitter.find_output(submission.job_id, step, output)
                 if not place:
-                    raise InputError(f"the platform does not report where the output of {step} is")
+                    raise InputError(f"the platform does not report the place of the output of {step}")
                 if not Location(place).is_remote:
-                    raise InputError(f"the output of {step} cannot be read from here: {place}")
+                    raise InputError(f"this machine cannot read the output of {step}: {place}")
                 return storage.localize(Location(place).child(name), Path(folder)).parent
 
             try:
@@ -135,7 +135,7 @@ def render_preflight(name: str, report: PreflightReport, comparison: FootprintCo
     Args:
         name: Name of the configuration.
         report: Findings of preflight for each machine.
-        comparison: Comparison of the first machine with another training; None without one.
+        comparison: Comparison of the first machine with another training run, or None if there is no comparison.
     """
     failed = [reason for machine in report.machines for reason in machine.reasons]
     failed += comparison.broken if comparison else ()
@@ -169,14 +169,16 @@ def render_outputs(values: Mapping[str, str]) -> str:
 
 
 def append(path: Path, text: str) -> None:
-    """Append text to a file in place, because the file may be a mount that cannot be replaced."""
+    """Append text to a file in place. The file may be a mount that cannot be replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
         file.write(text)
 
 
 def render_junit(name: str, outcome: str, reasons: Sequence[Rule]) -> str:
-    """Return the rules of the gate as JUnit test cases. A run that failed, or has no rules, is a test case itself.
+    """Return the rules of the gate as JUnit test cases.
+
+    A run that failed, or has no rules, is a single test case.
 
     Args:
         name: Name of the configuration.
@@ -212,7 +214,7 @@ def _told_by(findings: RunFindings) -> Iterator[Block]:
     if findings.preflight:
         yield f"Preflight: {findings.preflight.machines[0].summary}"
         if findings.champion and (comparison := FootprintComparison.make(findings.preflight, findings.champion)):
-            yield f"Training compared with the champion's: {comparison.summary}"
+            yield f"Training compared with the champion: {comparison.summary}"
             yield from _beside(comparison)
 
 
@@ -235,7 +237,7 @@ def _side_by_side(runs: Mapping[str, RunFindings]) -> Table:
 def _changed_slices(runs: Mapping[str, RunFindings]) -> Iterator[Block]:
     for name, findings in runs.items():
         if findings.evaluation and (table := _slices(findings.evaluation)).rows:
-            yield f"Slices of {name} that differ from the champion's:"
+            yield f"Slices of {name} that differ from the champion's slices:"
             yield table
 
 
@@ -266,11 +268,13 @@ def _legal(text: str) -> str:
 
 
 def _champion(evaluation: Evaluation | None, look_up: Callable[[], str]) -> NamedFootprint | None:
-    """Return the footprint of the champion in an evaluation; None if there is no champion, or it has no footprint.
+    """Return the footprint of the champion in an evaluation.
+
+    Return None if there is no champion, or it has no footprint.
 
     Args:
         evaluation: The evaluation.
-        look_up: Returns the reference of the registry's current champion, which may be a later version.
+        look_up: Function that returns the reference of the registry's current champion. It may be a later version.
     """
     champion = evaluation.registered_champion if evaluation else None
     if not champion or not champion.version:

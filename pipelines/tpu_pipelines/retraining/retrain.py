@@ -1,11 +1,13 @@
-"""Decides whether a run is needed, by the age of the last run with the same name and the changes since then.
+"""Decides whether a run is needed.
+
+The decision depends on the age of the last run with the same name and the changes since then.
 
 Every decision is kept:
 
     REGISTRY/MODEL/decisions/2026-11-23T03-07-12.123456Z.json
 
-Several machines may decide at the same time: each decision writes only its own file. The state of unfinished runs is
-requested again when the history is read.
+Several machines may decide at the same time, because each decision writes only its own file. The state of unfinished
+runs is requested again when the history is read.
 """
 
 import dataclasses
@@ -43,11 +45,11 @@ _UNITS = {"d": "days", "h": "hours"}
 
 @dataclasses.dataclass(frozen=True)
 class Occasion:
-    """Conditions for a new run, which starts if any of them holds.
+    """Conditions for a new run. A run starts if any of them holds.
 
     Attributes:
         changed: Run if data, configuration or code have changed.
-        older_than: Run if the last run is at least this old; None disables the condition.
+        older_than: Run if the last run is at least this old. None disables the condition.
         always: Always run.
         drifted: Run if the data have changed and drifted from the champion's data.
     """
@@ -86,17 +88,19 @@ class RunDecision:
     """Decision whether to run, and the outcome of its run.
 
     Attributes:
-        at: Time of the decision, UTC, ISO 8601; the name of the file.
+        at: Time of the decision, UTC, ISO 8601. It is the name of the file.
         needed: Whether a run was needed.
         changed: Changes before the decision: any of `data`, `configuration` and `code`.
         reason: Reasons as text.
-        run: Job or folder of the run. Until a run is started, that of the last run; empty if there is none.
+        run: Job or folder of the run. Until a run is started, it is the job or folder of the last run. Empty if there
+            is none.
         outcome: `promoted`; `passed` if the model passed the gate but the run has no registry; `not promoted`; or the
             state of a run without a result. `started` for a local run that is running or was killed. Empty until a run
             starts.
-        machine: Machine of the training; empty for a local run.
-        training_hours: Hours that the training had its machine, or waited for it; 0 for a run that existed before.
-        usd: Price of these hours in US dollars; None if unknown or free.
+        machine: Machine of the training step. Empty for a local run.
+        training_hours: Hours for which the training step had its machine, or waited for it. 0 for a run that existed
+            before the decision.
+        usd: Price of these hours in US dollars, or None if unknown or free.
         url: URL of the run's page.
     """
 
@@ -113,12 +117,12 @@ class RunDecision:
 
     @classmethod
     def make(cls, needed: bool, reason: str, since: str = "", changed: tuple[str, ...] = ()) -> Self:
-        """Return a decision about a retraining with the current time; `since` is the id of the last run."""
+        """Return a decision about a retraining with the current time. `since` is the ID of the last run."""
         return cls(now().isoformat(timespec="microseconds"), needed, changed, reason, since)
 
     @property
     def is_open(self) -> bool:
-        """Whether the recorded outcome is not final: empty, pending or running."""
+        """Whether the recorded outcome is not final. Such an outcome is empty, pending or running."""
         return self.outcome in (State.PENDING, State.RUNNING, "")
 
     def with_run(self, run: Submission, usd_per_hour: float | None) -> Self:
@@ -138,13 +142,13 @@ class RunDecision:
 def decide(
     plan: RunPlan, submitter: PlatformClient, occasion: Occasion, look_for_drift: Callable[[], Drift]
 ) -> RunDecision:
-    """Decide whether to submit a run, by comparing it with the last run of its name. Starts no run.
+    """Decide whether to submit a run, by comparing it with the last run with its name. No run is started.
 
     Args:
         plan: The run that would be submitted.
         submitter: Client of the platform.
         occasion: Conditions for a run.
-        look_for_drift: Compares the data with the champion's; used if `occasion.drifted`.
+        look_for_drift: Function that compares the data with those of the champion. It is used if `occasion.drifted`.
 
     Returns:
         The decision. By default no run is needed if an equal run, submitted or scheduled, is still running or has ended
@@ -157,7 +161,9 @@ def decide(
 
 
 def decide_here(config: Config, workspace: Path, listing: Listing, occasion: Occasion = Occasion()) -> RunDecision:
-    """Decide whether to run a configuration here, by comparing it with the last run of its name. Starts no run.
+    """Decide whether to run a configuration on this machine, by comparing it with the last run with its name.
+
+    No run is started.
 
     Args:
         config: Configuration of the run.
@@ -194,13 +200,13 @@ def _decide(
     since, before = last.job_id, last.fingerprints
     if is_change:
         changed = tuple(part for part in fingerprints if before.get(part) != fingerprints[part]) if before else ()
-        unknown = "its machine, image or settings" if before else "unknown, because that run has no fingerprints"
+        unknown = "the machine, image or settings" if before else "unknown, because the last run has no fingerprints"
         words = f"changed since {since}: {' and '.join(changed) or unknown}"
         decision = RunDecision.make(True, words, since, changed)
     else:
         has_failed = last.state in (State.FAILED, State.CANCELLED)
         words = f"nothing has changed since {since} ({last.state})"
-        words += ", but that run has no result" if has_failed else ""
+        words += ", but the last run has no result" if has_failed else ""
         decision = RunDecision.make(has_failed, words, since)
         if not last.state.is_final:  # Do not start a second run beside a running one.
             return decision
@@ -210,17 +216,20 @@ def _decide(
 def _apply(
     occasion: Occasion, decision: RunDecision, created: str, is_change: bool, look: Callable[[], Drift]
 ) -> RunDecision:
-    """Apply the conditions of `--when` to a decision. A new run is always needed if the last one has no result."""
+    """Apply the conditions of `--when` to a decision.
+
+    A new run is always needed if the last run has no result.
+    """
     age = now() - datetime.datetime.fromisoformat(created) if created else None
     if occasion.always and not decision.needed:
-        return dataclasses.replace(decision, needed=True, reason=f"always, though {decision.reason}")
+        return dataclasses.replace(decision, needed=True, reason=f"--when always, although {decision.reason}")
     rests = ""
     if occasion.older_than is not None and age is not None:
         limit = _words(occasion.older_than)
         if age > occasion.older_than:
-            words = f"the last run is {_words(age)} old, above {limit}; {decision.reason}"
+            words = f"the last run is {_words(age)} old, more than {limit}; {decision.reason}"
             return dataclasses.replace(decision, needed=True, reason=words)
-        rests = f"; the last run is {_words(age)} old, not above {limit}"
+        rests = f"; the last run is {_words(age)} old, not more than {limit}"
     if not decision.needed:
         return dataclasses.replace(decision, reason=f"{decision.reason}{rests}")
     if not is_change or occasion.changed or occasion.always:
@@ -244,7 +253,7 @@ def place_of(config: Config, otherwise: Location) -> Location:
 
     Args:
         config: The configuration.
-        otherwise: Parent folder, a bucket or the workspace, if the configuration has no registry that is a folder.
+        otherwise: Parent folder if the configuration has no registry that is a folder: a bucket or the workspace.
     """
     deploy = config.deploy
     if deploy and deploy.registry and not deploy.is_on_vertex:
@@ -253,7 +262,7 @@ def place_of(config: Config, otherwise: Location) -> Location:
 
 
 def record(place: Location, entry: RunDecision) -> None:
-    """Write an entry to its file; replaces an earlier state of the entry."""
+    """Write an entry to its file. An earlier state of the entry is replaced."""
     content = json.dumps(dataclasses.asdict(entry), indent=2).encode()
     storage.write_file(place.child(_name(entry)), content)
 
@@ -268,13 +277,13 @@ def entries(
     price: Callable[[str], float | None],
     leave_out: Callable[[str], None],
 ) -> list[RunDecision]:
-    """Return all decisions, the newest first. Requests and records the outcome of unfinished runs.
+    """Return all decisions, the newest first. The outcome of unfinished runs is requested and recorded.
 
     Args:
         place: Folder from `place_of`.
-        ask: Returns the state of a job by its id; None if the platform no longer has it.
-        price: Returns the price of a machine in US dollars per hour; None if unknown.
-        leave_out: Called with the name of each file that is not a decision.
+        ask: Function that returns the state of a job by its ID, or None if the platform no longer has the job.
+        price: Function that returns the price of a machine in US dollars per hour, or None if it is unknown.
+        leave_out: Function that is called with the name of each file that is not a decision.
     """
     known = []
     for file in storage.list_known(place):
@@ -316,7 +325,7 @@ def write_page(known: Sequence[RunDecision], name: str, path: Path) -> None:
     runs = len({entry.run for entry in known if entry.needed and entry.run})
     paid = sum(entry.usd or 0.0 for entry in known if entry.needed)
     subtitle = f"{len(known)} decisions, {runs} run{'' if runs == 1 else 's'}"
-    subtitle += f", {paid:.2f} $ of machines, at their target's price" if paid else ""
+    subtitle += f", ${paid:.2f} for machines, at their target's price" if paid else ""
     storage.write_bytes(path, page.render(f"{name}: retraining decisions", [_table(known)], [subtitle]).encode())
 
 

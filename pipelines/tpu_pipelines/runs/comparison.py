@@ -46,10 +46,10 @@ class ComparedRun:
     Attributes:
         label: Name of the run, unique in the comparison.
         summary: Content of the run's `summary.json`.
-        hyperparameters: Hyper-parameters of the training, by name; see `as_trained`.
-        trained: Facts about the training: section `training` of `model.json`.
-        history: One mapping of metrics per epoch; empty if the run did not train.
-        dataset: Fingerprint of the data set; empty if the run did not train.
+        hyperparameters: Hyper-parameters of the training run, by name; see `as_trained`.
+        trained: Facts about the training run: section `training` of `model.json`.
+        history: One mapping of metrics per epoch. Empty if the run did not train.
+        dataset: Fingerprint of the data set. Empty if the run did not train.
     """
 
     label: str
@@ -66,7 +66,7 @@ class Row:
 
     Attributes:
         name: Name of the property.
-        values: Value of each run; None if a run has no value.
+        values: Value of each run, or None if a run has no value.
         texts: The formatted values.
         direction: `HIGHER` or `LOWER` is better, or `NEITHER`.
     """
@@ -78,7 +78,7 @@ class Row:
 
     @property
     def best(self) -> frozenset[int]:
-        """Index of the best run, in a set; empty if several are equally good or values are missing."""
+        """Index of the best run, in a set, or an empty result if several are equally good or values are missing."""
         known = [value for value in self.values if value is not None] if self.direction else []
         if len(known) < 2:
             return frozenset()
@@ -91,10 +91,10 @@ class RunComparison(Displayed):
     """Comparison of runs.
 
     Attributes:
-        runs: The runs, the best on the validation split first; in the requested order if they are not ranked.
+        runs: The runs, the best on the validation split first. If they are not ranked, they are in the requested order.
         sections: Rows by section: `validation`, `results`, `training`, `export`, `preflight` and `configuration`.
         notes: Remarks to read before trusting the comparison.
-        ranked_by: Metric of the validation split that ranks the runs; empty if they are not ranked.
+        ranked_by: Metric of the validation split that ranks the runs. Empty if they are not ranked.
     """
 
     runs: tuple[ComparedRun, ...]
@@ -104,18 +104,21 @@ class RunComparison(Displayed):
 
     @property
     def split(self) -> str:
-        """The split that the gate scored, whose metrics are in the section `results`."""
+        """The split that the gate scored. Its metrics are in the section `results`."""
         return str(self.runs[0].summary.settings.get("gate.split", TEST))
 
     def heading(self, row: Row) -> str:
-        """Return the heading of a row as a column: results name their split, and settings lose their section."""
+        """Return the heading of a row as a column.
+
+        Results name their split, and settings are shown without their section.
+        """
         if row in self.sections.get("results", ()) and direction(row.name):
             return f"{self.split} {row.name}"
         return row.name.rpartition(".")[2] if row in self.sections.get("configuration", ()) else row.name
 
     @property
     def advice(self) -> str:
-        """How to choose a run, in words; empty if the runs are not ranked."""
+        """Advice on how to choose a run, in words, or an empty string if the runs are not ranked."""
         if not self.ranked_by:
             return ""
         best = f"the best of {len(self.runs)} runs looks better there than it is"
@@ -144,7 +147,7 @@ class RunComparison(Displayed):
 
 
 def select_runs(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Divide paths, for example from `runs/*`, into finished runs and others.
+    """Divide paths, such as those from `runs/*`, into finished runs and others.
 
     Raises:
         InputError: If a path does not exist, or none of the paths is a run.
@@ -154,8 +157,8 @@ def select_runs(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ..
     runs = tuple(path for path in paths if (path / SUMMARY_FILE).is_file())
     if not runs:
         raise InputError(
-            f"Cannot compare {', '.join(map(str, paths))}: there is no {SUMMARY_FILE} in it. Expected the folder of a "
-            "run that has ended, for example runs/digits."
+            f"Cannot compare {', '.join(map(str, paths))}: {SUMMARY_FILE} is missing in this folder. Expected the "
+            "folder of a run that has ended, for example runs/digits."
         )
     return runs, tuple(path for path in paths if path not in runs)
 
@@ -186,7 +189,9 @@ def compare(folders: Sequence[Path]) -> RunComparison:
         "configuration": _configuration(runs),
     }
     notes = (
-        [] if one_dataset else ["The runs were trained and scored on different data: their results are not comparable."]
+        []
+        if one_dataset
+        else ["The runs were trained and scored on different data, so their results are not comparable."]
     )
     notes += [f"{run.label} failed: {run.summary.error}" for run in runs if run.summary.status == State.FAILED]
     notes += [
@@ -224,12 +229,12 @@ def _row(name: str, values: Iterable[Any], form: Callable[[Any], str] = str, dir
 
 
 def _known(*rows: Row) -> tuple[Row, ...]:
-    """Return the rows in which some run has a value."""
+    """Return the rows in which at least one run has a value."""
     return tuple(row for row in rows if any(value is not None for value in row.values))
 
 
 def _validation(runs: Sequence[ComparedRun], one_dataset: bool) -> tuple[Row, ...]:
-    """Return the metrics of the validation split in the epoch whose weights each run kept."""
+    """Return the metrics of the validation split in the epoch of each run whose weights were kept."""
     kept = [
         next((epoch for epoch in run.history if epoch["epoch"] == run.trained.get("best_epoch")), {}) for run in runs
     ]
@@ -248,7 +253,10 @@ def _validation(runs: Sequence[ComparedRun], one_dataset: bool) -> tuple[Row, ..
 
 
 def _rank(runs: tuple[ComparedRun, ...]) -> tuple[tuple[ComparedRun, ...], str]:
-    """Return the runs, the best on the validation split first, and the metric; unchanged if fewer than two have one."""
+    """Return the runs, the best on the validation split first, and the metric.
+
+    If fewer than two runs have a metric, the order is not changed.
+    """
     for row in _validation(runs, one_dataset=True):
         places = [place for place, value in enumerate(row.values) if value is not None]
         if row.direction and len(places) > 1:
@@ -347,7 +355,10 @@ def _configuration(runs: Sequence[ComparedRun]) -> tuple[Row, ...]:
 
 
 def _is_told_by_its_section(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a setting differs only because some runs have its section switched off, as `preflight: false`."""
+    """Return whether a setting differs only because some runs have its section switched off.
+
+    An example is `preflight: false`.
+    """
     section = key.rpartition(".")[0]
     values = [config[key] for config in configs if key in config]
     is_same = all(value == values[0] for value in values)
@@ -360,10 +371,10 @@ def _shorten(value: Any) -> str:
 
 
 def as_text(comparison: RunComparison) -> str:
-    """Return tables for a terminal of 110 columns; a star marks the best value of each property.
+    """Return tables for a terminal of 110 columns. A star marks the best value of each property.
 
-    The tables have a column for each run if that fits. Otherwise they have a line for each run, and only the properties
-    in which the runs differ, without those of export and preflight.
+    If the runs fit as columns, the tables have a column for each run. Otherwise, they have a line for each run, and
+    only the properties in which the runs differ, without those of export and preflight.
     """
     remarks = filter(None, [*comparison.notes, comparison.advice])
     ending = ["\n".join(textwrap.wrap(text, _WIDTH, break_on_hyphens=False)) for text in remarks]
@@ -455,7 +466,7 @@ def check_page(path: Path) -> None:
 
 
 def write_page(comparison: RunComparison, path: Path) -> None:
-    """Write the comparison, with the curves of all trainings, as a self-contained HTML page.
+    """Write the comparison, with the curves of all training runs, as a self-contained HTML page.
 
     Up to five runs are side by side. With more, the tables have a line for each run, and only the properties in which
     the runs differ.
@@ -499,7 +510,7 @@ def _tables_of_lines(comparison: RunComparison, title: str) -> list[Table]:
 
 
 def _curves(runs: Sequence[ComparedRun]) -> Iterator[Any]:
-    """Yield a chart of each metric in the histories; its legend has the number and name of each run."""
+    """Yield a chart of each metric in the histories. The legend has the number and name of each run."""
     followed = dict.fromkeys(name for run in runs for epoch in run.history for name in epoch)
     for name in (name for name in followed if name.removeprefix("validation_") in _CURVES):
 

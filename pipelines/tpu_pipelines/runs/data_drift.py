@@ -46,8 +46,8 @@ def find_drift(config: Config, settings: Settings | None = None) -> Drift:
 
     Args:
         config: The configuration.
-        settings: Settings of the platform, which tell where a registry on Vertex AI is; None if the registry is a
-            folder.
+        settings: Settings of the platform, which contain the place of a registry on Vertex AI, or None if the registry
+            is a folder.
 
     Raises:
         InputError: If the data or the registry cannot be used.
@@ -74,7 +74,7 @@ def find_drift(config: Config, settings: Settings | None = None) -> Drift:
 
 
 def sketch_place(place: str) -> DataSketch:
-    """Return the data sketch (statistics) of a folder of records, or of a registered version; see `sketch_at`.
+    """Return the data sketch (statistics) of a folder of records, or of a registered version. See `sketch_at`.
 
     Raises:
         InputError: If the folder or version does not exist. For a folder of raw data, the message names the command
@@ -88,15 +88,17 @@ def sketch_place(place: str) -> DataSketch:
     if source:
         raise InputError(
             f"Cannot compare {place}: expected a folder of records, received raw data ({source}). Write records with "
-            f"`python -m tpu_components.create_tfrecords --source {shlex.quote(source)} --output FOLDER`, "
-            "both sides with the same --image-size or --num-tokens, and compare FOLDER. `tpu-pipelines retrain CONFIG "
-            "--when drifted --dry-run` compares the data of a configuration as they are."
+            f"`python -m tpu_components.create_tfrecords --source {shlex.quote(source)} --output FOLDER`, with the "
+            "same --image-size or --num-tokens for both data sets, and compare FOLDER. Or use `tpu-pipelines retrain "
+            "CONFIG --when drifted --dry-run`, which compares the raw data of a configuration."
         )
     return sketch_at(place)
 
 
 def sketch_sample(params: WriteParams) -> DataSketch:
-    """Return the statistics of a sample of a source, the same share of every split, to compare with other data.
+    """Return the statistics of a sample of a source, to compare it with other data.
+
+    The sample is the same share of every split.
 
     Raises:
         InputError: If the source cannot be used, or is one long text (a corpus).
@@ -118,7 +120,7 @@ def sketch_sample(params: WriteParams) -> DataSketch:
 
 
 def champion_of(config: Config, settings: Settings | None) -> str:
-    """Return `Config.champion`, the model to beat; the settings name a registry on Vertex AI."""
+    """Return `Config.champion`, the model to beat. The settings determine a registry on Vertex AI."""
     if config.deploy and config.deploy.registry == VERTEX and settings:
         config = config.changed("deploy", registry=settings.vertex_registry())
     return config.champion

@@ -29,7 +29,7 @@ from tpu_pipelines.starting.data_overview import source_of
 
 
 def find_export(name: str, workspace: Path) -> str:
-    """Return the export folder, local or on gs://, for a name; its files are not checked.
+    """Return the export folder, local or on gs://, for a name. Its files are not checked.
 
     Args:
         name: An export folder, a run's folder, a version's folder, or `NAME`, `NAME@ALIAS` or `NAME@VERSION` in the
@@ -49,9 +49,9 @@ def find_export(name: str, workspace: Path) -> str:
     if named is None:
         raise InputError(
             f"Cannot find {name}: expected an export, the path of a run's folder, or NAME, NAME@ALIAS or NAME@VERSION "
-            f"of the registry. Received: {_describe(path)}; {workspace / 'registry'} holds "
-            f"{', '.join(_models(workspace)) or 'no model'}. `tpu-pipelines registry list` shows what is registered, "
-            "and `tpu-pipelines export RUN` exports the model of a run that the gate has rejected."
+            f"of the registry. Received: {_describe(path)}. The registry {workspace / 'registry'} contains "
+            f"{', '.join(_models(workspace)) or 'no model'}. `tpu-pipelines registry list` shows the registered "
+            "models, and `tpu-pipelines export RUN` exports the model of a run that the gate has rejected."
         )
     if (version := named.find()) is None:
         raise InputError(
@@ -62,17 +62,23 @@ def find_export(name: str, workspace: Path) -> str:
 
 
 def _describe(path: Path) -> str:
-    """Describe a path without an export, for an error message; names the latest run of the same name that has one."""
+    """Describe a path without an export, for an error message.
+
+    The latest run with the same name that has an export is named.
+    """
     if not path.exists():
         return "no such folder"
     if (summary := Summary.find(path)) is None:
         return f"a folder without {EXPORT_FILE}, directly or in {EXPORT_DIR}/"
     others = [folder for _, folder in history.runs_of(path) if (folder / EXPORT_DIR / EXPORT_FILE).is_file()]
-    return f"a run without an export, {summary.status}" + "".join(f"; {other} has one" for other in others[-1:])
+    return f"a run without an export, {summary.status}" + "".join(f"; {other} has an export" for other in others[-1:])
 
 
 def _in_workspace(text: str, workspace: Path) -> str:
-    """Return `REGISTRY/NAME@VERSION` for `NAME@VERSION` in the workspace's registry; empty if it has no such model."""
+    """Return `REGISTRY/NAME@VERSION` for `NAME@VERSION` in the workspace's registry.
+
+    Return an empty string if it has no such model.
+    """
     match = re.fullmatch(f"({MODEL_NAME})@({VERSION_OR_ALIAS})", text)
     return f"{workspace / 'registry'}/{text}" if match and match[1] in _models(workspace) else ""
 
@@ -82,7 +88,7 @@ def _models(workspace: Path) -> list[str]:
 
 
 def name_on_vertex(name: str) -> str:
-    """Return the model name with which a version on Vertex AI is signed; empty for other names.
+    """Return the model name with which a version on Vertex AI is signed, or an empty string for other names.
 
     Example:
         >>> name_on_vertex("projects/my-project/locations/us-west1/models/digits@champion")
@@ -95,12 +101,15 @@ def name_on_vertex(name: str) -> str:
 
 
 def find_compared(name: str, workspace: Path, others: str = "") -> str:
-    """Resolve the value of `--against`: returns `REGISTRY/NAME@VERSION` for a version, and other values unchanged.
+    """Resolve the value of `--against`.
+
+    For a version, return `REGISTRY/NAME@VERSION`. Return other values unchanged.
 
     Args:
-        name: `NAME@ALIAS` or `NAME@VERSION` in the workspace's registry, the same with a registry before it, or a path.
+        name: `NAME@ALIAS` or `NAME@VERSION` in the workspace's registry, `REGISTRY/NAME@…` in another registry, or a
+            path.
         workspace: Folder for runs, with the registry.
-        others: Description of other accepted values, for the error message; empty if only versions are accepted.
+        others: Description of other accepted values, for the error message. Empty if only versions are accepted.
 
     Raises:
         InputError: If the version or path does not exist.
@@ -112,9 +121,10 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
     if here := _in_workspace(name, workspace):
         return here
     raise InputError(
-        f"Cannot compare with {name!r}: expected NAME@VERSION or NAME@ALIAS of the registry in the workspace, for "
-        f"example digits@champion, REGISTRY/NAME@VERSION of another registry{others and f', or {others}'}. It does not "
-        f"exist; {workspace / 'registry'} holds {', '.join(_models(workspace)) or 'no model'}."
+        f"Cannot compare with {name!r}, because it does not exist: expected NAME@VERSION or NAME@ALIAS of the "
+        "registry in the workspace, for example digits@champion, or REGISTRY/NAME@VERSION of another "
+        f"registry{others and f', or {others}'}. The registry {workspace / 'registry'} contains "
+        f"{', '.join(_models(workspace)) or 'no model'}."
     )
 
 
@@ -132,8 +142,8 @@ def source_to_answer(inputs: Sequence[str]) -> str:
     """
     if len(inputs) != 1:
         raise InputError(
-            f"--output takes one INPUT: a folder, a table or a source like csv:FILE. Received: {len(inputs)}. Put them "
-            "into one folder, or list them in a CSV file."
+            "--output requires exactly one INPUT: a folder, a table or a source such as csv:FILE. Received: "
+            f"{len(inputs)} inputs. Put them into one folder, or list them in a CSV file."
         )
     return inputs[0] if SourceRef.parse(inputs[0]).kind == RECORDS else source_of(inputs[0])
 
@@ -144,7 +154,7 @@ def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> ExportI
     Args:
         run_dir: Folder of the run, with `records/` and `model/`.
         overrides: Changes of the run's configuration, `export.key=value` each.
-        output: Folder of the export; an existing export is replaced.
+        output: Folder of the export. An existing export is replaced.
 
     Raises:
         InputError: If `run_dir` is not a run's folder, or its model cannot be exported.

@@ -1,4 +1,4 @@
-"""Runs with the same name: the latest run in a fixed folder, earlier runs in numbered folders beside it.
+"""Runs with the same name: the latest run in a fixed folder, and earlier runs in numbered folders next to it.
 
     WORKSPACE/digits/             the latest run
     WORKSPACE/digits.runs/0001/   the first run; then 0002, …
@@ -40,7 +40,9 @@ _COLUMNS = {"run": "<", "number": "<", "ended, UTC": "<", "result": "<", "score"
 
 
 def set_aside(run_dir: Path) -> None:
-    """Move a finished run to a numbered folder, so that the next run can begin; deletes surplus earlier runs.
+    """Move a finished run to a numbered folder, so that the next run can begin.
+
+    Surplus earlier runs are deleted.
 
     A run that was killed has no summary and is not moved.
     """
@@ -68,7 +70,9 @@ def _ended(summary: Summary, run_dir: Path) -> str:
 
 
 def find_surplus(run_dir: Path, keep: int) -> list[Path]:
-    """Return the folders of the earlier runs to delete, so that `keep` are left: failed runs first, then the oldest.
+    """Return the folders of the earlier runs to delete, so that `keep` runs are left.
+
+    Failed runs are deleted first, then the oldest runs.
 
     If the latest run has failed, the last run that has not failed is always kept.
     """
@@ -83,7 +87,7 @@ def find_surplus(run_dir: Path, keep: int) -> list[Path]:
 
 
 def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
-    """Delete the runs from `find_surplus`, and remains of interrupted deletions; returns the runs' former folders."""
+    """Delete the runs from `find_surplus`, and remains of interrupted deletions. Return the runs' former folders."""
     directory = history_dir(run_dir)
     for half in directory.glob(".*.old"):
         shutil.rmtree(half, ignore_errors=True)
@@ -100,7 +104,7 @@ def _delete(place: Path, directory: Path) -> None:
 
 
 def delete_one(run_dir: Path, number: str) -> Path:
-    """Delete one run with a given name, by its number or `LATEST`; returns its former folder."""
+    """Delete one run with a given name, by its number or `LATEST`. Return its former folder."""
     directory = history_dir(run_dir)
     place = run_dir if number == LATEST else directory / number
     directory.mkdir(exist_ok=True)
@@ -114,7 +118,7 @@ def delete_one(run_dir: Path, number: str) -> Path:
 
 def expect_one_of(runs: Collection[str]) -> str:
     """Return the part of an error message that lists the existing runs."""
-    return f"expected one of {', '.join(runs)}" if runs else "there are no runs at all"
+    return f"expected one of {', '.join(runs)}" if runs else "there are no runs"
 
 
 def find_run(workspace: Path, reference: str) -> tuple[str, str]:
@@ -147,7 +151,7 @@ def find_run(workspace: Path, reference: str) -> tuple[str, str]:
 
 
 def own_bytes(places: Sequence[Path]) -> int:
-    """Return the bytes that deleting folders would free: files with hard links elsewhere do not count."""
+    """Return the bytes that deleting folders would free. Files with hard links in other folders do not count."""
     files = [path.lstat() for place in places for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
     links = collections.Counter((file.st_dev, file.st_ino) for file in files)
     sizes = {(file.st_dev, file.st_ino): (file.st_nlink, file.st_size) for file in files}
@@ -185,10 +189,10 @@ def names(workspace: Path) -> list[str]:
 def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
     """Return a mapping for each readable run: `name`, `number`, `directory`, `result`, `metrics` and others.
 
-    A run that has not ended has the status `running` or `interrupted`; its `training` is the last log line of a step.
+    A run that has not ended has the status `running` or `interrupted`. Its `training` is the last log line of a step.
 
     Raises:
-        InputError: If there is no run, or none of this name.
+        InputError: If there is no run, or no run with this name.
     """
     rows = []
     for run in [name] if name else sorted({*names(workspace), *unfinished(workspace)}):
@@ -207,7 +211,7 @@ def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
 
 
 def unfinished(workspace: Path) -> list[str]:
-    """Return the names whose latest run has not ended: it is running or was interrupted."""
+    """Return the names whose latest run has not ended, because it is running or was interrupted."""
     return sorted(path.parent.name for path in workspace.glob(f"*/{LOG_FILE}") if _has_begun(path.parent))
 
 
@@ -216,7 +220,7 @@ def _has_begun(folder: Path) -> bool:
 
 
 def curves_of(workspace: Path, name: str) -> Path | None:
-    """Return the TensorBoard log folder of the latest run, also while it trains; None if there is none."""
+    """Return the TensorBoard log folder of the latest run, or None if there is none. The run may still be training."""
     training = (workspace / ".cache" / name / "checkpoints").glob("*/tensorboard")
     written = [workspace / name / "model" / "tensorboard", *training]
     there = [folder for folder in written if folder.is_dir()]
@@ -245,7 +249,7 @@ def _unfinished_row(workspace: Path, name: str) -> dict[str, Any]:
 def _is_locked(path: Path) -> bool:
     """Return whether another process holds a lock.
 
-    The check takes the lock for a moment; a run that starts at this moment is refused.
+    The check takes the lock for a moment. A run that starts at this moment is rejected.
     """
     try:
         with storage.locked(path, wait=False):
@@ -274,7 +278,7 @@ def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
 
 
 def _training(summary: Summary) -> str:
-    """Return a training's optimizer, learning rate, batch size and host, as text."""
+    """Return optimizer, learning rate, batch size and host of a training run, as text."""
     settings = summary.settings
     optimizer = settings.get("training.optimizer") or settings.get("training.optimizer.name") or ""
     rates = learning_rates(summary.config["training"])
@@ -284,7 +288,7 @@ def _training(summary: Summary) -> str:
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as a table with the training parameters that differ, and notes on unfinished runs below."""
+    """Return the rows as a table with the training parameters that differ, and notes on unfinished runs below it."""
     notes = [in_one_line(_note(row)) for row in rows if row["status"] in (State.RUNNING, State.INTERRUPTED)]
     columns = dict(_COLUMNS)
     cells = [_cells(row) for row in rows]
@@ -318,7 +322,7 @@ def _note(row: Mapping[str, Any]) -> str:
 
 
 def write_index(workspace: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write the page of a workspace's runs; returns its path.
+    """Write the page of a workspace's runs. Return its path.
 
     Args:
         workspace: Folder for runs.

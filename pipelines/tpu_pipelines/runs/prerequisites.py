@@ -34,12 +34,12 @@ _AMOUNTS = {IMAGE: SIZE, TEXT: LENGTH}  # Quantity whose quartiles define slices
 
 
 def check_run(config: Config, workspace: Path, listing: Listing | None = None) -> DatasetPlan:
-    """Check data, batch size, champion, registry and workspace before a run; returns the plan of the data set.
+    """Check data, batch size, champion, registry and workspace before a run. Return the plan of the data set.
 
     Args:
         config: Configuration of the run.
         workspace: Folder for runs.
-        listing: Examples of the data set; None to list them.
+        listing: Examples of the data set. With None, they are listed.
 
     Raises:
         InputError: On the first mistake.
@@ -50,13 +50,13 @@ def check_run(config: Config, workspace: Path, listing: Listing | None = None) -
 
 
 def check_inputs(config: Config, workspace: Path, listing: Listing | None = None) -> DatasetPlan:
-    """Check everything that `check_run` checks, except the deployment; takes the same arguments."""
+    """Check everything that `check_run` checks, except the deployment. The arguments are the same."""
     run_dir = workspace.absolute() / config.name
     if "python3" in json.dumps([config.as_dict(), str(run_dir)], ensure_ascii=False):
         raise InputError(
-            "Cannot run with 'python3' in a name, path or value: kfp.local rewrites the text 'python3' wherever it "
-            f"occurs. Received workspace {str(workspace)!r}, data.source {config.data.source!r} and others. "
-            "Use another name."
+            "Cannot run with 'python3' in a name, path or value, because kfp.local replaces the text 'python3' "
+            f"everywhere. Received: workspace {str(workspace)!r}, data.source {config.data.source!r} and others. Use "
+            "another name."
         )
     check_run_dir(config, run_dir)
     plan = check_data(config, listing)
@@ -75,18 +75,19 @@ def check_deploy(config: Config) -> None:
         return
     if is_on_vertex(config.deploy.registry) and not config.deploy.artifacts_uri:
         raise InputError(
-            "Registration on Vertex AI requires a folder for the versions' files. Set deploy.artifacts_uri=gs://BUCKET/…"
+            "Registration on Vertex AI requires a folder for the versions' files. Set "
+            "deploy.artifacts_uri=gs://BUCKET/…"
         )
     try_keys(config.deploy.signing_key, config.deploy.verify_key)
     open_registry(config.deploy.registry, config.deploy.model_name).find(config.deploy.alias)
 
 
 def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
-    """Check that the data fit the configuration's batch size, splits and slices; returns the plan of the data set.
+    """Check that the data have enough examples for the batch size, splits and slices. Return the plan of the data set.
 
     Args:
         config: Configuration of the run.
-        listing: Examples of the data set; None to list them.
+        listing: Examples of the data set. With None, they are listed.
 
     Raises:
         InputError: On the first mistake.
@@ -98,7 +99,7 @@ def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
         if split not in plan.order:
             raise InputError(
                 f"{section}.split={split!r} has no examples: expected one of {sorted(plan.order)}. Raise "
-                f"data.{split}_fraction or name another split."
+                f"data.{split}_fraction or choose another split."
             )
     kind = plan.listing.example_kind
     amounts = [_AMOUNTS[kind]] if kind in _AMOUNTS else []
@@ -107,12 +108,14 @@ def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
 
 
 def _check_earlier_model(config: Config, role: str, place: str, class_names: Sequence[str]) -> None:
-    """Check that a model that the run reads has the task and classes of the data; skips models in a bucket.
+    """Check that a model that the run reads has the task and classes of the data.
+
+    Models in a bucket are not checked.
 
     Args:
         config: Configuration of the run.
         role: `champion` or `initial model`.
-        place: Folder of the model, or `REGISTRY/MODEL@VERSION_OR_ALIAS`; empty for none.
+        place: Folder of the model, or `REGISTRY/MODEL@VERSION_OR_ALIAS`. Empty if there is none.
         class_names: Classes of the data.
     """
     if not place or Location(place).is_remote:
@@ -131,22 +134,25 @@ def _check_earlier_model(config: Config, role: str, place: str, class_names: Seq
     )
     if info.task != config.data.asked or not are_same(info.task, info.class_names, class_names):
         raise InputError(
-            f"Cannot use the {role}, {place}: its task is {info.task} with the classes {list(info.class_names)}, and "
-            f"the data set's is {config.data.asked} with {list(class_names)}"
-            f"{advise_on_order(info.task, info.class_names, class_names)}. {advice}"
+            f"Cannot use the {role}, {place}: its task is {info.task} with the classes {list(info.class_names)}, but "
+            f"the task of the data set is {config.data.asked} with the classes "
+            f"{list(class_names)}{advise_on_order(info.task, info.class_names, class_names)}. {advice}"
         )
 
 
 def names_accelerator(training: TrainParams) -> bool:
-    """Return whether the training requires an accelerator that the machine may lack; `auto` and `cpu` do not."""
+    """Return whether training requires an accelerator that the machine may lack.
+
+    `auto` and `cpu` do not.
+    """
     return training.accelerator in ("gpu", "tpu")
 
 
 def check_accelerator(training: TrainParams) -> None:
-    """Check, in a separate process, that this machine has the accelerator that the training requires.
+    """Check, in a separate process, that this machine has the accelerator that training requires.
 
     Raises:
-        InputError: If the backend finds none.
+        InputError: If the backend does not find the accelerator.
     """
     if not names_accelerator(training):
         return
@@ -155,7 +161,7 @@ def check_accelerator(training: TrainParams) -> None:
     except (InputError, RuntimeError) as error:  # A driver may end the process.
         raise InputError(
             f"This machine cannot train with training.accelerator={training.accelerator}. {error} Use "
-            "training.accelerator=auto here; on a platform, that is the accelerator of the machine."
+            "training.accelerator=auto on this machine. On a platform, auto is the accelerator of the machine."
         ) from error
 
 
@@ -166,8 +172,9 @@ def _prepare(backend: str, accelerator: str, num_replicas: int) -> None:
 def needs_check(config: Config) -> bool:
     """Return whether the model must be built and exported before the run, because the run would fail late.
 
-    True for a user's own model in a run with preflight, and for any model if the export must contain a LiteRT file or
-    the training names a class of Keras. In other cases the training itself fails within seconds.
+    The result is True for a user's model in a run with preflight. It is also True for any model if the export must
+    contain a LiteRT file or the section training names a Keras class. In other cases, training fails within seconds
+    anyway.
     """
     is_own = config.training.model not in REGISTRY and config.preflight is not None
     return is_own or config.training.names_more_of_keras or bool(set(_LITE) & set(config.required_formats))
@@ -188,7 +195,7 @@ def check_model(config: Config, interface: Interface, is_timed: bool = False) ->
     Args:
         config: Configuration of the run.
         interface: Input and output of the model.
-        is_timed: Whether to measure a training step too.
+        is_timed: Whether to also measure a training step.
 
     Raises:
         InputError: If the model cannot be built, rebuilt or exported in these formats.
@@ -198,7 +205,7 @@ def check_model(config: Config, interface: Interface, is_timed: bool = False) ->
         trial: Trial = in_fresh_process(try_out, config.training, interface, config.required_formats, is_timed)
     except RuntimeError as error:  # The model's code may end the process.
         raise InputError(
-            f"The model {model!r} ended the process that tested it: {error}. Correct the model."
+            f"The model {model!r} ended the process in which it was tested: {error}. Correct the model."
         ) from error
     return trial
 
@@ -207,7 +214,7 @@ def sample_interface(plan: DatasetPlan) -> Interface:
     """Return the model's interface (its input and output), from a few examples that are written as records.
 
     Raises:
-        InputError: If the examples cannot be read, or do not fit together.
+        InputError: If the examples cannot be read, or do not match each other, for example in size.
     """
     # The share of bad examples cannot be estimated from so few examples.
     lenient = dataclasses.replace(plan.params, max_bad_fraction=0.99)

@@ -1,4 +1,4 @@
-"""Decisions about a run on this machine before its first step; see also `pipeline.compile.resolve`."""
+"""Decisions about a run on this machine before its first step. See also `pipeline.compile.resolve`."""
 
 import dataclasses
 import os
@@ -31,9 +31,10 @@ class LocalRun:
         config: Parameters of every step, with the registry's path and the price of preflight's machine.
         data: Examples of the data set and their splits.
         data_version: Fingerprint of the content of the data.
-        source_version: Version of the source, with which create_tfrecords checks that the data are still the same.
+        source_version: Version of the source. create_tfrecords checks it to find out whether the data are still the
+            same.
         images: Images of the steps, for containers.
-        fingerprints: Digests of what the run depends on, by part, as the summary keeps them.
+        fingerprints: Digests of everything on which the run depends, by part, in the form of the summary.
         run_dir: Folder of the results.
         cache_dir: Folder of cached results of steps.
     """
@@ -54,7 +55,7 @@ def resolve(config: Config, workspace: Path, listing: Listing | None = None) -> 
     Args:
         config: Configuration to run.
         workspace: Folder for runs.
-        listing: Examples of the data set; None to list them.
+        listing: Examples of the data set. With None, they are listed.
 
     Raises:
         InputError: If the data or the configuration cannot be used.
@@ -62,7 +63,9 @@ def resolve(config: Config, workspace: Path, listing: Listing | None = None) -> 
     workspace = workspace.absolute()
     storage.require_utf8(workspace)
     if config.machine:
-        config.machine.require_one_host("A run on this machine trains on one host (`tpu-pipelines submit` on several)")
+        config.machine.require_one_host(
+            "A run on this machine trains on one host (`tpu-pipelines submit` on several hosts)"
+        )
     registered = with_registry(config, workspace)
     data = check_run(registered, workspace, listing)
     version = _version_of(data.listing, workspace)
@@ -81,13 +84,13 @@ def resolve(config: Config, workspace: Path, listing: Listing | None = None) -> 
 def fingerprints_here(
     config: Config, workspace: Path, listing: Listing, known: Mapping[str, str] = {}
 ) -> dict[str, str]:
-    """Return the fingerprints of a run in a workspace, without everything else that `resolve` decides.
+    """Return the fingerprints of a run in a workspace, without the other decisions of `resolve`.
 
     Args:
         config: The run's configuration.
         workspace: Folder of the runs.
         listing: Examples of the data set.
-        known: Fingerprints of the last run; if nothing has changed, nothing is checked.
+        known: Fingerprints of the last run. If nothing has changed, nothing is checked.
 
     Raises:
         InputError: If the data or the configuration cannot be used.

@@ -1,4 +1,7 @@
-"""Runs the whole pipeline on this machine with kfp.local: the same pipeline object that is compiled for the cloud."""
+"""Runs the whole pipeline on this machine with kfp.local.
+
+It is the same pipeline object that is compiled for the cloud.
+"""
 
 import contextlib
 import dataclasses
@@ -73,21 +76,24 @@ def run_local(
     tell: Callable[[RunOutcome], Any] = lambda _: None,
     listing: Listing | None = None,
 ) -> RunOutcome:
-    """Run the pipeline on this machine. Unchanged steps (inputs, parameters and code) are taken from earlier runs.
+    """Run the pipeline on this machine.
+
+    Steps whose inputs, parameters and code are unchanged are taken from earlier runs.
 
     The previous run with the same name is moved to a numbered folder; see `tpu_pipelines.runs.history`.
 
     Args:
         config: Configuration to run.
-        workspace: Folder for runs; the results are written to `workspace/<name>`.
-        runner: `subprocess`, or `docker` with the image that TPU_PIPELINES_IMAGE names.
+        workspace: Folder for runs. The results are written to `workspace/<name>`.
+        runner: `subprocess`, or `docker` with the image in TPU_PIPELINES_IMAGE.
         force: Run every step, even if it is unchanged.
-        tell: Called with the outcome before it is recorded in an experiment tracker, which may not answer.
-        listing: Examples of the data set; None to list them.
+        tell: Function that is called with the outcome before it is recorded in an experiment tracker, which may not
+            respond.
+        listing: Examples of the data set. With None, they are listed.
 
     Raises:
-        InputError: If the data or the configuration cannot be used, or TensorFlow or Keras is not installed; checked
-            before any work.
+        InputError: If the data or the configuration cannot be used, or TensorFlow or Keras is not installed. This is
+            checked before any work.
     """
     for package in ("keras", "tensorflow") if runner is Runner.SUBPROCESS else ():
         if importlib.util.find_spec(package) is None:
@@ -119,7 +125,7 @@ def run_local(
 
 @contextlib.contextmanager
 def _only_run(run_dir: Path, cache_dir: Path) -> Iterator[None]:
-    """Hold the run's lock, which the system releases when the process ends in any way."""
+    """Hold the run's lock. The system releases it when the process ends in any way."""
     cache_dir.mkdir(parents=True, exist_ok=True)
     run_dir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
@@ -127,13 +133,13 @@ def _only_run(run_dir: Path, cache_dir: Path) -> Iterator[None]:
             held.enter_context(storage.locked(cache_dir / "lock", wait=False))
         except BlockingIOError as error:
             raise InputError(
-                f"Another run is writing to {run_dir}. Wait for it, or use another workspace or name."
+                f"Another run is writing to {run_dir}. Wait until it ends, or use another workspace or name."
             ) from error
         yield
 
 
 class _StepOutput(io.TextIOBase):
-    """Writes the output of kfp.local and the steps to the log, and the steps' own lines also to stderr."""
+    """Writes the output of kfp.local and the steps to the log. The lines of the steps are also written to stderr."""
 
     def __init__(self, log: TextIO) -> None:
         self._log = log
@@ -191,7 +197,7 @@ class _LocalSession:
         return entry_key(step, self._keys[step])
 
     def _outputs(self, step: str) -> Path | None:
-        """Return the path of the step's artifact in the cache; None if the step is not done."""
+        """Return the path of the step's artifact in the cache, or None if the step is not done."""
         return self._cache.output(self._entry(step), STEP_TABLE[step].artifact)
 
     def _drop_leftovers(self) -> None:
@@ -203,10 +209,10 @@ class _LocalSession:
             shutil.rmtree(replaced, ignore_errors=True)
 
     def _pin_initial_model(self, data: str) -> str:
-        """Replace the alias of the initial model with its version; returns the model's digest for the cache keys.
+        """Replace the alias of the initial model with its version. Return the model's digest for the cache keys.
 
-        If an earlier run of this configuration created that version, this returns the digest of the model that the
-        earlier run started with. The cache keys are then equal, and the results are reused.
+        If an earlier run of this configuration created that version, return the digest of the model with which the
+        earlier run started. In that case, the cache keys are equal, and the results are reused.
         """
         config = self._config
         named = config.training.initial_model
@@ -235,8 +241,9 @@ class _LocalSession:
 
         If there is no such version, return the configured champion and an empty digest.
 
-        The run uses this version to its end, and deploy_model checks whether the alias has moved since. If the champion
-        is this run's own model, the version that it replaced is returned, so that a repeated run has the same keys.
+        The run uses this version to its end, and deploy_model checks whether the alias has moved since then. If the
+        champion is the model of this run, return the version that it replaced, so that a repeated run has the same
+        keys.
         """
         if (named := parse_reference(self._config.champion)) is None:
             return self._config.champion, ""
@@ -247,7 +254,7 @@ class _LocalSession:
         return reference(registry.root, registry.model_name, champion.number), champion.model_digest
 
     def _drop_undone_deployment(self) -> None:
-        """Remove the cached deployment if its version is no longer the champion: the step has to run again."""
+        """Remove the cached deployment if its version is no longer the champion, because the step has to run again."""
         deployment = self._outputs("deploy_model")
         deploy = self._config.deploy
         if deployment is not None and deploy is not None:
@@ -256,7 +263,7 @@ class _LocalSession:
                 self._cache.remove(deployment)
 
     def is_the_same_again(self) -> bool:
-        """Return whether the workspace already has all results of this run, so that no step must run."""
+        """Return whether the workspace already contains all results of this run, so that no step must run."""
         there = Summary.find(self._run_dir)
         same = there is not None and there.fingerprints == self._run.fingerprints
         return same and self._cached.issuperset(self._expected(self._evaluation()))
@@ -315,12 +322,12 @@ class _LocalSession:
             pipeline(champion=self._champion)
 
     def _evaluation(self) -> Evaluation | None:
-        """Return the evaluation in the cache; None if the step is not done."""
+        """Return the evaluation in the cache, or None if the step is not done."""
         path = self._outputs("evaluate_model")
         return None if path is None else Evaluation.load(path)
 
     def _expected(self, evaluation: Evaluation | None) -> list[str]:
-        """Return the expected steps; export and deployment are expected only if the gate promotes the model."""
+        """Return the expected steps. Export and deployment are expected only if the gate promotes the model."""
         promoted = evaluation is not None and evaluation.gate.promote
         return [step for step in self._steps if promoted or not STEP_TABLE[step].needs_promotion]
 
@@ -331,7 +338,9 @@ class _LocalSession:
         done = {step: path for step in expected if (path := self._outputs(step)) is not None}
         failure, report = self._failure()
         if failure is None and (missing := [step for step in expected if step not in done]):
-            failure = StepRecord(missing[0], State.FAILED, error=f"it did not run; see {self._run_dir / LOG_FILE}")
+            failure = StepRecord(
+                missing[0], State.FAILED, error=f"the step did not run; see {self._run_dir / LOG_FILE}"
+            )
         if report:  # The report explains why the run stopped.
             done["preflight_training"] = report
         folders = {name: self._run_dir / step.folder for name, step in STEP_TABLE.items()}
@@ -395,16 +404,19 @@ class Deleted:
 
 
 def delete_runs(workspace: Path, name: str, number: str = "", keep: int = 0) -> Deleted:
-    """Delete one run with a given name, or all runs before the latest, and the cached steps that no other run uses.
+    """Delete one run with a given name, or all runs before the latest.
+
+    Also delete the cached steps that no other run uses.
 
     Args:
         workspace: Folder for runs.
-        name: Name of the runs, one of which exists.
-        number: Number of the run, or `history.LATEST`; empty deletes all runs before the latest but the newest `keep`.
+        name: Name of the runs. At least one must exist.
+        number: Number of the run, or `history.LATEST`. Empty means all runs before the latest, except the newest `keep`
+            runs.
         keep: Number of runs before the latest to keep.
 
     Raises:
-        InputError: If a run of that name is in progress.
+        InputError: If a run with that name is in progress.
     """
     run_dir = workspace.absolute() / name
     cache_dir = workspace.absolute() / ".cache" / name

@@ -1,10 +1,12 @@
-"""The step cache of a run: entries of kfp.local, and outputs of the steps. Files outside its folder are not changed.
+"""The step cache of a run: entries of kfp.local, and outputs of the steps.
+
+Files outside of its folder are not changed.
 
     CACHE/steps/KEY.json                      kfp.local's entry for a step that is done
     CACHE/training-pipeline-TIME/TASK/OUTPUT  an output of the step
 
-Only the last three parts of a path in an entry are used, so that a moved or copied workspace reads its own files.
-kfp.local needs absolute paths, which are written into the entries before it runs.
+Only the last three parts of a path in an entry are used, so that a workspace that was moved or copied reads its own
+files. kfp.local needs absolute paths, which are written into the entries before it runs.
 """
 
 import contextlib
@@ -25,8 +27,8 @@ _PIPELINE = "training-pipeline-"
 def entry_key(step: str, cache_key: str) -> str:
     """Return the key of a step's entry, which kfp.local computes from the step's cache key.
 
-    This copies LocalCache.compute_key in kfp/local/cache.py. Importing kfp takes a second, which would delay runs
-    whose steps are all cached.
+    This function does the same as LocalCache.compute_key in kfp/local/cache.py. Importing kfp takes a second, which
+    would delay runs whose steps are all cached.
     """
     return hashlib.sha256(f"comp-{step.replace('_', '-')}\0{cache_key}".encode()).hexdigest()
 
@@ -35,7 +37,7 @@ class StepCache:
     """Step cache of the runs with one name.
 
     Args:
-        directory: Folder of the cache; created if missing.
+        directory: Folder of the cache. It is created if it is missing.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -51,7 +53,7 @@ class StepCache:
         return self.directory / _ENTRIES
 
     def output(self, key: str, name: str) -> Path | None:
-        """Return the path of an output of a finished step; None if it is not in the cache.
+        """Return the path of an output of a finished step, or None if the cache does not contain it.
 
         Args:
             key: Key of the entry; see `entry_key`.
@@ -86,7 +88,7 @@ class StepCache:
                 pipeline_dir.rmdir()
 
     def adopt(self, key: str, name: str, other: Path) -> Path | None:
-        """Link a step's output from another cache, if it has one; returns the linked path, or None.
+        """Link a step's output from another cache, if it has one. Return the linked path, or None.
 
         Args:
             key: Key of the entry; see `output`.
@@ -116,14 +118,14 @@ class StepCache:
         self.drop_leftovers()
 
     def for_kfp(self) -> Path:
-        """Write absolute paths into all entries; returns their folder, for kfp.local."""
+        """Write absolute paths into all entries. Return their folder, for kfp.local."""
         for path in self.entries_dir.glob("*.json"):
             if outputs := self._read(path):
                 storage.write_bytes(path, json.dumps(outputs).encode())
         return self.entries_dir
 
     def _read(self, path: Path) -> dict[str, Any] | None:
-        """Return an entry with absolute paths; None if it is damaged, or its outputs are not in this cache."""
+        """Return an entry with absolute paths, or None if it is damaged, or its outputs are not in this cache."""
         try:
             outputs = typed_json.decode(storage.read_bytes(str(path)))
             located = {key: self._locate(value["uri"]) for key, value in outputs.items() if _is_artifact(value)}
@@ -134,7 +136,7 @@ class StepCache:
         return outputs | {key: {**outputs[key], "uri": str(output)} for key, output in located.items()}
 
     def _locate(self, uri: str) -> Path | None:
-        """Return the path in this cache of a file that a cache entry names; None if the file does not exist."""
+        """Return the path in this cache of a file in a cache entry, or None if the file does not exist."""
         parts = PurePosixPath(uri).parts[-3:]
         if len(parts) < 3 or not parts[0].startswith(_PIPELINE):
             return None

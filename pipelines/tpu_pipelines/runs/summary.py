@@ -1,4 +1,4 @@
-"""`summary.json`: outcome of a local run, and results of its steps."""
+"""`summary.json`: the outcome of a local run, and the results of its steps."""
 
 import dataclasses
 import os
@@ -36,7 +36,7 @@ _HEADLINES = (
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel(JsonFile, name=MODEL_FILE, what="the description of a model", step="the pipeline"):
-    """The fields of `model.json` that reports and lists of runs use; any version of the file has them."""
+    """The fields of `model.json` that reports and lists of runs use. Any version of the file has these fields."""
 
     training: Mapping[str, Any]
     dataset_fingerprint: str
@@ -44,7 +44,7 @@ class TrainedModel(JsonFile, name=MODEL_FILE, what="the description of a model",
 
 @dataclasses.dataclass(frozen=True)
 class StepSummary:
-    """The outcome of a step: its seconds, and whether its result was taken from an earlier run.
+    """The outcome of a step: its duration in seconds, and whether its result was taken from an earlier run.
 
     The seconds can be negative in files of older versions, if the clock was set back during the step.
     """
@@ -63,8 +63,8 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
         config: The configuration, with defaults.
         fingerprints: Fingerprints of the run's `data`, `configuration` and `code`.
         seconds: Duration of the run; see `StepSummary`.
-        ended: Time when the run ended, UTC, ISO 8601; empty in older files.
-        host: Description of the machine that ran it; empty in older files.
+        ended: Time at which the run ended, UTC, ISO 8601. Empty in older files.
+        host: Description of the machine on which the run took place. Empty in older files.
         steps: Outcome of every step, by name.
         metrics: Metrics of the model.
         gate: Decision whether to promote the model, with the reasons.
@@ -72,7 +72,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
         export: Exported formats and their measurements.
         deployment: Registered version of the model.
         artifacts: Paths of the artifacts, by name.
-        error: Failed step and its error message; empty if no step failed.
+        error: Failed step and its error message. Empty if no step failed.
     """
 
     status: Annotated[str, (State.SUCCEEDED, State.REJECTED, State.FAILED)]
@@ -92,7 +92,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
 
     @property
     def is_registered(self) -> bool:
-        """Whether the run registered its model; without a registry nothing is promoted."""
+        """Whether the run registered its model. Without a registry, nothing is promoted."""
         return bool(self.artifacts.get("version"))
 
     @property
@@ -106,7 +106,10 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
         return dict(_flatten(self.config))
 
     def number(self, setting: str) -> float | None:
-        """Return a setting by its full name; None if it is not a number, or missing in an older file."""
+        """Return a setting by its full name.
+
+        Return None if it is not a number, or is missing in an older file.
+        """
         value = self.settings.get(setting)
         return value if isinstance(value, int | float) else None
 
@@ -128,10 +131,12 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
 
 
 def as_trained(summary: Summary, run_dir: Path) -> Summary:
-    """Return a run's summary with the hyper-parameters that training actually used in its section `training`.
+    """Return a run's summary with the hyper-parameters that training actually used.
+
+    They are in its section `training`.
 
     A model may have its own optimizer, learning rate and loss, and the precision depends on the device. Without a
-    trained model, it is unknown whether the defaults of these would have been used, so they are left out.
+    trained model, it is unknown whether the defaults of these settings would have been used, so they are left out.
 
     Args:
         summary: The summary.

@@ -24,10 +24,10 @@ _LIMIT_SECONDS = 60.0
 
 
 def chosen_tool() -> str:
-    """Return the tool that TPU_PIPELINES_TRACKING names; empty if it is not set.
+    """Return the tool in TPU_PIPELINES_TRACKING, or an empty string if the variable is not set.
 
     Raises:
-        InputError: If the variable names an unknown tool, or one that is not installed.
+        InputError: If the tool is unknown or not installed.
     """
     tool = os.environ.get(VARIABLE, "")
     if tool and tool not in _TOOLS:
@@ -36,20 +36,20 @@ def chosen_tool() -> str:
         if tool:
             importlib.import_module(tool)
     except ImportError as error:
-        raise InputError(f"{VARIABLE} is {tool}, which is not installed. Run: pip install {tool}") from error
+        raise InputError(f"{VARIABLE} is {tool}, but this tool is not installed. Run: pip install {tool}") from error
     return tool
 
 
 def record(run_dir: Path, tool: str, limit_seconds: float = _LIMIT_SECONDS) -> None:
     """Record a run in a tracker: settings, metrics of each epoch and of the test, price, version and report.
 
-    A run is recorded once. An error is printed as a hint, because the run itself is done; the same command records it
-    later. The tool works in a process of its own, which is killed after the time limit: a server that does not answer
-    keeps its client busy for minutes.
+    A run is recorded once. An error is printed as a hint, because the run itself is done. The same command records it
+    later. The tool works in a separate process, which is killed after the time limit, because a server that does not
+    respond keeps its client busy for minutes.
 
     Args:
         run_dir: The run's folder, with its `summary.json`.
-        tool: Name of the tool, from `chosen_tool`; empty records nothing.
+        tool: Name of the tool, from `chosen_tool`. If empty, nothing is recorded.
         limit_seconds: Time limit.
     """
     if not tool or (run_dir / TRACKED_FILE).exists():
@@ -58,7 +58,7 @@ def record(run_dir: Path, tool: str, limit_seconds: float = _LIMIT_SECONDS) -> N
         place = in_fresh_process(_record, run_dir, tool, seconds=limit_seconds)
     except (PlatformError, RuntimeError) as error:
         is_late = isinstance(error.__cause__, TimeoutError)
-        reason = f"it did not answer within {limit_seconds:g} s" if is_late else str(error).rstrip(".")
+        reason = f"it did not respond within {limit_seconds:g} s" if is_late else str(error).rstrip(".")
         text = f"hint: the run was not recorded in {tool}: {reason}. Run the same command again to record it."
         print(paragraph(text), file=sys.stderr)
         return
@@ -98,7 +98,10 @@ def _results(summary: Summary) -> dict[str, float]:
 
 
 def _name(summary: Summary, run_dir: Path) -> str:
-    """Return a record's name: the minute in which the run ended. The experiment has the name of the run."""
+    """Return the name of a record: the minute in which the run ended.
+
+    The experiment has the name of the run.
+    """
     return summary.ended[:16].replace("T", " ") or run_dir.name
 
 
@@ -113,7 +116,7 @@ def _files(run_dir: Path) -> Iterator[Path]:
 
 
 def _to_mlflow(summary: Summary, run_dir: Path) -> str:
-    """Record a run in MLflow at MLFLOW_TRACKING_URI, in an experiment with the run's name; returns its address."""
+    """Record a run in MLflow at MLFLOW_TRACKING_URI, in an experiment with the run's name. Return its address."""
     import mlflow
 
     mlflow.set_experiment(run_dir.name)
@@ -130,7 +133,10 @@ def _to_mlflow(summary: Summary, run_dir: Path) -> str:
 
 
 def _to_wandb(summary: Summary, run_dir: Path) -> str:
-    """Record a run in Weights & Biases, in a project with the run's name; returns its address. wandb reads WANDB_…."""
+    """Record a run in Weights & Biases, in a project with the run's name. Return its address.
+
+    wandb reads the variables WANDB_….
+    """
     import wandb
 
     run = wandb.init(

@@ -1,4 +1,7 @@
-"""Paths of a workspace: results of a run, earlier runs and registry; and checks that a run may write to them."""
+"""Paths of a workspace, and checks that a run may write to them.
+
+The paths are those of a run's results, of earlier runs and of the registry.
+"""
 
 import os
 from collections.abc import Iterator
@@ -24,7 +27,7 @@ def history_dir(run_dir: Path) -> Path:
 
 
 def check_history(run_dir: Path) -> None:
-    """Check that earlier runs can be kept beside a run.
+    """Check that earlier runs can be kept next to a run.
 
     Raises:
         InputError: If `history_dir` is a file, a link or a run.
@@ -32,20 +35,20 @@ def check_history(run_dir: Path) -> None:
     directory = history_dir(run_dir)
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()) or (directory / SUMMARY_FILE).exists():
         raise InputError(
-            f"Refused to keep earlier runs in {directory}: expected a folder of earlier runs, received a file, link or "
+            f"Cannot keep earlier runs in {directory}: expected a folder of earlier runs, received a file, link or "
             "run. Use another workspace or name."
         )
 
 
 def with_registry(config: Config, workspace: Path) -> Config:
-    """Return the configuration with the full path of its registry, by default `workspace/registry`."""
+    """Return the configuration with the full path of its registry. The default is `workspace/registry`."""
     named = config.deploy.registry if config.deploy else ""
     config = config.on_registry(named or str((workspace / "registry").absolute()))
     if not config.deploy or is_on_vertex(config.deploy.registry) or not Location(config.deploy.registry).is_path:
         return config
     if config.deploy.registry == VERTEX:
         raise InputError(
-            "A run on this machine has no project. Received: deploy.registry=vertex. Use "
+            "deploy.registry=vertex is not supported for a run on this machine, which has no project. Use "
             "deploy.registry=projects/PROJECT/locations/REGION/models, or remove the setting."
         )
     registry = Path(config.deploy.registry or workspace / "registry").absolute()
@@ -53,13 +56,16 @@ def with_registry(config: Config, workspace: Path) -> Config:
 
 
 def check_run_dir(config: Config, run_dir: Path) -> None:
-    """Check that a folder can be written, is empty or the folder of a run, and contains no inputs of the run."""
+    """Check that a run may write to a folder.
+
+    It must be writable, empty or the folder of a run, and contain no inputs of the run.
+    """
     storage.require_writable(run_dir)
     check_history(run_dir)
     is_run = any((run_dir / name).is_file() for name in (SUMMARY_FILE, LOG_FILE))
     if run_dir.is_dir() and any(run_dir.iterdir()) and not is_run:
         raise InputError(
-            f"Refused to write into {run_dir}: expected an empty folder or an earlier run, received other files. "
+            f"Cannot write to {run_dir}: expected an empty folder or an earlier run, received other files. "
             "Use another workspace or name."
         )
     for place in (run_dir, history_dir(run_dir)):
@@ -73,14 +79,13 @@ def _check_apart(config: Config, place: Path) -> None:
         theirs = Path(named).resolve()
         if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
             raise InputError(
-                f"Refused to write into {place}: it overlaps with {what} {named!r}, and a run replaces, moves and "
-                "deletes files in its folder. Use another workspace or name, or another place for "
-                f"{what}."
+                f"Cannot write to {place}: it overlaps with {what} {named!r}, and a run replaces, moves and deletes "
+                f"files in its folder. Use another workspace or name, or another place for {what}."
             )
 
 
 def _others(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield key and path of every setting that names a local file or folder: the registry, and inputs that exist."""
+    """Yield key and path of every setting with a local file or folder: the registry, and inputs that exist."""
     if config.deploy and not config.deploy.is_on_vertex and Location(config.deploy.registry).is_path:
         yield "deploy.registry", config.deploy.registry
     data = config.data_location

@@ -1,1 +1,1 @@
-"""Memory, time and price of a training step on a machine, estimated before a run, and how they changed."""
+"""Memory, time and price of a training step on a machine, estimated before a run."""

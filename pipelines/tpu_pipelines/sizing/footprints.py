@@ -1,4 +1,4 @@
-"""Compares a training's footprint (time, price, memory) with that of a registered version or an earlier preflight."""
+"""Compares the footprint of a training run (time, price, memory) with a registered version or an earlier preflight."""
 
 import dataclasses
 import math
@@ -46,8 +46,8 @@ def _of_version(origin: Origin) -> NamedFootprint:
     kept = origin.lineage.get(PREFLIGHT)
     if not kept:
         raise InputError(
-            f"Cannot compare with {name}: the version has no preflight result, because its run had no preflight or an "
-            "older release made it. Compare with a preflight.json, for example that of the previous commit."
+            f"Cannot compare with {name}: this version has no preflight result, because its run had no preflight or "
+            "an older release made it. Compare with a preflight.json, for example of the previous commit."
         )
     try:
         return NamedFootprint(name, Footprint.read(kept))
@@ -64,21 +64,21 @@ def _of_report(text: str) -> NamedFootprint:
     footprint = report.footprint(report.machines[0])
     if footprint is None:
         raise InputError(
-            f"Cannot compare with {text}: expected a training that fits its machine, received: "
-            f"{report.machines[0].summary}. Name another."
+            f"Cannot compare with {text}: expected a preflight of a training step that fits its machine, received: "
+            f"{report.machines[0].summary}. Use another preflight."
         )
     return NamedFootprint(report.run or report.model, footprint)
 
 
 @dataclasses.dataclass(frozen=True)
 class FootprintComparison:
-    """Comparison of two trainings.
+    """Comparison of two training runs.
 
     Attributes:
-        new: Footprint of the new training.
-        old: Footprint of the old training.
-        name: Name of the old training.
-        broken: Messages about limits that the new training exceeds.
+        new: Footprint of the new training run.
+        old: Footprint of the old training run.
+        name: Name of the old training run.
+        broken: Messages about limits that the new training run exceeds.
     """
 
     new: Footprint
@@ -90,12 +90,14 @@ class FootprintComparison:
     def make(
         cls, report: PreflightReport, baseline: NamedFootprint, slower: float = math.inf, dearer: float = math.inf
     ) -> Self | None:
-        """Compare the training on the first machine of a report; None if it does not fit the machine.
+        """Compare the training run on the first machine of a report.
+
+        Return None if the training step does not fit the machine.
 
         Args:
             report: Findings of preflight.
-            baseline: Training to compare with.
-            slower: Largest allowed increase of the time of an epoch; 0.1 is 10%.
+            baseline: Training run to compare with.
+            slower: Largest allowed increase of the time of an epoch. 0.1 means 10%.
             dearer: Largest allowed increase of the price of a run.
         """
         new = report.footprint(report.machines[0])
@@ -108,7 +110,7 @@ class FootprintComparison:
         """Return a message for each limit that is exceeded.
 
         Args:
-            slower: Largest allowed increase of the time of an epoch; 0.1 is 10%.
+            slower: Largest allowed increase of the time of an epoch. 0.1 means 10%.
             dearer: Largest allowed increase of the price of a run.
         """
         new, old = self.new, self.old
@@ -123,8 +125,10 @@ class FootprintComparison:
             ),
         )
         return tuple(
-            f"{what} {words(now)} on {new.machine}, {now / before - 1:.0%} more than the {words(before)} of "
-            f"{self.name} on {old.machine}: at most {limit:.0%} more is allowed"
+            (
+                f"{what} {words(now)} on {new.machine}, which is {now / before - 1:.0%} more than the {words(before)} "
+                f"of {self.name} on {old.machine}. At most {limit:.0%} more is allowed"
+            )
             for what, now, before, limit, words in limited
             if now and before and now / before - 1 > limit + _ROUNDING
         )
@@ -171,15 +175,17 @@ class FootprintComparison:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Messages if the other run had another compiler, or another number of training examples."""
+        """Messages if the other run used another compiler, or another number of training examples."""
         compilers = {name: self.old.compiler.get(name, "another version") for name in sorted(self.new.compiler)}
         caveats = [
-            f"compiled with {name} {self.new.compiler[name]}, {self.name} with {before}"
+            f"this run was compiled with {name} {self.new.compiler[name]}, {self.name} with {before}"
             for name, before in compilers.items()
             if before != self.new.compiler[name]
         ]
         if self.new.num_examples != self.old.num_examples:
-            caveats.append(f"{self.new.num_examples:,} training examples, {self.name} had {self.old.num_examples:,}")
+            caveats.append(
+                f"this run has {self.new.num_examples:,} training examples, {self.name} had {self.old.num_examples:,}"
+            )
         return tuple(caveats)
 
     @property
@@ -198,11 +204,11 @@ class FootprintComparison:
 
 
 def _signed(difference: float, words: Callable[[float], str], unit: str) -> str:
-    """Return a difference as text, with its sign and unit; an empty text for a difference of 0.
+    """Return a difference as text, with its sign and unit. For a difference of 0, return an empty string.
 
     Args:
         difference: The difference.
-        words: Formats the absolute value.
+        words: Function that formats the absolute value.
         unit: Text after the number.
     """
     return f"{'-' if difference < 0 else '+'}{words(abs(difference))}{unit}" if difference else ""

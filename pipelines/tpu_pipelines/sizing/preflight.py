@@ -1,4 +1,4 @@
-"""Preflight of a configuration outside of a run, without written records and without a TPU."""
+"""Preflight of a configuration outside of a run. It needs no written records and no TPU."""
 
 import contextlib
 import dataclasses
@@ -43,7 +43,7 @@ class PlannedData:
 
     Attributes:
         num_examples: Number of examples in all splits.
-        image_bytes: Average size of an image file, in bytes; 0 means that of the available images.
+        image_bytes: Average size of an image file, in bytes. 0 means the size of the available images.
 
     Raises:
         InputError: If `num_examples` is not positive, or `image_bytes` is negative.
@@ -55,24 +55,24 @@ class PlannedData:
     def __post_init__(self) -> None:
         if self.num_examples < 1 or self.image_bytes < 0:
             raise InputError(
-                f"Expected positive numbers of examples and bytes. Received: {self.num_examples} examples, "
-                f"{self.image_bytes} bytes for an image."
+                f"The number of examples must be positive, and the bytes of an image must not be negative. Received: "
+                f"{self.num_examples} examples, {self.image_bytes} bytes for an image."
             )
 
     def split(self, at_hand: Mapping[str, int]) -> dict[str, int]:
-        """Divide the assumed number of examples among the splits in the proportions of `at_hand`, the data at hand."""
+        """Divide the assumed number of examples among the splits in the proportions of `at_hand`."""
         whole = sum(at_hand.values())
         return {name: max(count * self.num_examples // whole, min(count, 1)) for name, count in at_hand.items()}
 
     def assumed_of(self, facts: DataFacts, listing: Listing) -> DataFacts:
-        """Return the facts about the data at hand, with the host's rate adjusted to the expected data."""
+        """Return the facts about the available data, with the host's rate adjusted to the expected data."""
         inputs = facts.interface.input
         host = facts.host
         here = len(listing.keys)
         words = f"{self.num_examples:,} examples are assumed"
         if host:
             held = "in memory" if host.in_memory else "streamed from files"
-            words += f", {held}; the host's rate was measured on the {here:,} available"
+            words += f", {held}; the host's rate was measured on the {here:,} available examples"
         if self.image_bytes and isinstance(inputs, ImageInput):
             if host and inputs.encoding == ENCODED and not host.in_memory:
                 # The time of decoding depends on the pixels, which are assumed to be proportional to the bytes.
@@ -98,17 +98,19 @@ def preflight(
     region: str = "",
     is_timed: bool = True,
 ) -> PreflightReport:
-    """Compile a configuration's training step for machines; writes the report to a folder and returns it.
+    """Compile a configuration's training step for machines. Write the report to a folder and return it.
 
     Args:
-        config: Configuration of the training.
-        machines: Short names of machines; if empty, the configuration's machine and fallbacks, or else the cheapest.
-        directory: Folder for `preflight.json` and `preflight.html`; an existing report is replaced.
-        like: Footprint of another training, which sets the numbers of examples; the available data are a sample.
-        platforms: Platforms whose prices are used for each machine; if empty, the default platform.
+        config: Configuration of the training run.
+        machines: Short names of machines. If empty, the configuration's machine and fallbacks are used or, if it has
+            none, the cheapest machine.
+        directory: Folder for `preflight.json` and `preflight.html`. An existing report is replaced.
+        like: Footprint of another training run, which determines the numbers of examples. The available data are a
+            sample.
+        platforms: Platforms whose prices are used for each machine. If empty, the default platform is used.
         planned: Expected size of the training data, of which the available data are a sample.
         region: Region from the settings; see `platforms.machines.on_machine`.
-        is_timed: Whether times and prices are estimated, besides the memory.
+        is_timed: Whether times and prices are estimated in addition to the memory.
 
     Raises:
         InputError: If the configuration, its data or its model cannot be used, or the TPU compiler is not installed.
@@ -140,7 +142,7 @@ def preflight(
 
 
 def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMachine]) -> tuple[MachineReport, ...]:
-    """Return preflight's reports for machines; earlier compilations come from the cache.
+    """Return preflight's reports for machines. Earlier compilations come from the cache.
 
     Raises:
         CannotAskError: If preflight is switched off.
@@ -155,7 +157,10 @@ def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMach
 
 
 def with_settings_of(machine: MachineSpec, configured: MachineSpec | None) -> MachineSpec:
-    """Return a machine with the configured time limit, and with the configured region and spot price if available."""
+    """Return a machine with the configured time limit.
+
+    It also has the configured region and spot price, if these are available for the machine.
+    """
     if configured is None:
         return machine
     region = configured.region if configured.region in machine.slice.regions else ""
@@ -164,15 +169,15 @@ def with_settings_of(machine: MachineSpec, configured: MachineSpec | None) -> Ma
 
 
 def describe_data(config: Config, listing: Listing, cache_dir: Path, planned: PlannedData | None = None) -> DataFacts:
-    """Return preflight's facts about the data, except how fast this machine reads them.
+    """Return preflight's facts about the data, except the rate at which this machine reads them.
 
-    A few examples are written like the whole data set, for their shape. The result is cached until the size or time of
-    a source file changes.
+    To find out the shape of the examples, a few of them are written in the same way as the whole data set. The result
+    is cached until the size or time of a source file changes.
 
     Args:
-        config: Configuration of the training.
-        listing: Examples of the data set; divided into splits only if there is no cached result.
-        cache_dir: Folder that keeps the result.
+        config: Configuration of the training run.
+        listing: Examples of the data set. They are divided into splits only if there is no cached result.
+        cache_dir: Folder in which the result is cached.
         planned: Expected size of the training data, of which the available data are a sample.
 
     Raises:
@@ -182,7 +187,7 @@ def describe_data(config: Config, listing: Listing, cache_dir: Path, planned: Pl
     path = cache_dir / f"data-{digest_of([*_key_of(config, listing), counted, code_of([data.__name__]).digest])}.json"
     facts: DataFacts | None = compile_cache.recall(path, DataFacts)
     if facts is None:
-        say("preflight_training", f"reading up to {_SHAPE_EXAMPLES} examples for their shape")
+        say("preflight_training", f"reading up to {_SHAPE_EXAMPLES} examples to find out their shape")
         plan = plan_dataset(config.data, listing)
         with _written_sample(plan, _SHAPE_EXAMPLES) as (_, manifest):
             facts = DataFacts.from_manifest(
@@ -198,10 +203,10 @@ def measure_sample(
     """Return the facts about the data with the host's rate, measured on a sample that is written like the data set.
 
     Args:
-        config: Configuration of the training.
+        config: Configuration of the training run.
         listing: Examples of the data set.
         facts: Facts about the data, without the host's rate.
-        measurement: Measures the rate, and keeps it.
+        measurement: Measurement, which measures and caches the rate.
         planned: Expected size of the training data, of which the available data are a sample.
 
     Raises:
@@ -225,7 +230,7 @@ def _key_of(config: Config, listing: Listing) -> list[Any]:
 
 @contextlib.contextmanager
 def _written_sample(plan: DatasetPlan, most: int) -> Iterator[tuple[Path, Manifest]]:
-    """Write some training examples to a temporary folder; yields the folder and its manifest."""
+    """Write some training examples to a temporary folder. Yield the folder and its manifest."""
     examples = sample_of(plan, most)
     # Starting several workers takes longer than writing a small sample.
     each = plan.listing.num_bytes // len(plan.listing.keys)

@@ -1,4 +1,4 @@
-"""The command that copies local data to a bucket, where the steps of a platform can read them."""
+"""The command that copies local data to a bucket. The steps of a platform can read them there."""
 
 import dataclasses
 import os
@@ -16,8 +16,8 @@ class DataCopy(NamedTuple):
     """A copy of local data in a bucket.
 
     Attributes:
-        words: Program and arguments of the command that makes the copy; repeated, it changes nothing.
-        source: Value of `data.source` that names the copy.
+        words: Program and arguments of the command that makes the copy. Repeating the command changes nothing.
+        source: Value of `data.source` for the copy.
     """
 
     words: tuple[str, ...]
@@ -34,7 +34,7 @@ def plan_copy(source: str, bucket: str = "") -> DataCopy:
 
     Args:
         source: A local source, for example `images:/data/flowers`.
-        bucket: `gs://…` or `s3://…`; empty for a placeholder.
+        bucket: `gs://…` or `s3://…`. If empty, a placeholder is used.
 
     Example:
         >>> plan_copy("images:/data/flowers", "gs://my-bucket").command

@@ -77,9 +77,9 @@ class DataOverview(Displayed):
         params: Parameters to read the data.
         kind: Kind of example: `image`, `text` or `corpus`.
         split_examples: Number of examples by split.
-        class_examples: Number of examples by class or label; empty without classes.
+        class_examples: Number of examples by class or label. Empty without classes.
         has_splits: Whether the source defines splits.
-        notes: Messages of the source about what it left out or assumed.
+        notes: Messages of the source about left-out inputs and assumptions.
         num_looked_at: Number of examples that were read.
         sizes: (height, width) of each image that was read.
         channels: Numbers of channels of the images: 1, 3 or both.
@@ -89,7 +89,7 @@ class DataOverview(Displayed):
             of a table without a label or a word, and files that are missing or empty.
         num_inputs: Number of all inputs, usable or not.
         class_splits: Number of examples by class or label, for each split.
-        warnings: Warnings about splits whose words are mostly unknown, one for each of these splits.
+        warnings: Warnings about splits whose words are mostly unknown, one for each such split.
     """
 
     params: WriteParams
@@ -110,7 +110,10 @@ class DataOverview(Displayed):
 
     @property
     def trained_classes(self) -> Mapping[str, int]:
-        """Number of training examples by class; number of all examples if the splits are not known."""
+        """Number of training examples by class.
+
+        If the splits are not known, number of all examples by class.
+        """
         return self.class_splits.get(TRAIN, self.class_examples)
 
     @property
@@ -130,7 +133,10 @@ class DataOverview(Displayed):
         return "\n".join(self.lines())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a mapping of example counts for each class, in all and by split; without classes, for each split."""
+        """Return a mapping of example counts for each class, in total and by split.
+
+        Without classes, return a mapping for each split.
+        """
         if not self.class_examples:
             return [{"split": name, "examples": count} for name, count in self.split_examples.items()]
         by_split = self.class_splits.items()
@@ -157,7 +163,7 @@ class DataOverview(Displayed):
         """Return lines with the number of examples, and with their classes and sizes."""
         total = sum(self.split_examples.values())
         splits = ", ".join(f"{name} {count:,}" for name, count in self.split_examples.items())
-        own = "the source's own" if self.has_splits else "held out by hash"
+        own = "from the source" if self.has_splits else "held out by hash"
         plural = {IMAGE: "images", TEXT: "texts"}.get(self.kind, "passages")
         lines = [f"{total:,} {plural} ({splits}; {own})", *self._class_lines()]
         if self.sizes:
@@ -179,19 +185,19 @@ class DataOverview(Displayed):
 
     @property
     def typical(self) -> int:
-        """Median number of words of the texts; 0 without texts."""
+        """Median number of words of the texts, or 0 without texts."""
         return int(statistics.median(self.lengths)) if self.lengths else 0
 
 
 def source_of(place: str, kind: str = "") -> str:
-    """Return the source, for example `images:DIR`, for a path; a source is returned unchanged.
+    """Return the source, for example `images:DIR`, for a path. A source is returned unchanged.
 
     Args:
-        place: A folder or file, here or on gs://.
-        kind: One of `KINDS`; empty to detect it.
+        place: A folder or file, local or on gs://.
+        kind: One of `KINDS`. If empty, the kind is detected.
 
     Raises:
-        InputError: If there is no such path, or its kind of data is unknown.
+        InputError: If there is no such path, or the kind of its data is unknown.
     """
     if SourceRef.parse(place).kind in SOURCES:
         return place
@@ -217,13 +223,15 @@ def source_of(place: str, kind: str = "") -> str:
     tables = [name for name in names if name.lower().endswith(".csv")]
     if tables:
         raise InputError(
-            f"Cannot tell which file of {place!r} lists the examples; it holds {quoted(tables)}. Name one, for example "
-            f"csv:{os.path.join(place, tables[0])}. If the examples and their labels are in two files, {JOIN_TABLES}."
+            f"Cannot tell which file of {place!r} lists the examples: it contains {quoted(tables)}. Name one of them, "
+            f"for example csv:{os.path.join(place, tables[0])}. If the examples and their labels are in two files, "
+            f"{JOIN_TABLES}."
         )
     raise InputError(
-        f"Cannot tell what {place!r} holds: expected a folder of images, texts, .tar, .parquet or .tfrecord files, "
-        "or a .csv, .npz or .txt file, or an export of Label Studio (.json) or CVAT (.xml). Audio, video and tables of "
-        f"numbers are not supported. If it is one of these, name the kind: {', '.join(KINDS)}."
+        f"Cannot detect the kind of data in {place!r}: expected a folder of images, texts, .tar, .parquet or "
+        ".tfrecord files, or a .csv, .npz or .txt file, or an export of Label Studio (.json) or CVAT (.xml). Audio, "
+        "video and tables of numbers are not supported. If the data are of one of these kinds, name the kind: "
+        f"{', '.join(KINDS)}."
     )
 
 
@@ -232,8 +240,8 @@ class Guess(NamedTuple):
 
     Attributes:
         params: Parameters to read the data, with the task.
-        listing: The examples; None if they must be listed with `params`.
-        reason: Message to the user that says why the task was chosen; empty if the labels were not examined.
+        listing: The examples, or None if they must be listed with `params`.
+        reason: Message to the user that says why the task was chosen. Empty if the labels were not examined.
     """
 
     params: WriteParams
@@ -242,7 +250,9 @@ class Guess(NamedTuple):
 
 
 def guess_task(params: WriteParams) -> Guess:
-    """Guess the task from the labels: `cat|dog` is multi-label, and numbers with a fraction are a regression.
+    """Guess the task from the labels.
+
+    `cat|dog` is multi-label, and numbers with a fraction are a regression.
 
     A few different whole numbers are classes, even if they are written as `1.0`.
 
@@ -253,28 +263,30 @@ def guess_task(params: WriteParams) -> Guess:
         return Guess(params, None, "")
     several = dataclasses.replace(params, task=MULTI_LABEL)
     numbers = dataclasses.replace(params, task=REGRESSION, class_names=())
-    numeric = Guess(numbers, None, "the task is regression: the labels are numbers with a fraction")
+    numeric = Guess(numbers, None, "the task is regression, because the labels are numbers with a fraction")
     try:
         listing = list_examples(params)
     except InputError:
         if _has_several_labels(several):
-            return Guess(several, None, "the task is multi_label: some examples have several labels")
+            return Guess(several, None, "the task is multi_label, because some examples have several labels")
         if not params.class_names and _has_fractions(numbers):
             return numeric
         raise
     names = listing.class_names
     # Exports of annotation tools have lists for several labels, so `|` is part of a name there.
     if params.source_ref.kind == "csv" and any("|" in name for name in names):
-        return Guess(several, None, "the task is multi_label: '|' separates the labels in a cell")
+        return Guess(several, None, "the task is multi_label, because '|' separates the labels in a cell")
     if not params.class_names and _have_decimal_commas(numbers, names):
         return numeric
-    advice = "; data.task=classification makes each number a class"
+    advice = ". data.task=classification makes each number a class"
     if not params.class_names and len(names) > _MOST_LEVELS and _are_numbers(names):
-        return Guess(numbers, None, f"the task is regression: the labels are {len(names):,} different numbers{advice}")
-    reason = f"the task is classification: the labels are {len(names):,} names"
+        return Guess(
+            numbers, None, f"the task is regression, because the labels are {len(names):,} different numbers{advice}"
+        )
+    reason = f"the task is classification, because the labels are {len(names):,} names"
     if _are_numbers(names):
         reason = (
-            f"the task is classification: the labels are {len(names):,} different whole numbers; "
+            f"the task is classification, because the labels are {len(names):,} different whole numbers. "
             "data.task=regression predicts them as numbers"
         )
     if joined := find_joined(names):
@@ -285,7 +297,7 @@ def guess_task(params: WriteParams) -> Guess:
 
 
 def _has_several_labels(params: WriteParams) -> bool:
-    """Return whether some example has more than one label: the data are multi-label, and labels may be empty."""
+    """Return whether an example has more than one label. Such data are multi-label, and labels may be empty."""
     with contextlib.suppress(InputError):
         return bool((list_examples(params).labels.sum(axis=1) > 1).any())
     return False
@@ -299,7 +311,7 @@ def _are_numbers(names: tuple[str, ...]) -> bool:
 
 
 def _has_fractions(params: WriteParams) -> bool:
-    """Return whether the labels can be read as regression targets, and some have a fraction."""
+    """Return whether the labels can be read as regression targets, and some of them have a fraction."""
     with contextlib.suppress(InputError):
         labels = list_examples(params).labels
         return bool((labels != np.floor(labels)).any())
@@ -312,11 +324,11 @@ def _have_decimal_commas(params: WriteParams, names: tuple[str, ...]) -> bool:
 
 
 def look_at(params: WriteParams, overrides: Sequence[str] = ()) -> DataOverview:
-    """List data, guess their task, divide them into splits, and read some examples; returns an overview.
+    """List data, guess their task, divide them into splits, and read some examples. Return an overview.
 
     Args:
         params: Parameters to read the data; see `guess_task`.
-        overrides: Settings of the user that are in `params`. If they name the task, it is not guessed.
+        overrides: Settings of the user that are in `params`. If they contain the task, it is not guessed.
 
     Raises:
         InputError: If the source cannot be used.
@@ -337,7 +349,7 @@ def look_at(params: WriteParams, overrides: Sequence[str] = ()) -> DataOverview:
 
 
 def overview_of(plan: DatasetPlan) -> DataOverview:
-    """Return an overview of a plan's data; see `look_at`."""
+    """Return an overview of a plan's data. See `look_at`."""
     listing, params = plan.listing, plan.params
     overview = DataOverview(
         params=params,
@@ -421,13 +433,13 @@ def _read_some(overview: DataOverview, plan: DatasetPlan) -> DataOverview:
 
 
 def _warn_of_unknown(plan: DatasetPlan, until: float) -> Iterator[str]:
-    """Yield a warning for each held-out split whose words are mostly unknown, judged by a sample of its texts.
+    """Yield a warning for each held-out split whose words are mostly unknown. A sample of its texts is examined.
 
     The vocabulary comes from the first training texts.
 
     Args:
         plan: Plan of a data set of texts.
-        until: Time by the monotonic clock after which no more texts are read.
+        until: Time of the monotonic clock after which no more texts are read.
     """
     params = plan.params
     rule = find_tokenization(params.tokenization)
@@ -447,7 +459,7 @@ def _warn_of_unknown(plan: DatasetPlan, until: float) -> Iterator[str]:
 
 
 def _read_texts(listing: Listing, examples: np.ndarray, until: float) -> Iterator[bytes]:
-    """Yield the texts that can be read, until a time by the monotonic clock."""
+    """Yield the texts that can be read until a time of the monotonic clock."""
     for index in examples.tolist():
         if time.monotonic() > until:
             return

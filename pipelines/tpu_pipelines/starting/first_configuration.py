@@ -37,7 +37,7 @@ _MODELS = {IMAGE: "images", TEXT: "texts", CORPUS: "corpus"}
 _ANSWERS = {
     "classification": ("one class of several", "A probability for every class."),
     "multi_label": ("any number of labels", "An independent probability for every label."),
-    "regression": ("numbers", "Standardized numbers; the units are restored later."),
+    "regression": ("numbers", "Standardized numbers. The units are restored later."),
     "language_model": ("the next character of each", "A probability for every character."),
 }
 _SIDES = (32, 48, 64, 96)  # Sides of the training images; a CPU is slow with larger ones.
@@ -68,20 +68,21 @@ class Start:
         """Write the files.
 
         Raises:
-            InputError: If a file exists and `overwrite` is not set, or cannot be written.
+            InputError: If a file exists and `overwrite` is not set, or a file cannot be written.
         """
         # The schema is generated, and the same for all configurations of a folder.
         there = [str(path) for path in self.files if path.name != SCHEMA_FILE and path.exists()]
         if there and not overwrite:
             raise InputError(
-                f"Refused to overwrite {', '.join(there)}. Use another --name or --output, or overwrite with --force."
+                f"Cannot overwrite {', '.join(there)}: the files exist. Use another --name or --output, or overwrite "
+                "them with --force."
             )
         for path, content in self.files.items():
             storage.require_writable(path.parent)
             storage.write_bytes(path, content.encode())
 
     def remove(self) -> None:
-        """Remove the files that `write` has written, except the schema, which other configurations use too."""
+        """Remove the files that `write` wrote. The schema is kept, because other configurations also use it."""
         for path in self.files:
             if path.name != SCHEMA_FILE:
                 path.unlink(missing_ok=True)
@@ -109,12 +110,12 @@ def plan_start(
     overrides: Sequence[str] = (),
     workflow: bool = False,
 ) -> Start:
-    """Choose a configuration for the data, and a model if none is named.
+    """Choose a configuration for the data, and a model if the user has not named one.
 
     Args:
         overview: The data.
         name: Name of the runs, and of the files.
-        model: The model's name or file; empty to write one.
+        model: Name or file of the model. If empty, a model is written.
         folder: Folder for the configuration and the model.
         overrides: Changes of the chosen values, `section.key=value` each.
         workflow: Whether to write a GitHub workflow that retrains.
@@ -134,10 +135,10 @@ def plan_start(
     raw: dict[str, Any] = {"name": name, "data": data, "model": model, "training": training}
     if overview.is_imbalanced:
         training["balance_classes"] = True
-        more["training.balance_classes"] = "The classes differ much in size; with balancing, all have the same weight."
+        more["training.balance_classes"] = "The classes differ much in size. With balancing, all have the same weight."
         constant = 1 / len(overview.class_examples)  # Macro F1 of always answering one class is at most this.
         raw["gate"] = {"beat_baseline": False, "minimum": {"macro_f1": round(constant + _BETTER, 2)}}
-        more["gate.beat_baseline"] = "Always answering the commonest class has a high accuracy; use macro_f1."
+        more["gate.beat_baseline"] = "Always predicting the most frequent class has a high accuracy, so use macro_f1."
     if workflow:
         raw["machine"] = CHEAPEST_MACHINE
         more["machine"] = "Machine for the runs of the workflow; `run` trains on this computer."
@@ -162,15 +163,17 @@ def _steps_before_retraining(config_path: Path, source: str, files: Sequence[Pat
     if (location := find_location(SourceRef.parse(source))) and not location.is_remote:
         copy = plan_copy(source)
         steps.append(
-            f"copy the data to a bucket, {copy.command}, and set data.source={copy.source} in {config_path}: the "
-            "workflow cannot read local files"
+            f"copy the data to a bucket, {copy.command}, and set data.source={copy.source} in {config_path}, because "
+            "the workflow cannot read local files"
         )
     steps += [
-        "push an image, and set TPU_PIPELINES_PROJECT, TPU_PIPELINES_REGION, TPU_PIPELINES_BUCKET and "
-        f"TPU_PIPELINES_IMAGE; `tpu-pipelines check {config} --target vertex` names what is missing",
-        "set the same variables in the repository, and TPU_PIPELINES_REPOSITORY, as OWNER/NAME, "
-        "TPU_PIPELINES_COMMIT, WORKLOAD_IDENTITY_PROVIDER and WORKLOAD_IDENTITY_ACCOUNT: the workflow installs "
-        "tpu-pipelines from that checkout, and signs in without a key",
+        (
+            "push an image, and set TPU_PIPELINES_PROJECT, TPU_PIPELINES_REGION, TPU_PIPELINES_BUCKET and "
+            f"TPU_PIPELINES_IMAGE. `tpu-pipelines check {config} --target vertex` lists what is missing"
+        ),
+        "set the same variables in the repository, and TPU_PIPELINES_REPOSITORY (OWNER/NAME), TPU_PIPELINES_COMMIT, "
+        "WORKLOAD_IDENTITY_PROVIDER and WORKLOAD_IDENTITY_ACCOUNT. The workflow installs tpu-pipelines from that "
+        "commit, and signs in without a key",
         f"commit {', '.join(map(str, files))}, and push to main",
     ]
     return [f"before retraining, step {number} of {len(steps)}: {step}" for number, step in enumerate(steps, 1)]
@@ -181,7 +184,7 @@ def retraining_workflow(config: str, steps: Sequence[str] = ()) -> str:
 
     Args:
         config: Path of the configuration in the repository, or name of a ready example.
-        steps: What must be done before; comments at the top.
+        steps: Steps that must be done before. They are comments at the top.
     """
     # Names must not leave their comment line.
     comments = "".join(f"# {' '.join(in_one_line(step).split())}\n" for step in steps)
@@ -231,14 +234,14 @@ def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Re
         data["channels"], reasons["data.channels"] = shape[-1], _AS_THE_MODEL
     elif len(overview.channels) > 1 and not params.channels:
         data["channels"] = 3
-        reasons["data.channels"] = "The data mix grey and colour: 3 makes all images colour, 1 all grey."
+        reasons["data.channels"] = "The data contain grey and colour images. 3 makes all images colour, 1 all grey."
     if overview.bad_share and not params.max_bad_fraction:
         data["max_bad_fraction"] = min(0.5, math.ceil(200 * overview.bad_share) / 100)
-        reasons["data.max_bad_fraction"] = "Largest share of bad examples, which are quarantined; see above."
+        reasons["data.max_bad_fraction"] = "Largest share of bad examples. They are quarantined; see above."
     if overview.kind == TEXT and overview.lengths:
         longest = sorted(overview.lengths)[int(0.9 * (len(overview.lengths) - 1))]  # The 90% quantile.
         data["num_tokens"] = min(400, max(16, 16 * math.ceil(longest / 16)))
-        reasons["data.num_tokens"] = "Number of words that the model sees; longer texts lose their beginning."
+        reasons["data.num_tokens"] = "Number of words that the model reads. Longer texts lose their beginning."
     if overview.kind == TEXT and len(shape) == 1 and shape[0] and params.num_tokens == WriteParams.num_tokens:
         data["num_tokens"], reasons["data.num_tokens"] = shape[0], _AS_THE_MODEL
         known = re.search(rb'"class_name": "Embedding".*?"input_dim": (\d+)', _described(Path(model)))
@@ -250,11 +253,11 @@ def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Re
         tokens = params.num_tokens if is_set else max(128, 2 * params.context_tokens)
         data |= {"num_tokens": tokens, "context_tokens": params.context_tokens or tokens // 2}
         reasons["data.num_tokens"] = (
-            "Characters of a passage; the evaluation reads the first context_tokens without scoring them."
+            "Characters of a passage. The evaluation reads the first context_tokens without scoring them."
         )
     if not overview.has_splits:
         data |= {"validation_fraction": params.validation_fraction, "test_fraction": params.test_fraction}
-        reasons["data.validation_fraction"] = "Held out by hash: the same examples on every machine."
+        reasons["data.validation_fraction"] = "Held out by hash, so that every machine holds out the same examples."
     return data, reasons
 
 
@@ -270,13 +273,16 @@ def _choose_size(overview: DataOverview, shape: Sequence[int | None]) -> tuple[l
 
 
 def _is_compiled(model: str) -> bool:
-    """Return whether a model's file seems to compile the model; the code is not run."""
+    """Return whether a model's file seems to compile the model. The code is not run."""
     path = Path(model)
     return path.suffix in (".py", ".keras") and path.is_file() and bool(_COMPILED.search(_described(path)))
 
 
 def _described(path: Path) -> bytes:
-    """Return the code of a model's file, or the description in a .keras file; empty for a damaged one."""
+    """Return the code of a model's file, or the description in a .keras file.
+
+    Return an empty result for a damaged file.
+    """
     try:
         if path.suffix == ".py":
             return path.read_bytes()
@@ -287,20 +293,28 @@ def _described(path: Path) -> bytes:
 
 
 def _input_shape(model: str) -> tuple[int | None, ...]:
-    """Return the shape of a .keras file's input, None for a size that it leaves open; empty if it is not described."""
+    """Return the shape of a .keras file's input. A size that the file leaves open is None.
+
+    Return an empty list if the file does not describe the shape.
+    """
     shape = re.search(rb'"batch_shape": (\[null(?:, (?:\d+|null))+\])', _described(Path(model)))
     return tuple(json.loads(shape[1])[1:]) if shape and model.endswith(".keras") else ()
 
 
 def _least_image_shape(model: str) -> tuple[int, ...]:
-    """Return the smallest height and width, and the channels, that a ready model takes; empty if it takes any."""
+    """Return the smallest height and width, and the number of channels, that a ready model accepts.
+
+    Return an empty list if the model accepts all of them.
+    """
     module = importlib.import_module(REGISTRY[model]) if model in REGISTRY else None
     least: tuple[int, ...] = getattr(module, "LEAST_IMAGE_SHAPE", ())
     return least
 
 
 def batch_for(examples: int) -> int:
-    """Return a batch size for a number of training examples: a power of two from 8 to 128, or all examples if fewer.
+    """Return a batch size for a number of training examples.
+
+    It is a power of two from 8 to 128, or all examples if there are fewer.
 
     From 160 examples on, an epoch has at least 20 steps, so that a trial of three epochs learns beyond the warmup.
 
@@ -322,12 +336,12 @@ def _choose_training(overview: DataOverview, is_ours: bool) -> tuple[dict[str, A
         "warmup_epochs": 0.5,
     }
     reasons = {
-        "training.epochs": "Maximum. More epochs help as long as the validation loss still falls.",
+        "training.epochs": "Maximum. More epochs help while the validation loss still falls.",
         "training.batch_size_per_replica": f"For {examples:,} training examples. On a TPU, use 128 or more.",
     }
     if is_ours and overview.kind == TEXT:  # Word vectors start at random, and each batch changes few of them.
         training["learning_rate"] = _TEXT_LEARNING_RATE
-        reasons["training.learning_rate"] = "With Keras's 0.001, word vectors learn little in a short trial."
+        reasons["training.learning_rate"] = "With Keras's default of 0.001, word vectors learn little in a short trial."
     if VALIDATION in overview.split_examples:
         training["early_stopping_epochs"] = max(5, epochs // 4)
     return training, reasons
@@ -337,15 +351,15 @@ def _hints(overview: DataOverview) -> list[str]:
     hints = []
     examples = overview.split_examples.get(TEST, 0)
     if examples < 100:
-        hints.append(f"{examples:,} test examples tell models apart only if they differ much; more data would help")
+        hints.append(f"{examples:,} test examples can tell models apart only if they differ much. More data would help")
     if overview.is_imbalanced:
-        hints.append("the classes differ much in size: they are balanced in training, and judged by macro_f1")
+        hints.append("the classes differ much in size, so they are balanced in training and judged by macro_f1")
     return hints
 
 
 _MACHINE = "# machine: v5e-1    # TPU for training and preflight; `tpu-pipelines machines` lists the choices.\n"
 _TAIL = """\
-gate:    # By default, a model must beat the best constant answer and the previous champion to be promoted.
+gate:    # By default, a model must beat the best constant prediction and the previous champion to be promoted.
   # {side}: {{{metric}: {value}}}    # If the model does not reach this, the exit code is 3.
 """
 
@@ -381,7 +395,7 @@ def _entry(section: str, key: str, value: Any, reasons: Reasons) -> list[str]:
 
 
 def _scalar(value: Any) -> str:
-    """Return a value as YAML on one line: JSON is YAML, and plain words need no quotes."""
+    """Return a value as YAML on one line. JSON is YAML, and plain words need no quotes."""
     is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value)
     is_word = is_plain and value.lower() not in ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
     return value if is_word else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Schedules of runs on a platform; each name has one."""
+"""Schedules of runs on a platform. There is one schedule per name."""
 
 import dataclasses
 import difflib
@@ -23,7 +23,7 @@ class Change:
         action: `created`, `updated` or `unchanged`.
         schedule: Schedule after the change.
         difference: Removed (`-`) and added (`+`) lines of its content.
-        duplicates: Ids of other schedules of the same name, which somebody else has created.
+        duplicates: IDs of other schedules with the same name, which somebody else has created.
     """
 
     action: str
@@ -49,16 +49,16 @@ def check_cron(cron: str) -> None:
 def upsert(
     client: PlatformClient, job: Job, cron: str, backoff: Backoff | None = None, dry_run: bool = False
 ) -> Change:
-    """Create or change the schedule of a run, or leave it if it is up to date.
+    """Create or change the schedule of a run, or leave it unchanged if it is up to date.
 
-    A paused schedule stays paused. There is never a second schedule: of concurrently created schedules only the oldest
-    remains, and a retry finds a schedule whose creation was not confirmed.
+    A paused schedule stays paused. There is never a second schedule: if several are created concurrently, only the
+    oldest remains, and a retry finds a schedule whose creation was not confirmed.
 
     Args:
         client: Client of the platform, which does not retry.
         job: Job that the schedule starts.
         cron: Cron expression of the start times.
-        backoff: Delays between retries after transient errors.
+        backoff: Policy for retries after transient errors.
         dry_run: Return the change without making it.
 
     Raises:
@@ -89,7 +89,7 @@ def upsert(
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return the removed (`-`) and added (`+`) lines of YAML; empty if there are none."""
+    """Return the removed (`-`) and added (`+`) lines of YAML, or an empty string if there are none."""
     old, new = (yaml.safe_dump(content).splitlines() if content else [] for content in comparable(before, after))
     lines = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]
     return "\n".join(line for line in lines if not line.startswith("@@"))
@@ -113,7 +113,7 @@ def change_state(client: PlatformClient, name: str, action: str, dry_run: bool =
     schedules = client.schedules(name)
     if not schedules:
         raise InputError(
-            f"Cannot {action} the schedule of {name!r}: it does not exist. Check the name and the settings."
+            f"Cannot {action} the schedule of {name!r}: there is no such schedule. Check the name and the settings."
         )
     for schedule in () if dry_run else schedules:
         if action == "delete" or schedule.is_paused == (action == "resume"):

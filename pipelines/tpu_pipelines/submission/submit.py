@@ -1,7 +1,9 @@
-"""A run on a platform: submitted once, followed to its end, and moved to the next machine if one is not available.
+"""A run on a platform.
 
-All state is on the platform. A job's id follows from the configuration, the data and the code. A repeated submission,
-also a concurrent one or one from another computer, therefore finds the existing job.
+It is submitted once, followed to its end, and moved to the next machine if one is not available.
+
+All state is on the platform. The ID of a job is derived from the configuration, the data and the code. So a repeated
+submission finds the existing job, even if it is concurrent or comes from another computer.
 """
 
 import dataclasses
@@ -43,9 +45,10 @@ class RunPlan:
 
     Attributes:
         jobs: Job for each machine, in the order in which the machines are tried.
-        runs: What each job was built from, in the same order.
-        resources: Resources that steps request for the size of the data, in words; empty if they request the default.
-        data: Examples of the data set; None if they must be downloaded first.
+        runs: Run from which each job was built, in the same order.
+        resources: Resources that steps request because of the size of the data, in words. Empty if they request the
+            defaults.
+        data: Examples of the data set, or None if the data must be downloaded first.
     """
 
     jobs: tuple[Job, ...]
@@ -55,12 +58,12 @@ class RunPlan:
 
     @property
     def carried(self) -> Mapping[str, bytes]:
-        """Content of the files that the jobs read from the bucket, by URI; the same for all machines."""
+        """Content of the files that the jobs read from the bucket, by URI. It is the same for all machines."""
         return self.runs[0].carried if self.runs else {}
 
     @property
     def checkpoints(self) -> str:
-        """Folder of the training's checkpoints on the first machine, relative to the bucket or volume."""
+        """Folder of the checkpoints on the first machine, relative to the bucket or volume."""
         return self.runs[0].checkpoints
 
     def has(self, job_id: str) -> bool:
@@ -68,7 +71,7 @@ class RunPlan:
         return job_id.startswith(self.jobs[0].job_id)
 
     def round(self, number: int) -> tuple[Job, ...]:
-        """Return the jobs of the 1st, 2nd, … submission; from the 2nd on they have other ids.
+        """Return the jobs of the 1st, 2nd, … submission. From the 2nd submission on, the jobs have other IDs.
 
         Example:
             The first machine of the second round: digits-3f9c2a7d41e0-r2.
@@ -81,17 +84,17 @@ class RunPlan:
         )
 
     def number_of(self, job_id: str) -> int:
-        """Return the number of the submission that a job belongs to; see `RunPlan.round`."""
+        """Return the number of the submission to which a job belongs. See `RunPlan.round`."""
         match = re.match(r"-r(\d+)", job_id.removeprefix(self.jobs[0].job_id))
         return int(match[1]) if match else 1
 
     def jobs_from(self, job_id: str) -> list[Job]:
-        """Return the job with this id, and the jobs on the next machines of the same round."""
+        """Return the job with this ID, and the jobs on the next machines of the same submission."""
         return list(itertools.dropwhile(lambda job: job.job_id != job_id, self.round(self.number_of(job_id))))
 
 
 def plan_submission(config: Config, platform: Platform, settings: Settings) -> RunPlan:
-    """Check a run's data, compile the run for each of its machines, and derive its id.
+    """Check a run's data, compile the run for each of its machines, and derive the IDs of its jobs.
 
     Args:
         config: Configuration to run.
@@ -137,10 +140,12 @@ def plan_submission(config: Config, platform: Platform, settings: Settings) -> R
 
 
 def without_cache(plan: RunPlan) -> RunPlan:
-    """Return the run changed so that all steps run, regardless of the platform's cache and of earlier checkpoints.
+    """Return the run changed so that all steps run.
 
-    Its checkpoints have a folder of their own, named by the time: a job that restarts, or a job on the next machine,
-    continues from them.
+    The platform's cache and earlier checkpoints are not used.
+
+    Its checkpoints are in a separate folder that is named by the time. A job that restarts, or a job on the next
+    machine, continues from these checkpoints.
     """
     jobs = []
     anew = f"{plan.checkpoints}/{now():%Y%m%dT%H%M%S%f}"
@@ -164,7 +169,9 @@ def put_carried(plan: RunPlan) -> None:
 
 
 def submit(plan: RunPlan, submitter: PlatformClient, again: bool = False) -> Submission:
-    """Start a run. If it has a job already, return that job, even if it has ended or has one of the fallback machines.
+    """Start a run, or return its existing job.
+
+    The existing job may have ended, or may use a fallback machine.
 
     Args:
         plan: Plan of the run.
@@ -183,7 +190,10 @@ def submit(plan: RunPlan, submitter: PlatformClient, again: bool = False) -> Sub
 
 
 def look_up(plan: RunPlan, submitter: PlatformClient) -> Submission | None:
-    """Return the newest job of a run on any of its machines; None if there is none. Starts nothing."""
+    """Return the newest job of a run on any of its machines, or None if there is none.
+
+    Nothing is started.
+    """
     newest, number = None, 1
     while jobs := [job for planned in plan.round(number) if (job := submitter.get(planned.job_id))]:
         newest = jobs[-1]
@@ -206,17 +216,17 @@ def wait(
     poll_seconds: float = 20,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Submission:
-    """Follow a run to its end, and start it on the next machine if one is not available.
+    """Follow a run to its end. If a machine is not available, start the run on the next machine.
 
-    The process may be killed, and `wait` repeated: all state is on the platform.
+    If the process is killed, `wait` can be repeated, because all state is on the platform.
 
     Args:
         plan: Plan of the run.
         submission: Result of `submit`.
         submitter: Client of the platform.
-        report: Called with every state of the run.
+        report: Function that is called with every state of the run.
         poll_seconds: Seconds between two requests.
-        sleep: Waits for a number of seconds.
+        sleep: Function that waits for a number of seconds.
 
     Raises:
         PlatformError: If the job was deleted.
@@ -231,7 +241,7 @@ def wait(
         sleep(poll_seconds)
         current = submitter.get(job.job_id)
         if current is None:
-            raise PlatformError(f"The run {job.job_id} was deleted. Submit it again.")
+            raise PlatformError(f"The run {job.job_id} was deleted on the platform. Submit it again.")
         submission = current
         report(submission)
     ended_early = submission.state is not State.SUCCEEDED and given_up
@@ -241,7 +251,7 @@ def wait(
 
 
 def describe(config: Config, plan: RunPlan) -> Iterator[Finding]:
-    """Describe a run that is not submitted (dry run): machine, price, image, data, model, job, missing parts.
+    """Describe a run that is not submitted (dry run): machine, price, image, data, model, job and missing parts.
 
     Args:
         config: Configuration of the run.
@@ -266,7 +276,7 @@ def _prices(config: Config, plan: RunPlan) -> Iterator[Finding]:
 
     Raises:
         CannotAskError: If preflight is switched off, or the data must be downloaded first.
-        InputError: If the compiler is not installed, or the training cannot be compiled.
+        InputError: If the compiler is not installed, or the training step cannot be compiled.
     """
     if plan.data is None:
         raise CannotAskError(f"unknown until the data are downloaded: tpu-pipelines preflight {config.name}")

@@ -18,7 +18,7 @@ from tpu_components.create_tfrecords.preparing import prepare
 from tpu_components.create_tfrecords.writer import write_prepared
 from tpu_pipelines.pipeline.cache_keys import data_version
 
-_CHANGED = r"The data changed while they were read: 1 files differ from the listing, for example '"
+_CHANGED = r"The data changed while they were being read: 1 files differ from the listing, for example '"
 
 
 def _images(folder):
@@ -167,7 +167,7 @@ def test_another_inode_in_a_mounted_bucket_is_no_change(pictures, monkeypatch):
     params = WriteParams(f"images:{pictures}/data")
     on_disk = plan_dataset(params).listing
     monkeypatch.setattr(os, "stat", look_up)
-    with pytest.raises(InputError, match=r"The data changed while they were read: 40 files"):
+    with pytest.raises(InputError, match=r"The data changed while they were being read: 40 files"):
         on_disk.require_unchanged()
     monkeypatch.setattr("tpu_components.core.files.storage.BUCKETS_MOUNT", pictures)
     plan_dataset(params).listing.require_unchanged()

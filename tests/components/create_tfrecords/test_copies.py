@@ -102,7 +102,7 @@ def test_a_copy_of_a_tested_picture_is_tested_or_left_out_and_so_is_one_of_a_val
             if place < 180:
                 assert np.array_equal(image, pictures[place % 120])
     told = capsys.readouterr().err
-    assert "60 images are exact copies of another one, 60 near copies; copies.json lists them" in told
+    assert "60 images are exact copies of other images, 60 are near copies. copies.json lists them" in told
     assert f"left out {len(left_out)} images with a copy in test or validation" in told
 
 
@@ -204,7 +204,7 @@ def test_splits_of_the_sources_own_are_left_and_copies_across_them_told_with_the
     trained = manifest.splits["test"].statistics["num_also_in_train"]
     assert 40 < trained < 60
     assert f"{trained} of 60 images in test have an exact or near copy in train" in told
-    assert f"{copies['contradictory']} sets of copies have several labels, the first: 'train/" in told
+    assert f"{copies['contradictory']} sets of copies have several labels. The first: 'train/" in told
 
 
 def test_texts_of_the_same_words_are_in_no_two_splits(tmp_path):

@@ -117,7 +117,7 @@ def test_a_changed_character_changes_the_data_version(tmp_path):
         ({"channels": 3}, r"channels does not apply to a corpus. Received: channels=3 with 'corpus:"),
         ({"class_names": ("a", "b")}, r"class_names does not apply to a corpus. Received: class_names=\('a', 'b'\)"),
         ({"vocabulary_size": 99}, r"vocabulary_size does not apply to a corpus. Received: vocabulary_size=99"),
-        ({"group_column": "act"}, r"group_column='act' needs a csv:, .* source"),
+        ({"group_column": "act"}, r"group_column='act' requires a csv:, .* source"),
         ({"context_tokens": 16}, r"below num_tokens=16. Received: context_tokens=16"),
         ({"num_tokens": 0, "context_tokens": 0}, r"num_tokens must be at least 1. Received: num_tokens=0"),
     ],

@@ -244,7 +244,7 @@ def test_weights_of_examples_are_read_from_a_column_and_kept_in_the_records(kind
 @pytest.mark.parametrize("weight", [-0.5, float("inf")])
 def test_a_weight_that_is_negative_or_not_finite_is_refused(kind, weight, pictures, tmp_path):
     params = _weighted(kind, tmp_path, pictures, [*[1.0] * 23, weight])
-    said = rf"Weights must be finite numbers of at least 0. Received: {weight} in 'trust' at .*23.*, the first of 1"
+    said = rf"numbers of at least 0. Received: {weight} in 'trust' at .*23.*, which is the first of 1"
     with pytest.raises(InputError, match=said.replace("23", "25") if kind == "csv" else said):
         list_examples(params)
 
@@ -254,7 +254,7 @@ def test_weights_that_are_missing_empty_all_0_or_of_another_kind_of_source_are_r
     with pytest.raises(InputError, match=r"All weights of training examples in .* are 0.*the column 'trust'"):
         plan_dataset(params)
     with pytest.raises(
-        InputError, match=r"Missing columns .*'confidence', which data.columns names. Received: .*'trust'"
+        InputError, match=r"Missing columns .*'confidence'. The setting data.columns names them. Received: .*'trust'"
     ):
         list_examples(replace(params, columns={"weight": "confidence"}))
     params = _weighted("csv", tmp_path, pictures, [*[1.0] * 23, ""])
@@ -263,7 +263,7 @@ def test_weights_that_are_missing_empty_all_0_or_of_another_kind_of_source_are_r
     params = _weighted("csv", tmp_path, pictures, [*[1.0] * 23, "much"])
     with pytest.raises(InputError, match=r"Cannot use line 25 of .*: expected a number in 'trust', received 'much'"):
         plan_dataset(params)
-    with pytest.raises(InputError, match=r"columns=.* needs a csv:, .* source"):
+    with pytest.raises(InputError, match=r"columns=.* requires a csv:, .* source"):
         list_examples(WriteParams(f"images:{tmp_path}", columns={"weight": "trust"}))
 
 
@@ -289,7 +289,7 @@ def test_an_example_without_a_weight_is_set_aside(kind, pictures, tmp_path):
         (
             {"image": [b"1"], "label": ["a"]},
             {"columns": {"image": "png"}},
-            "'png', which data.columns names",
+            "'png'. The setting data.columns names them",
         ),
         ({"image": [b"1"], "label": ["x"]}, {"task": "regression"}, "expected a number in 'label', received 'x'"),
         ({"image": [b"1"], "label": ["x"], "split": ["dev"]}, {}, "Unknown splits in .*'dev'"),
@@ -304,7 +304,7 @@ def test_a_table_that_does_not_fit_is_refused_with_the_way_out(tmp_path, columns
 
 def test_a_compressed_file_of_records_is_refused(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(b"\x1f\x8b" + 100 * b"x")
-    with pytest.raises(InputError, match=r"no record at byte 0.*not compressed"):
+    with pytest.raises(InputError, match=r"no valid record at byte 0.*not compressed"):
         list_examples(WriteParams(f"tfrecords:{tmp_path}"))
 
 
@@ -363,7 +363,7 @@ def test_a_table_whose_texts_are_not_utf8_is_refused(tmp_path):
     texts = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"a"]).buffers())
     pq.write_table(pa.table({"text": texts, "label": [0, 1]}), tmp_path / "data.parquet")
     with pytest.raises(
-        InputError, match=r"Cannot read .*data.parquet: .*can't decode byte 0xff .*byte\. Write it again"
+        InputError, match=r"Cannot read .*data.parquet: .*can't decode byte 0xff .*byte\. Write the file again"
     ):
         list_examples(WriteParams(f"parquet:{tmp_path}"))
 

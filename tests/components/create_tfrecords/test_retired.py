@@ -58,7 +58,7 @@ def test_a_retired_set_of_an_earlier_version_is_matched_by_its_scheme(tmp_path):
 def test_a_retired_set_that_matches_nothing_is_warned_about(tmp_path, capsys):
     np.save(tmp_path / "examples.npy", _ids([(1, 2), (3, 4)]))
     _write(tmp_path, 200, retired_tests=(str(tmp_path / "examples.npy"),))
-    assert f"warning: no example of this data set is in the retired test set {tmp_path}/examples.npy" in (
+    assert f"Warning: no example of this data set is in the retired test set {tmp_path}/examples.npy" in (
         capsys.readouterr().err
     )
 
@@ -123,7 +123,7 @@ def test_the_command_converts_files_and_says_how_many(tmp_path, capsys, monkeypa
     assert "Cannot read" in capsys.readouterr().err
     (tmp_path / "records" / "examples.npz").unlink()
     assert main() == 2
-    assert f"Found no IDs of examples in {tmp_path}/records" in capsys.readouterr().err
+    assert f"Found no example IDs in {tmp_path}/records" in capsys.readouterr().err
 
 
 def test_records_of_an_earlier_version_convert_nothing_and_converted_files_stay(tmp_path):
@@ -140,6 +140,6 @@ def test_records_of_an_earlier_version_convert_nothing_and_converted_files_stay(
     earlier = {name: each["scheme1"] if each.dtype == ID_TYPE else each for name, each in saved.items()}
     np.savez(tmp_path / "records" / "examples.npz", **earlier)
     with pytest.raises(
-        InputError, match=r"an earlier version wrote these records.* with this version and the settings"
+        InputError, match=r"an earlier version wrote these records.* with this version and the same settings"
     ):
         convert_ids(tmp_path / "records", [str(file)])

@@ -62,11 +62,14 @@ def test_every_class_is_in_every_split():
 
 
 def test_the_rule_says_how_many_may_go_back_from_the_split_that_they_are_lent_to():
-    assert "lent to splits that had drawn too few: 1," in _split(keys=["a", "b", "c"], labels=np.zeros(3, int))[1]
+    assert (
+        "given to splits with too few examples of a class: 1,"
+        in _split(keys=["a", "b", "c"], labels=np.zeros(3, int))[1]
+    )
     assert "lent" not in _split()[1]
     groups = [f"{i % 3}" for i in range(30)]
     lent = _split(keys=KEYS[:30], labels=LABELS[:30], groups=groups, validation_fraction=0, seed=2)[1]
-    assert "lent to splits that had drawn too few: 10," in lent
+    assert "given to splits with too few examples of a class: 10," in lent
 
 
 def test_copies_stay_together_under_whatever_label():
@@ -154,7 +157,7 @@ def test_the_sources_own_splits_are_kept():
     own = np.array(["train"] * 600 + ["validation"] * 100 + ["test"] * 300)
     splits, rule = _split(own=own)
     assert splits.tolist() == own.tolist()
-    assert rule == "the source's own test, train, validation"
+    assert rule == "the source's test, train, validation"
 
 
 def test_fractions_fill_in_only_the_split_that_the_source_lacks():
@@ -162,13 +165,13 @@ def test_fractions_fill_in_only_the_split_that_the_source_lacks():
     splits, rule = _split(own=own)
     assert (splits == "test").tolist() == (own == "test").tolist()
     assert 50 <= int((splits == "validation").sum()) <= 90
-    assert rule == "the source's own test, train; validation held out of the rest stratified by class, seed 0"
+    assert rule == "the source's test, train; validation held out of the rest stratified by class, seed 0"
 
 
 def test_fractions_of_zero_hold_nothing_out():
     splits, rule = _split(validation_fraction=0, test_fraction=0)
     assert set(splits.tolist()) == {"train"}
-    assert rule == "all examples train"
+    assert rule == "all examples are used for training"
 
 
 def test_storage_order_is_a_permutation_that_follows_keys_not_places():

@@ -92,9 +92,9 @@ def test_what_was_done_to_the_texts_is_counted_and_said(folder, tmp_path, capfd)
         "num_also_in_train": 1,
     }
     said = capfd.readouterr().err
-    assert "longer texts keep the last 3 tokens" in said
+    assert "longer texts keep their last 3 tokens" in said
     assert "test: 1 of 2 texts cut, 0 padded, 50.00% of the kept tokens unknown" in said
-    assert "1 of 2 texts in test have an exact or near copy in train, which makes the result look better" in said
+    assert "1 of 2 texts in test have an exact or near copy in train, so the metrics will be too high" in said
 
 
 def test_words_of_the_test_split_are_not_learned(folder, tmp_path):
@@ -178,7 +178,7 @@ def test_no_rule_changes_the_split_of_an_example(rule, tmp_path):
     ("texts", "change", "cause"),
     [
         ([f"unique{i}" for i in range(60)], {}, "most texts are a single word such as 'unique"),
-        ([f"one{i} two{i} three{i}" for i in range(60)], {}, "they do not occur in the training texts: check that"),
+        ([f"one{i} two{i} three{i}" for i in range(60)], {}, "they do not occur in the training texts. Check that"),
         (
             [f"one{i} two{i} a" for i in range(60)],
             {"vocabulary_size": 4},
@@ -207,7 +207,7 @@ def test_csv_with_texts(tmp_path):
 @pytest.mark.parametrize("task", ["multi_label", "regression"])
 def test_a_corpus_has_a_task_of_its_own(tmp_path, task):
     (tmp_path / "text.txt").write_text("words and words")
-    with pytest.raises(InputError, match=f"task='{task}' needs a csv:, .* npz:, .* source"):
+    with pytest.raises(InputError, match=f"task='{task}' requires a csv:, .* npz:, .* source"):
         plan_dataset(WriteParams(f"corpus:{tmp_path}/text.txt", task=task))
 
 

@@ -176,7 +176,8 @@ def test_a_margin_is_for_files_that_are_stored_resized(tmp_path):
     np.savez(tmp_path / "x.npz", x=np.zeros((20, 8, 8, 1), np.uint8), y=np.arange(20) % 2)
     params = WriteParams(f"npz:{tmp_path}/x.npz", image_size=(8, 8), crop_margin=0.5, **ALL_TRAIN)
     with pytest.raises(
-        InputError, match=r"Arrays are stored raw, without a margin: .* Received: encoding='auto' and crop_margin=0.5"
+        InputError,
+        match=r"Arrays are stored raw and without a margin, .* Received: encoding='auto' and crop_margin=0.5",
     ):
         write_records(params, tmp_path / "out")
 
@@ -353,7 +354,8 @@ def test_a_source_without_any_readable_image_is_refused(tmp_path):
         for i in range(10):
             (tmp_path / "data" / name / f"{i}.png").write_bytes(b"text")
     with pytest.raises(
-        InputError, match=r"no readable image in .*received 20 files that cannot be read as images \(first: 'cat/0.png'"
+        InputError,
+        match=r"no readable image in .*received 20 files that cannot be read as images \(the first: 'cat/0.png'",
     ):
         write_records(WriteParams(f"images:{tmp_path}/data"), tmp_path / "out")
 
@@ -374,10 +376,10 @@ def test_a_split_left_without_readable_images_is_refused(image_folder, tmp_path)
 @pytest.mark.parametrize(
     ("odd", "message"),
     [
-        ({"size": (9, 8)}, r"expected 8×8 like the first one, received 9×8 for 'dog/0005.png'. Set data.image_size"),
+        ({"size": (9, 8)}, r"expected 8×8 like the first image, received 9×8 for 'dog/0005.png'. Set data.image_size"),
         (
             {"mode": "L"},
-            r"expected colour images like the first one, received the grey image 'dog/0005.png'. Set data.ch",
+            r"expected colour images like the first image, received the grey image 'dog/0005.png'. Set data.ch",
         ),
     ],
 )
@@ -451,7 +453,7 @@ def test_another_data_set_is_refused_and_left_untouched(image_folder, tmp_path):
     write_records(WriteParams(f"images:{image_folder()}"), out)
     before = _contents(out)
     with pytest.raises(
-        InputError, match=r"already holds another data set. Expected 'sklearn:digits', received 'images:"
+        InputError, match=r"already contains another data set. Expected 'sklearn:digits', received 'images:"
     ):
         write_records(WriteParams("sklearn:digits"), out)
     assert _contents(out) == before
@@ -569,7 +571,9 @@ def test_what_was_wanted_of_a_split_is_said_beside_what_it_got(tmp_path, capsys)
     write_records(WriteParams(f"npz:{tmp_path}/x.npz", num_workers=1), tmp_path / "out")
     tested = Manifest.load(tmp_path / "out").splits["test"]
     shares = np.array(tested.class_counts) / 100
-    said = f"test {tested.num_examples / 500:.1%} ({shares.min():.1%} to {shares.max():.1%} of a class), wanted 20.0%"
+    said = (
+        f"test {tested.num_examples / 500:.1%} ({shares.min():.1%} to {shares.max():.1%} of a class), requested 20.0%"
+    )
     assert f"{said}; validation " in capsys.readouterr().err
     # A test split of the source's own is nothing that validation is drawn from.
     np.savez(tmp_path / "y.npz", x_train=images[:400], y_train=labels[:400], x_test=images[400:], y_test=labels[400:])

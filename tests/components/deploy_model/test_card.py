@@ -218,7 +218,7 @@ def test_the_card_tells_what_the_report_tells_of_the_gate_the_metrics_slices_and
     assert "### Classes, weakest first\n\n| Class | Examples | Precision | Recall | F1 |" in text
     assert "| cat | 30 | 0.500 | 0.250 | 0.330 | 0.500 | 0.250 |\n" in text
     numbers = card_of("numbers of images", ("mass",))
-    assert "and gives mass. R² on 30 images" in numbers
+    assert "and returns mass. R² on 30 images" in numbers
     assert "| Target | Mean absolute error | R² |" in numbers
 
 
@@ -250,7 +250,7 @@ def test_examples_that_were_trained_on_are_no_part_of_the_figures():
 
 def test_of_a_thousand_classes_the_card_has_the_weakest():
     text = card_of(names=tuple(f"class number {i}" for i in range(1_000)))
-    assert "The first 20 of 1,000." in text
+    assert "The first 20 of 1,000 rows." in text
     assert len(text) < 12_000
 
 
@@ -300,7 +300,7 @@ def test_a_licence_stands_as_the_hub_knows_it(licence, fields):
     text = card_of(licence=licence)
     data = ModelCard(text).data
     assert (data.license, data.get("license_name")) == fields
-    assert f"- **License:** {licence or 'none was stated'}\n" in text
+    assert f"- **License:** {licence or 'not stated'}\n" in text
 
 
 @pytest.mark.parametrize("licence", ["all rights reserved", "mit\nmit", "-mit", "m" * 65, "mit: yes"])
@@ -315,7 +315,7 @@ def test_notes_as_long_as_a_book_are_refused():
 
 
 def test_notes_that_a_pipeline_would_fill_in_are_refused():
-    with pytest.raises(InputError, match=r"notes must be without '\{\{', .*Received: 'of \{\{workflow\.name\}\}'\."):
+    with pytest.raises(InputError, match=r"notes must not contain '\{\{', .*Received: 'of \{\{workflow\.name\}\}'\."):
         DeployParams("registry", "animals", notes="of {{workflow.name}}")
 
 
@@ -333,7 +333,7 @@ def test_the_cards_keras_code_builds_the_trained_model(
     }
     text = write_card(**{**facts_of(), **loaded})
     assert "Files in export/: " in text
-    assert "it takes uint8[batch, 8, 8, 1]: pixels in [0, 255], which it scales itself.\n\n```python\n" in text
+    assert "the model takes uint8[batch, 8, 8, 1]: pixels in [0, 255], which the model scales.\n\n```python\n" in text
     monkeypatch.chdir(trained_digits.parent)
     code = tmp_path / "code_of_the_card.py"
     code.write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1])

@@ -117,7 +117,7 @@ def test_a_new_champion_names_the_one_that_it_beat(params, folders, registry, an
 
 def test_a_champion_that_came_since_the_comparison_stays(params, folders, registry, another_champion):
     compared_with(folders, registry, "")
-    with pytest.raises(InputError, match=r"compared with no version, but meanwhile the champion is 0001\. Run again"):
+    with pytest.raises(InputError, match=r"compared with no version, but the champion is now 0001\. Run again"):
         deploy_model(params, **folders)
     assert registry.aliases() == {"champion": "0001"}
     assert not folders["output"].exists()
@@ -131,7 +131,7 @@ def test_a_model_that_was_compared_with_another_of_the_users_choice_is_promoted(
 def test_a_model_that_the_gate_refused_is_not_even_registered(params, folders, registry):
     gate = {"promote": False, "reasons": ["passed: loss 0.1", "failed: 3 predictions are not finite numbers"]}
     change(folders["evaluation_dir"] / "evaluation.json", gate=gate)
-    with pytest.raises(InputError, match=r"the gate said no \(3 predictions are not finite numbers\)"):
+    with pytest.raises(InputError, match=r"the gate did not pass it \(3 predictions are not finite numbers\)"):
         deploy_model(params, **folders)
     assert registry.versions() == ()
 
@@ -140,7 +140,7 @@ def test_an_evaluation_of_another_model_is_refused(params, folders, registry):
     evaluation = folders["evaluation_dir"] / "evaluation.json"
     model = json.loads(evaluation.read_text())["model"]
     change(evaluation, model=model | {"digest": "0" * 64})
-    with pytest.raises(InputError, match="of another model: expected 0000000000000000…"):
+    with pytest.raises(InputError, match="belongs to another model: expected 0000000000000000…"):
         deploy_model(params, **folders)
     change(evaluation, model=model, dataset_fingerprint="1" * 64)
     with pytest.raises(InputError, match="of another data set: expected 1111111111111111…"):
@@ -157,7 +157,7 @@ def test_an_export_without_its_description_is_not_even_registered(params, folder
 
 def broken_file(folders):
     (folders["export_dir"] / "model.tflite").write_bytes(b"not a model")
-    return r"a fresh process got no answer: .*it is damaged"
+    return r"a new process could not predict: .*it is damaged"
 
 
 def other_model(folders):
@@ -178,7 +178,7 @@ def not_a_number(folders):
 def test_a_failed_health_check_leaves_the_alias(in_fresh_process, params, folders, registry, another_champion, spoil):
     compared_with(folders, registry, another_champion)
     words = spoil(folders)
-    with pytest.raises(RuntimeError, match=f"(?s)version 0002 of 'digits' failed, so no alias moves: .*{words}"):
+    with pytest.raises(RuntimeError, match=f"(?s)version 0002 of 'digits' failed, so no alias was moved: .*{words}"):
         deploy_model(params, **folders)
     assert registry.aliases() == {"champion": "0001"}
     assert len(registry.moves()) == 1
@@ -202,13 +202,13 @@ def test_a_damaged_evaluation_is_named(params, folders, name):
         ({"health_check_tolerance": float("nan")}, "Received: health_check_tolerance=nan"),
         (
             {"signing_key": "-----BEGIN PRIVATE KEY-----\nM"},
-            r"signing_key must be the place of .*: a key itself\.$",
+            r"signing_key must be the path of .*: the content of a key\.$",
         ),
         (
             {"verify_key": "-----BEGIN PRIVATE KEY-----\nM"},
-            r"verify_key must be a public key, .*: a private key\.\n.* Set signing_key too",
+            r"verify_key must be a public key, .*: a private key\.\n.* Set signing_key",
         ),
-        ({"verify_key": "signing.pub"}, "Set signing_key too"),
+        ({"verify_key": "signing.pub"}, "Set signing_key"),
     ],
 )
 def test_params_check_themselves(values, words):
@@ -240,7 +240,7 @@ class _Meddling(ModelRegistry):
 
 
 def test_a_version_that_was_changed_after_it_was_signed_is_not_promoted(signing, folders, registry):
-    with pytest.raises(InputError, match=r"Refused .*0001: .*added: export/added\.bin"):
+    with pytest.raises(InputError, match=r"Rejected .*0001: .*added: export/added\.bin"):
         deploy_model(signing, **folders, registry=_Meddling(signing.registry, "digits"))
     assert registry.aliases() == {}
     assert not folders["output"].exists()
@@ -249,7 +249,7 @@ def test_a_version_that_was_changed_after_it_was_signed_is_not_promoted(signing,
 def test_a_version_from_before_stays_unsigned_and_is_said_to(params, signing, folders, registry, capsys):
     deploy_model(params, **folders)
     deploy_model(dataclasses.replace(signing, verify_key=""), **folders)
-    assert "version 0001 was registered before, unsigned, and stays so" in capsys.readouterr().err
+    assert "version 0001 was registered earlier without a signature and stays unsigned" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"received no model\.sig"):
         deploy_model(signing, **folders)
 

@@ -303,7 +303,9 @@ def test_a_version_that_is_wrong_where_traffic_comes_late_is_found_out(world):
 def test_traffic_that_never_comes_is_taken_back(world):
     world.release(0.8, NOBODY)
     world.fake.traffic_seconds = 1e6
-    with pytest.raises(PlatformError, match=r"Gave up after .* s: .*-candidate sends no request there yet"):
+    with pytest.raises(
+        PlatformError, match=r"Gave up after .* s: .*-candidate does not send requests to the deployment"
+    ):
         world.release(0.9, world.digest(0.8))
     assert world.endpoints == {"digits": {"1": 100}}
     assert world.versions["1"] == ["champion", "default"]
@@ -365,8 +367,8 @@ def test_two_versions_that_are_tried_at_once_leave_each_other_alone(world):
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ({}, DEDICATED, "it is there already and public, expected dedicated"),
-        (DEDICATED, {}, "it is there already and dedicated, expected public"),
+        ({}, DEDICATED, "the existing endpoint is public, expected dedicated"),
+        (DEDICATED, {}, "the existing endpoint is dedicated, expected public"),
     ],
 )
 def test_an_endpoint_is_not_deployed_to_where_it_is_reached_in_another_way(world, before, after, words):
@@ -389,7 +391,7 @@ def test_an_existing_private_endpoint_is_refused_with_googles_own_command(world,
     world.fake.endpoints[canonical(name)] = v1.Endpoint(name=canonical(name), display_name="digits", **private)
     with pytest.raises(InputError) as refused:
         world.release(0.9, NOBODY)
-    assert "it is a private endpoint, and only public ones are supported. Leave deploy.endpoint out" in str(
+    assert "it is a private endpoint, and only public endpoints are supported. Leave deploy.endpoint out" in str(
         refused.value
     )
     assert "gcloud ai endpoints deploy-model digits --project=" in str(refused.value)
@@ -406,7 +408,7 @@ WRONG = {"probabilities": {"a": 0.4, "b": 0.6}}
         ([WRONG], r"0\.4 is not 0\.9"),
         ([None, WRONG], r"0\.4 is not 0\.9"),
         ([{"probabilities": {"a": "NaN", "b": 0.6}}], r"nan is not 0\.9"),
-        ([{"probabilities": {"cat": 0.9, "b": 0.1}}], "does not answer as the serving image does: KeyError"),
+        ([{"probabilities": {"cat": 0.9, "b": 0.1}}], "does not respond like the serving image: KeyError"),
         (
             [None, ValueError("no such file")],
             "Vertex AI failed to deploy model: Model server never became ready: no such file",
@@ -426,7 +428,7 @@ def test_a_version_that_fails_its_check_gets_neither_traffic_nor_alias(world, sp
 
 def test_a_version_that_may_not_be_promoted_is_not_deployed(world):
     world.release(0.8, NOBODY)
-    with pytest.raises(InputError, match=r"compared with no version, but meanwhile the champion is 1\. Run again"):
+    with pytest.raises(InputError, match=r"compared with no version, but the champion is now 1\. Run again"):
         world.release(0.9, NOBODY)
     assert world.versions == {"1": ["champion", "default"], "2": []}
     assert world.endpoints == {"digits": {"1": 100}}
@@ -446,7 +448,7 @@ def test_an_alias_that_moves_at_the_last_moment_takes_the_traffic_back(world):
             world.release(0.95, world.digest(0.8), plain)
             registry.promote(version.number, "champion", "", world.digest(0.8))
 
-    with pytest.raises(InputError, match=r"it was compared with 1, but meanwhile the champion is 3"):
+    with pytest.raises(InputError, match=r"it was compared with 1, but the champion is now 3"):
         overtaken()
     assert world.versions["3"] == ["champion", "default"]
     assert world.endpoints == {"digits": {"1": 100}}
@@ -528,7 +530,7 @@ def test_a_refusal_is_an_error_in_the_services_words(world):
 
 
 def test_without_a_place_for_its_files_nothing_is_registered(world):
-    with pytest.raises(InputError, match=r"without a place for the versions' files\. Set artifacts_uri=gs://"):
+    with pytest.raises(InputError, match=r"without a folder for the versions' files\. Set artifacts_uri=gs://"):
         world.release(0.9, NOBODY, dataclasses.replace(PARAMS, artifacts_uri=""))
 
 
@@ -678,14 +680,14 @@ def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
         ({"endpoint_max_replicas": 0}, "Received: endpoint_max_replicas=0"),
         ({"endpoint_service_account": "server"}, "endpoint_service_account must be like .*='server'"),
         ({"endpoint_access": "dedicate"}, "must be one of public, dedicated. .*='dedicate'. Did you mean"),
-        ({"endpoint_access": "dedicated", "endpoint": ""}, "endpoint_access='dedicated' is of an endpoint"),
+        ({"endpoint_access": "dedicated", "endpoint": ""}, "endpoint_access='dedicated' requires an endpoint"),
         ({"encryption_key": "key"}, "encryption_key must be projects/.* Received: encryption_key='key'"),
         ({"encryption_key": KEY + ";id"}, "encryption_key must be projects/"),
         ({"endpoint_service_account": "a@b;id"}, "endpoint_service_account must be like server@"),
-        ({"encryption_key": KEY.replace("west1", "east1")}, "must be of the registry's region, 'us-west1'"),
+        ({"encryption_key": KEY.replace("west1", "east1")}, "must be in the registry's region, 'us-west1'"),
         (
             {"encryption_key": KEY, "registry": "/registry", "endpoint": ""},
-            "A registry in a folder has no encryption_key",
+            "encryption_key requires a registry on Vertex AI",
         ),
     ],
 )

@@ -30,9 +30,9 @@ def _gate(baseline, **changes):
 def test_a_classifier_has_to_beat_the_most_frequent_class():
     labels = [0] * 30 + [1] * 60 + [2] * 10
     good = _classes(labels, labels[:95] + [0] * 5)
-    assert (good.metric, good.value, good.answer) == ("accuracy", 0.6, "always answering 'neg'")
+    assert (good.metric, good.value, good.answer) == ("accuracy", 0.6, "always predicting 'neg'")
     assert good.advantage == pytest.approx(0.35)
-    assert said(_gate(good))[-1] == "passed: accuracy 0.9500 beats the 0.6000 of always answering 'neg'"
+    assert said(_gate(good))[-1] == "passed: accuracy 0.9500 beats the 0.6000 of always predicting 'neg'"
 
 
 def test_a_coin_toss_is_refused_though_it_may_be_above_the_baseline_by_chance():
@@ -44,7 +44,7 @@ def test_a_coin_toss_is_refused_though_it_may_be_above_the_baseline_by_chance():
     decision = _gate(baseline)
     assert not decision.promote
     assert said(decision)[-1] == (
-        "failed: accuracy 0.5333 does not beat the 0.5000 of always answering 'pos' by more than "
+        "failed: accuracy 0.5333 does not beat the 0.5000 of always predicting 'pos' by more than "
         f"{baseline.margin:.4f}, which chance can explain"
     )
     assert _gate(baseline, beat_baseline=False).promote
@@ -73,7 +73,7 @@ def test_the_margin_of_a_rare_label_is_the_spread_of_the_advantage():
 def test_a_collapsed_model_is_named_with_its_answer():
     decision = _gate(_classes([0, 1, 1, 2], [1, 1, 1, 1]))
     assert said(decision)[-1] == (
-        "failed: accuracy 0.5000 does not beat the 0.5000 of always answering 'neg'; the model predicts the same for "
+        "failed: accuracy 0.5000 does not beat the 0.5000 of always predicting 'neg'; the model predicts the same for "
         "every example: 'neg'"
     )
 
@@ -106,7 +106,7 @@ def test_the_margin_of_f1_agrees_with_resampling():
     said = np.where(rng.random(true.shape) < 0.3, ~true, true)
     baseline = find_baseline(GroundTruth(TASKS["multi_label"], true.astype(np.float32), list("abc")), said * 0.9)
     always = np.ones_like(true)  # The best set here.
-    assert baseline.answer == "always answering 'a', 'b', 'c'"
+    assert baseline.answer == "always predicting 'a', 'b', 'c'"
 
     def advantage(rows):
         scores = [judge.f1_score(true[rows], given[rows], average="micro") for given in (said, always)]
@@ -136,8 +136,8 @@ def test_targets_that_never_change_tell_nothing():
     targets = np.ones((5, 1))
     baseline = find_baseline(GroundTruth(Regression(), targets, ["a"]), targets + np.arange(5)[:, None])
     assert said(_gate(baseline))[-1] == (
-        "failed: r2 cannot distinguish the model from always answering the mean: it needs targets that differ "
-        "within the split"
+        "failed: r2 cannot distinguish the model from always predicting the mean, because this requires "
+        "targets with different values within the split"
     )
 
 

@@ -160,7 +160,7 @@ def test_the_report_shows_what_changed_since_the_champion_not_since_the_best(
     assert "the best that was promoted" in said(scored)[2]
     difference = json.loads((output / "evaluation.json").read_text())["differences"]["accuracy"]
     words = " ".join(" ".join(Page((output / "report.html").read_text()).words).split())
-    changed = "{num_better} newly right, {num_worse} newly wrong".format(**difference)
+    changed = "{num_better} newly correct, {num_worse} newly wrong".format(**difference)
     assert f"Changed since the champion {changed}" in words
     assert difference["num_better"] > 100
 
@@ -211,7 +211,9 @@ def test_decisions_that_cannot_be_counted_are_refused(registry, digits_records, 
     (records / "examples.npz").unlink()
     params = _against_the_best(registry)
     model = _with_other_bytes(trained_digits, tmp_path / "b")
-    with pytest.raises(InputError, match=r"test_decisions=52 requires: .* without IDs. Run create_tfrecords again"):
+    with pytest.raises(
+        InputError, match=r"test_decisions=52 requires: .* without the IDs of the examples. Run create_tfrecords again"
+    ):
         evaluate_model(params, records, model, tmp_path / "evaluation")
     with pytest.raises(InputError, match="test_decisions=52 is not supported for a language_model"):
         params.check_task("language_model")

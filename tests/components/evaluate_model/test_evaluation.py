@@ -152,7 +152,7 @@ def test_champion_is_scored_in_the_same_run_on_the_same_examples(digits_records,
     assert (slices["passed"], slices["metric"]) == (True, "accuracy")
     assert slices["text"].startswith("no slice is worse")
     assert [part["name"] for part in scored["slices"]] == scored["class_names"]
-    assert re.fullmatch(r"accuracy 0\.\d{4} beats the 0\.1\d* of always answering '\d'", beaten["text"])
+    assert re.fullmatch(r"accuracy 0\.\d{4} beats the 0\.1\d* of always predicting '\d'", beaten["text"])
     assert scored["baseline"]["advantage"] > scored["baseline"]["margin"] > 0
     assert scored["baseline"]["answer"] in (tmp_path / "evaluation" / "report.html").read_text().replace("&#39;", "'")
     assert len(ties) == 2

@@ -128,9 +128,9 @@ def test_metric_that_is_nan_fails_its_bound(thresholds, reason):
 def test_metric_that_could_not_be_measured_fails_its_minimum():
     decision = decide_on(EvaluateParams(minimum={"roc_auc": 0.9}), _GOOD)
     assert not decision.promote
-    assert said(decision)[0] == "failed: roc_auc was not measured: it needs two classes, both in the split"
+    assert said(decision)[0] == "failed: roc_auc was not measured: this metric requires both classes in the split"
     other = decide_on(EvaluateParams(maximum={"bits_per_character": 2.3}), _GOOD)
-    assert said(other)[0] == "failed: bits_per_character was not measured: it belongs to another task"
+    assert said(other)[0] == "failed: bits_per_character was not measured: this metric belongs to another task"
 
 
 def test_what_is_to_be_known_of_a_metric_is_said_where_it_is_bounded():
@@ -240,8 +240,8 @@ def test_a_figure_that_is_not_defined_fails_the_gate_that_asks_for_it():
     params = EvaluateParams(minimum={"r2": 0.5}, max_regression={"r2": 0.0})
     decision = decide_on(params, {"loss": 0.1}, {"loss": 0.1})
     assert said(decision) == (
-        "failed: r2 was not measured: it needs targets that differ within the split",
-        "failed: r2 cannot be compared: it needs targets that differ within the split",
+        "failed: r2 was not measured: this metric requires targets with different values within the split",
+        "failed: r2 cannot be compared: this metric requires targets with different values within the split",
     )
 
 
@@ -278,9 +278,9 @@ def _difference(**changes):
         (
             {"num_better": 4, "num_worse": 1, "luck": 0.1875, "least": -0.01},
             0.0,
-            "failed: accuracy 0.9800 beats the champion's 0.9500 (4 newly right, 1 newly wrong), "
-            "but chance alone gives as much in 19% of cases; it must be better with 95% confidence. These examples "
-            "reveal a difference of 0.0200 in 80 of 100 cases",
+            "failed: accuracy 0.9800 beats the champion's 0.9500 (4 newly correct, 1 newly wrong), "
+            "but chance alone gives this difference in 19% of cases; it must be better with 95% confidence. "
+            "These examples reveal a difference of 0.0200 in 80% of cases",
         ),
         (
             {"least": -0.01},
@@ -298,7 +298,7 @@ def _difference(**changes):
             {"least": -0.02},
             0.02,
             "failed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, but a loss of 0.0200 is "
-            "not ruled out with 95% confidence. These examples reveal a difference of 0.0200 in 80 of 100 cases",
+            "not ruled out with 95% confidence. These examples reveal a difference of 0.0200 in 80% of cases",
         ),
         (
             {"least": None, "detectable": None},
@@ -333,5 +333,5 @@ def test_a_bound_offers_only_metrics_that_can_have_it():
     assert "loss" not in str(refused.value)
     with pytest.raises(InputError, match=r"expected one of loss, .*calibration_error, .* Did you mean 'loss'\?"):
         EvaluateParams(maximum={"los": 0.9}).check_task("classification")
-    with pytest.raises(InputError, match=r"Did you mean 'loss'\? It can only have a maximum\."):
+    with pytest.raises(InputError, match=r"Did you mean 'loss'\? This metric can only have a maximum\."):
         EvaluateParams(minimum={"los": 0.9}).check_task("classification")

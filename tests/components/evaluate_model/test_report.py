@@ -251,9 +251,9 @@ def test_the_time_of_every_epoch_is_split_by_what_the_device_waited_for(drawings
     row = {"epoch": 2, "loss": 2.3, "compute_seconds": 4.0, "checkpoint_seconds": 0.25, "host_seconds": 0.5}
     text = _render(history=[{**row, "epoch": 1}, {**row, "input_seconds": 1.5}])
     assert "training seconds: seconds by epoch" in Page(text).values("aria-label")
-    for words in ("the device computes: epoch 2, seconds 4", "it waits for input: epoch 2, seconds 1.5"):
+    for words in ("the device computes: epoch 2, seconds 4", "the device waits for input: epoch 2, seconds 1.5"):
         assert f"<title>{words}</title>" in text
-    assert "<title>the device computes and is fed: epoch 2, seconds 4</title>" in _render(history=[row])
+    assert "<title>the device computes, including its input: epoch 2, seconds 4</title>" in _render(history=[row])
 
 
 @pytest.mark.parametrize(("promote", "words"), [(True, "✓ Passed the gate"), (False, "✗ Did not pass the gate")])
@@ -302,12 +302,12 @@ def test_headline_figures_say_what_a_constant_answer_reaches_and_which_classes_a
     figures = compute_metrics(GroundTruth(TASKS["classification"], labels, names), answers).as_dict()
     baseline = find_baseline(GroundTruth(TASKS["classification"], labels, names), answers)
     text = _words(_render(_evaluation(figures, baseline=baseline)))
-    assert "Accuracy 90.00% baseline 60.00%: always answering 'cat'" in text
+    assert "Accuracy 90.00% baseline 60.00%: always predicting 'cat'" in text
     assert "Macro F1 0.5934 1 of 3 classes have no examples and count 0; the mean of the others is 0.8901" in text
     assert "champion" not in text
     listed = text[text.index("weakest first") :]
     assert listed.index("dog 4") < listed.index("cat 6") < listed.index("absent 0"), "without examples last"
-    assert "No history of the training was recorded" in text
+    assert "No history of the training run was recorded" in text
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_many_classes_are_shown_as_the_most_confused_pairs(num_classes, is_matri
     text = _render(_evaluation(figures))
     assert ("Confusion matrix" in text) == is_matrix
     assert ("Most confused classes" in text) != is_matrix
-    assert ("Positive is class 1" in text) == ("ROC" in _words(text).split()) == (num_classes == 2)
+    assert ("The positive class is class 1" in text) == ("ROC" in _words(text).split()) == (num_classes == 2)
     cells = [attributes["class"].split()[0] for tag, attributes in Page(text).tags if attributes.get("class")]
     if is_matrix:
         assert cells.count("hit") + cells.count("miss") == np.count_nonzero(figures["confusion_matrix"])
@@ -343,10 +343,10 @@ def test_examples_that_the_champion_has_right_are_shown():
     after = _answers((1, 0.7), (1, 0.8), (0, 0.9), (0, 0.9))
     text = _words(_shown("classification", [0, 0, 0, 0], after, before, num_shown=1))
     assert (
-        "Changed since the champion 1 newly right, 2 newly wrong: of these 1, the worst first. dog "
+        "Changed since the champion 1 newly correct, 2 newly wrong: of these 1, the worst first. dog "
         "80% true cat 10% 1.png Wrong predictions"
     ) in text
-    assert "0 newly right, 0 newly wrong." in _words(_shown("classification", [0] * 4, after, after))
+    assert "0 newly correct, 0 newly wrong." in _words(_shown("classification", [0] * 4, after, after))
     assert "Changed since" not in _shown("classification", [0] * 4, after)
 
 

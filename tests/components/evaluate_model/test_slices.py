@@ -135,7 +135,9 @@ def test_a_regression_is_judged_by_the_loss_of_its_slices():
 def test_what_the_examples_cannot_be_divided_by_is_refused(digits_records):
     manifest = Manifest.load(digits_records)
     check_slices(EvaluateParams(), manifest, digits_records)
-    with pytest.raises(InputError, match=r"'clas', which slices names: expected one of class.*Did you mean 'class'"):
+    with pytest.raises(
+        InputError, match=r"'clas', which is named in slices: expected one of class.*Did you mean 'class'"
+    ):
         check_slices(EvaluateParams(slices=("clas",)), manifest, digits_records)
     with pytest.raises(InputError, match="'length'"):
         check_slices(EvaluateParams(slices=("length",)), manifest, digits_records)
@@ -260,7 +262,7 @@ def test_a_column_for_slices_has_to_be_there(tmp_path):
     (tmp_path / "films.csv").write_text("text,label\na film,pos\n")
     for source, message in (
         (f"csv:{tmp_path}/films.csv", "Missing columns"),
-        ("sklearn:digits", "needs a csv:, .* source"),
+        ("sklearn:digits", "requires a csv:, .* source"),
     ):
         with pytest.raises(InputError, match=message):
             write_records(WriteParams(source, slice_columns=("site",), num_workers=1), tmp_path / "records")

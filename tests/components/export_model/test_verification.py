@@ -101,13 +101,13 @@ def test_a_damaged_format_is_named_and_the_others_are_measured(exported_digits, 
     file.write_bytes(file.read_bytes()[:1000])
     work = _work(tmp_path, np.full((20, 10), 0.1, np.float32))
     facts = json.loads(_verify(export_dir, work, "float=model.tflite", "int8=model_int8.tflite").splitlines()[-1])
-    assert facts["float"]["error"].startswith("It does not answer in a fresh process: ")
+    assert facts["float"]["error"].startswith("The format does not predict in a new process: ")
     assert facts["int8"]["agreement"] <= 1
 
 
 def test_a_file_that_the_disk_cannot_read_is_no_format_to_leave_out(monkeypatch, tmp_path):
     """A read error in the judging process left the float and int8 formats out, with exit code 0."""
-    facts = {"saved_model": {"agreement": 1.0}, "float": {"error": "It does not answer", "errno": errno.EIO}}
+    facts = {"saved_model": {"agreement": 1.0}, "float": {"error": "The format does not predict", "errno": errno.EIO}}
     judge = tmp_path / "judge"
     judge.touch(mode=0o755)
     monkeypatch.setattr(sys, "executable", str(judge))

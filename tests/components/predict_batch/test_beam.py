@@ -164,7 +164,7 @@ def test_a_step_that_is_ended_while_it_answers_says_so_and_keeps_what_is_finishe
         step.terminate()
         _, told = step.communicate(timeout=60)
     assert step.returncode == 143, told
-    assert told.strip().endswith("error: ended by SIGTERM; run the same step again to continue")
+    assert told.strip().endswith("error: The process ended because of SIGTERM. Run the same step again to continue.")
     assert not (tmp_path / "out").exists()
     done = beam.run(words)
     assert done.returncode == 0, done.stderr

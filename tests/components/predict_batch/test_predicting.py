@@ -88,12 +88,12 @@ def test_a_run_goes_on_where_an_earlier_one_was_ended_and_leaves_the_same_bytes(
     shard = tmp_path / "records" / "validation-00000-of-00001.tfrecord"
     content = shard.read_bytes()
     shard.write_bytes(bytes(len(content)))
-    with pytest.raises(InputError, match=rf"Cannot read {shard}: no record at byte 0. Write the records again"):
+    with pytest.raises(InputError, match=rf"Cannot read {shard}: no valid record at byte 0. Write the records again"):
         predict_batch(params, export_dir, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     shard.write_bytes(content)
     assert predict_batch(params, export_dir, tmp_path / "out") == whole
-    assert "going on after 1,200 of 1,797 examples" in capsys.readouterr().err
+    assert "continuing after 1,200 of 1,797 examples" in capsys.readouterr().err
     assert same_files(tmp_path / "out", tmp_path / "whole")
 
 
@@ -111,7 +111,9 @@ def test_a_model_that_changes_meanwhile_answers_nothing(export_dir, pictures, tm
     shutil.copytree(export_dir, tmp_path / "export")
     plan = plan_answers(PredictParams(f"images:{pictures}", num_workers=1), f"{tmp_path}/export")
     (tmp_path / "export" / "model_int8.tflite").unlink()
-    with pytest.raises(InputError, match=rf"The model {tmp_path}/export has changed since its answers were planned"):
+    with pytest.raises(
+        InputError, match=rf"The model {tmp_path}/export has changed since its predictions were planned"
+    ):
         predicting.answer_files(plan, ResumeState(f"{tmp_path}/begun"))
     assert not (tmp_path / "begun").exists()
 
@@ -164,7 +166,7 @@ def test_records_are_read_by_whoever_answers_them(export_dir, digits_records, tm
     params = PredictParams(f"records:{tmp_path}/records", part_examples=100, num_workers=1)
     plan = plan_answers(params, str(export_dir))
     assert (len(plan.inputs.keys), len(plan.names)) == (1797, 18), "as the manifest says, and no shard was looked into"
-    with pytest.raises(InputError, match=rf"Cannot read {shard}: no record at byte 0. Write the records again"):
+    with pytest.raises(InputError, match=rf"Cannot read {shard}: no valid record at byte 0. Write the records again"):
         predict_batch(params, export_dir, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -389,7 +391,7 @@ def test_numbers_stay_numbers_and_what_is_set_aside_has_its_id(export_dir, tmp_p
     [
         ("images:{}", ("note",), "Cannot keep 'note' of 'images:"),
         ("csv:{}/all.csv", ("nte",), "Missing columns in .*: 'nte'"),
-        ("csv:{}/all.csv", ("class",), "keep must not name 'class'"),
+        ("csv:{}/all.csv", ("class",), "keep must not contain 'class'"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(export_dir, tmp_path, source, keep, message):
@@ -441,7 +443,7 @@ def test_one_file_holds_all_lines_and_what_was_set_aside_stands_beside_it(export
 def test_the_command_writes_a_file_and_says_what_was_set_aside(export_dir, pictures, tmp_path):
     file = tmp_path / "answers.jsonl"
     said = tpu_pipelines_here("predict", str(export_dir), str(pictures), "--output", str(file)).stdout
-    assert said == f"22 answers in {file}; 1 set aside, see {tmp_path}/answers.set_aside.jsonl\n"
+    assert said == f"22 predictions in {file}; 1 could not be read, see {tmp_path}/answers.set_aside.jsonl\n"
     assert len(file.read_text().splitlines()) == 22
     for words, message in (((str(pictures), "b"), "Received: 2"), ((str(pictures),), "ends in .jsonl or .parquet")):
         done = tpu_pipelines_here("predict", str(export_dir), *words, "--output", str(tmp_path / "answers.txt"))
@@ -488,7 +490,9 @@ def test_predictions_of_data_that_changed_meanwhile_are_refused_and_not_continue
     state = ResumeState(str(tmp_path / "answers")).begin(plan.digest)
     predicting.answer_files(plan, state)
     (pictures / "a" / "0000.png").write_bytes((pictures / "a" / "0001.png").read_bytes())
-    with pytest.raises(InputError, match=r"The data changed while they were read: 1 files differ .*'a/0000\.png'"):
+    with pytest.raises(
+        InputError, match=r"The data changed while they were being read: 1 files differ .*'a/0000\.png'"
+    ):
         predicting.publish(plan, state, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert not state.holds(plan.digest)

@@ -104,7 +104,7 @@ def test_the_machines_own_host_feeds_it(fitting):
     )
     loaded = dataclasses.replace(small.host, load=0.6)
     assert report.fed_by(loaded).endswith(
-        "(4 CPUs, 25,000 each, from memory; measure again when this machine is idle: other processes used 60% of it)"
+        "from memory; measure again when this machine is idle, because other processes used 60% of it)"
     )
     several = dataclasses.replace(report, hosts=4, feed_per_second=2_400_000)
     assert several.fed_by(small.host).startswith("2,400,000 from its 4 hosts (24 vCPUs each), if the rate")
@@ -154,7 +154,7 @@ def test_the_validation_split_lies_on_the_device_too(cache_dir):
     assert (many.verdict, many.is_resident) == ("fits", False)
     must = examined(400_000_000, "device")
     assert (must.verdict, must.is_resident) == ("does_not_fit", True)
-    assert must.reason.startswith("the validation split (25,600,000,000 bytes) does not fit beside")
+    assert must.reason.startswith("the validation split (25,600,000,000 bytes) does not fit in memory together with")
 
 
 def test_a_training_gets_the_time_of_the_slower_host(fitting):
@@ -206,7 +206,7 @@ def test_a_step_larger_than_the_data_set_is_refused(fitting):
     """As train_model refuses it."""
     report = _examine(fitting, machine="v5e-8", batch_size_per_replica=158)
     (reason,) = report.reasons
-    assert reason.startswith("one step takes 1,264 examples, and the training split has 1,259")
+    assert reason.startswith("one step takes 1,264 examples, but the training split has only 1,259")
 
 
 def test_failure_tells_reason_layer_and_line(digits_records, cache_dir, tmp_path):
@@ -400,11 +400,11 @@ def test_a_quick_preflight_answers_fits_and_memory_alone(fitting):
     assert (one.step, one.epoch, one.layers, one.timeout_seconds) == (None, None, (), 0)
     assert (one.cost.usd_per_run, one.cost.most_usd_per_run) == (None, None)
     assert one.summary == (
-        "fits v5e-1 (<1% of its memory); time not estimated, like the price of a run: run preflight without --quick; "
-        "$1.38 an hour, at Vertex AI's price"
+        "fits v5e-1 (<1% of its memory); time not estimated, like the price of a run. Run preflight without --quick; "
+        "$1.38 per hour, at Vertex AI's price"
     )
     text = as_text(report)
-    assert re.search(r"^memory +1.00 MiB of 15.8 GiB a device", text, re.MULTILINE)
+    assert re.search(r"^memory +1.00 MiB of 15.8 GiB per device", text, re.MULTILINE)
     assert "At most 150,994,944 examples per replica fit; the data set has 1,259 for each" in text
     assert not re.search("^(step|epoch|timeout)", text, re.MULTILINE)
     assert report.footprint(one) is None
@@ -478,7 +478,7 @@ def test_of_a_gpu_only_a_lower_bound_of_the_memory_and_the_price_are_known(cache
     assert 3 * 650 * 4 + 32 * 64 <= one.peak_bytes < 20_000
     assert (one.cost.usd_per_run, one.cost.most_usd_per_run) == (None, pytest.approx(2 * one.cost.usd_per_hour))
     assert re.search(
-        r"^may fit l4-2: weights, .* the time are unknown; \$2\.30 an hour, at most \$4\.60, at Vertex", one.summary
+        r"^may fit l4-2: weights, .* the time are unknown; \$2\.30 per hour, at most \$4\.60, at Vertex", one.summary
     )
     assert one.timeout_seconds == 7200
     assert report.footprint(one) is None

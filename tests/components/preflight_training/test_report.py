@@ -150,7 +150,7 @@ def test_the_title_tells_a_report_from_others_of_the_model(write):
 
 def test_the_stage_that_was_compiled_is_said(words):
     machine = dataclasses.replace(_MACHINE, stage="2 of 2")
-    said = "2 of 2, the stage with the most trainable parameters; the others are assumed to take as long"
+    said = "2 of 2, the stage with the most trainable parameters; the other stages are assumed to take as long"
     assert said in _squeeze(as_text(_report(machine)))
     assert said in words(_report(machine))
     assert "the stage with the most" not in words(_report())
@@ -173,15 +173,15 @@ def test_figures_that_are_not_finite_are_refused(write):
 def test_text_of_one_machine_gives_every_figure():
     text = as_text(_report())
     assert text.startswith("cifar10_cnn on v5e-8 (jax, mixed_bfloat16): fits\n")
-    assert _line(text, "memory") == "3.00 GiB of 12.0 GiB a device (25%)"
-    assert _line(text, "batch") == "128 per replica, 1,024 in all; at most 34,225 per replica fit"
+    assert _line(text, "memory") == "3.00 GiB of 12.0 GiB per device (25%)"
+    assert _line(text, "batch") == "128 per replica, 1,024 in total; at most 34,225 per replica fit"
     assert _line(text, "step") == "1.00 ms (0.750–1.30) = 800 µs compute + 200 µs communication"
     assert _line(text, "matrix units") == "11% used while the device computes"
     assert _line(text, "epoch") == "49 steps, 49.0 ms on the device, 279 ms (279–300) with waiting"
     assert _line(text, "data").endswith("needed, fed 180,000 here (2 CPUs, 90,000 each, from memory): 82% waiting")
     assert (
-        "price $0.0074 (0.0074–0.0081) a run expected, plus start-up, at most $44.16, at Vertex AI's price; $11.04 an "
-        "hour in us-central1 (2026-08-22), $0.00074 an epoch, 10 epochs"
+        "price $0.0074 (0.0074–0.0081) expected per run, plus start-up, at most $44.16, at Vertex AI's price; "
+        "$11.04 per hour in us-central1 (2026-08-22), $0.00074 per epoch, 10 epochs"
     ) in _squeeze(text)
     assert _line(text, "compilation") == "15.0 s"
     assert _line(text, "conv2d") == "0.500 62% 30% 0.250 3 input features fill 2% of 128-wide tiles"
@@ -193,7 +193,7 @@ def test_text_ends_with_what_the_figures_rest_on():
     text = as_text(_report())
     assert _line(text, "compiler") == "libtpu 0.0.42.1, jax 0.10.2"
     assert f"prices {_KIND} (2026-08-22); https://cloud.google.com" in _squeeze(text)
-    assert "nothing was run on a TPU" in _squeeze(text)
+    assert "Nothing was run on a TPU" in _squeeze(text)
     assert (
         "nine of ten steps should take 0.8 to 1.2 times the estimate, judging by 24 published times of 4 programs with "
         "similar use of the matrix units"
@@ -220,7 +220,7 @@ def test_text_of_a_machine_that_failed_says_why_and_where():
     assert text.startswith("cifar10_cnn on v2-8 (jax, mixed_bfloat16): does not compile\n\nthe operation 'eigh_jacobi'")
     assert _line(text, "layer") == "spectral_pooling"
     assert _line(text, "source") == "my_model.py:41"
-    assert _line(text, "memory") == "12.0 GiB a device"
+    assert _line(text, "memory") == "12.0 GiB per device"
     assert _line(text, "batch").endswith("largest that fits: 96 per replica")
     assert "- Advice about v2-8." in text
     assert "\nstep " not in text
@@ -326,13 +326,13 @@ def test_the_widest_comparison_loses_no_column():
 @pytest.mark.parametrize(
     ("usd", "text"),
     [
-        (1234.5, "$1,234 a run"),
-        (12.345, "$12.35 a run"),
-        (0.5, "$0.50 a run"),
-        (0.0123, "$0.012 a run"),
-        (0.00012, "$0.00012 a run"),
-        (0.00002, "<$0.0001 a run"),
-        (0.0, "$0.00 a run"),
+        (1234.5, "$1,234 expected per run"),
+        (12.345, "$12.35 expected per run"),
+        (0.5, "$0.50 expected per run"),
+        (0.0123, "$0.012 expected per run"),
+        (0.00012, "$0.00012 expected per run"),
+        (0.00002, "<$0.0001 expected per run"),
+        (0.0, "$0.00 expected per run"),
     ],
 )
 def test_prices_show_what_matters_of_them(usd, text):
@@ -343,14 +343,14 @@ def test_prices_show_what_matters_of_them(usd, text):
 def test_every_price_says_whose_it_is_what_is_expected_and_what_it_may_come_to():
     """A training of milliseconds may hold its machine until it is stopped."""
     assert _MACHINE.summary.endswith(
-        "; $0.0074 (0.0074–0.0081) a run expected, plus start-up, at most $44.16, at Vertex AI's price"
+        "; $0.0074 (0.0074–0.0081) expected per run, plus start-up, at most $44.16, at Vertex AI's price"
     )
     left_out = "both exclude the other steps, disks, storage and network"
     assert left_out in _squeeze(as_text(_report()))
     assert left_out in _squeeze(as_text(_SEVERAL))
     older = dataclasses.replace(_COST, target="", factor=1.0, most_usd_per_run=None)
     summary = dataclasses.replace(_MACHINE, cost=older).summary
-    assert summary.endswith("a run expected, plus start-up, at Compute Engine's list price")
+    assert summary.endswith("expected per run, plus start-up, at Compute Engine's list price")
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_page_of_one_machine_opens_with_verdict_and_figures(words):
     assert "Epoch 279 ms (279–300) 49 steps, 49.0 ms on the device" in text
     price = "Price of a run $0.0074 (0.0074–0.0081) 10 epochs expected, plus start-up, at most $44.16 Vertex AI's price"
     assert price in text
-    assert "Memory 25% 3.00 GiB of 12.0 GiB a device" in text
+    assert "Memory 25% 3.00 GiB of 12.0 GiB per device" in text
     assert "Device waits 82%" in text
     assert "model cifar10_cnn, width 32 trainable values 1,676,912 backend, precision jax, mixed_bfloat16" in text
     assert text.index("Device waits") < text.index("part of a step") < text.index("The device waits for data.")
@@ -421,7 +421,10 @@ def test_page_names_data_versions_and_sources(words):
     assert "1,024,000 examples/s needed, fed 180,000 here" in text
     assert "libtpu 0.0.42.1, jax 0.10.2" in text
     assert f"{_KIND} (2026-08-22); https://cloud.google.com/tpu/pricing" in text
-    assert "guessed 8% of the computation, from the bytes that it moves: the compiler has no estimate" in text
+    assert (
+        "guessed 8% of the computation is computed from the bytes that it moves, because the compiler has no estimate"
+        in text
+    )
     assert "TensorFlow jobs use an older compiler" in text
 
 

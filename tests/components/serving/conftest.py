@@ -72,7 +72,7 @@ def _start(log: Path, module: str, *arguments: str, environment: dict[str, str] 
         )
     with process:
         line = process.stdout.readline()
-        assert " answers on " in line, log.read_text()
+        assert " now responds on " in line, log.read_text()
         server = Server(process, line, log)
         try:
             yield server

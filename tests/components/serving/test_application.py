@@ -117,7 +117,7 @@ def test_one_request_too_many_gets_503_and_when_to_retry(app, model):
                 await asyncio.sleep(0.001)
             status, message, headers = await predict(app)
             assert (status, headers["retry-after"]) == (503, "1")
-            assert "busy: it holds 3 requests" in message
+            assert "busy: it is processing 3 requests" in message
             assert await get_health(app) == (200, "ready")
             model.open.set()
             assert [(await task)[0] for task in tasks] == [200] * 3
@@ -157,7 +157,7 @@ def test_bodies_that_do_not_end_hold_no_request_slot_and_no_more_bytes_than_allo
             assert [task.done() for task in withheld] == [False] * 4 + [True] * 4
             status, message, headers = await withheld[-1]
             assert (status, headers["retry-after"]) == (503, "1")
-            assert "busy: it holds 2,400 bytes" in message
+            assert "busy: its requests take 2,400 bytes" in message
             for _ in range(5):
                 assert (await predict(app))[0] == 200
             for task in withheld:
@@ -184,7 +184,7 @@ def test_instances_that_can_never_be_held_get_413_and_those_that_cannot_be_held_
             other = asyncio.create_task(predict(app, b"x", STAYS_SILENT))
             await asyncio.sleep(0.01)
             status, message, _ = await predict(app, body)
-            assert (status, "The server is busy: it holds" in message) == (503, True)
+            assert (status, "The server is busy: it is processing" in message) == (503, True)
             other.cancel()
 
     run(scenario())
@@ -210,7 +210,7 @@ def test_failure_of_the_model_gets_500_without_details(app, answer, capsys):
 
     async def scenario():
         async with app.ready(ExportedModel("pets", ("cat", "dog"), _ONE_PIXEL, predict_nothing, _ONE_PIXEL)):
-            assert (await predict(app))[:2] == (500, "The server failed. Its log says why.")
+            assert (await predict(app))[:2] == (500, "The server failed. See its log for the reason.")
 
     run(scenario())
     line = json.loads(capsys.readouterr().err)
@@ -268,11 +268,11 @@ def test_another_encoding_is_named(app, model, encoding):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (BODY, r"The body is not gzip, as its Content-Encoding says: "),
-        (gzip.compress(BODY)[:-9], r"The body ends before its gzip data do"),
-        (b"", r"The body ends before its gzip data do"),
-        (gzip.compress(BODY) + b"more", r"The body goes on after the end of its gzip data"),
-        (gzip.compress(BODY) * 2, r"The body goes on after the end of its gzip data"),
+        (BODY, r"The body is not gzip, although its Content-Encoding is: "),
+        (gzip.compress(BODY)[:-9], r"The body ends before its gzip data are complete"),
+        (b"", r"The body ends before its gzip data are complete"),
+        (gzip.compress(BODY) + b"more", r"The body continues after the end of its gzip data"),
+        (gzip.compress(BODY) * 2, r"The body continues after the end of its gzip data"),
     ],
     ids=["plain", "cut off", "empty", "more bytes", "two members"],
 )

@@ -48,7 +48,7 @@ def test_nothing_is_loaded_whose_signature_does_not_hold(signed, bucket, tmp_pat
         place = str(export)
     else:
         storage.upload(export, place)
-    with pytest.raises(InputError, match=r"^Refused .*changed: (export/)?export\.json"):
+    with pytest.raises(InputError, match=r"^Rejected .*changed: (export/)?export\.json"):
         load_export(place, ServeParams(verify=key), tmp_path / "work")
 
 

@@ -96,7 +96,7 @@ ROW = [0, 1, 2]
         ([ROW], r"Received: \[1\]\[3\]"),
         ([ROW, [0, 1]], "Received: lists of different lengths"),
         ([ROW, [0, 1, [2]]], "Received: lists of different lengths"),
-        ([ROW, [0, 1, 256]], r"Received: 256\. The model scales pixels itself"),
+        ([ROW, [0, 1, 256]], r"Received: 256\. Do not scale the pixels"),
         ([ROW, [0, 1, -1]], "Received: -1"),
         ([ROW, [0, 1, 0.5]], r"Received: 0\.5"),
         ([ROW, [0, 1, 1e300]], r"Received: 1e\+300"),
@@ -148,10 +148,10 @@ def grey_png(size):
 def test_images_with_too_many_pixels_in_all_are_refused_before_they_are_decoded():
     limits = ServeParams(max_request_pixels=4_000_000)
     body = json.dumps({"instances": [b64(grey_png((1024, 1024)))] * 4}).encode()
-    with pytest.raises(TooLargeError, match=r"may have 4,000,000 pixels in all \(--max-request-pixels\)"):
+    with pytest.raises(TooLargeError, match=r"may have at most 4,000,000 pixels together \(--max-request-pixels\)"):
         parse_request(body, ImageInput(GREY, "raw"), limits)
     tiny, large = json.dumps({"instances": [b64(grey_png((1, 1)))] * 4}).encode(), ImageInput((1024, 1024, 1), "raw")
-    with pytest.raises(TooLargeError, match="at least those that the model takes"):
+    with pytest.raises(TooLargeError, match="at least as many as the model's input"):
         parse_request(tiny, large, limits)
 
 
@@ -199,9 +199,9 @@ def test_a_body_may_be_an_image_itself(encode):
     assert parse_file(content).top is None
     with pytest.raises(InputError, match=r"expected a JPEG.*Received: not an image"):
         parse_file(b"no image")
-    with pytest.raises(InputError, match=r'"top" must be a whole number from 1\. Received: x'):
+    with pytest.raises(InputError, match=r'"top" must be a whole number of at least 1\. Received: x'):
         parse_file(content, "x")
-    with pytest.raises(InputError, match=r'"top" must be a whole number from 1\. Received: 9{40}\.'):
+    with pytest.raises(InputError, match=r'"top" must be a whole number of at least 1\. Received: 9{40}\.'):
         parse_file(content, "9" * 5000)
     with pytest.raises(InputError, match=r"The model takes a text\. Received: an image"):
         parse_file(content, reader=PromptReader(CorpusInput(8, 4), ("a",)))
@@ -210,7 +210,7 @@ def test_a_body_may_be_an_image_itself(encode):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"", r"must be JSON, as {\"instances\": \[…\]}"),
+        (b"", r"must be JSON, such as {\"instances\": \[…\]}"),
         (b"{", "must be JSON"),
         (b"\xff\xfe\x00", "must be JSON"),
         (b'{"instances": [NaN]}', "must be JSON.*line 1 column 16"),
@@ -222,11 +222,17 @@ def test_a_body_may_be_an_image_itself(encode):
         (b"{}", "at least one image. Received: null"),
         (b'{"instances": []}', "Received: an empty list"),
         (b'{"instances": {"b64": ""}}', "Received: an object with 'b64'"),
-        (b'{"instance": [1]}', "may hold instances and parameters. Received: 'instance'. Did you mean 'instances'"),
+        (
+            b'{"instance": [1]}',
+            "may contain only instances and parameters. Received: 'instance'. Did you mean 'instances'",
+        ),
         (b'{"instances": [1], "parameters": 3}', '"parameters" must be a JSON object. Received: a number'),
-        (b'{"instances": [1], "parameters": {"topp": 3}}', "may hold top. Received: 'topp'. Did you mean 'top'"),
+        (
+            b'{"instances": [1], "parameters": {"topp": 3}}',
+            "may contain only top. Received: 'topp'. Did you mean 'top'",
+        ),
         *(
-            (b'{"instances": [1], "parameters": {"top": %s}}' % top, '"top" must be a whole number from 1')
+            (b'{"instances": [1], "parameters": {"top": %s}}' % top, '"top" must be a whole number of at least 1')
             for top in (b"0", b"-1", b"1.5", b"true", b'"3"', b"1e999", b"[]")
         ),
     ],
@@ -248,7 +254,7 @@ def test_characters_beyond_the_first_plane_may_be_escaped():
 
 
 def test_too_many_instances_are_refused():
-    with pytest.raises(TooLargeError, match=r"may hold 4 instances \(--max-instances\)\. Received: 5"):
+    with pytest.raises(TooLargeError, match=r"may contain at most 4 instances \(--max-instances\)\. Received: 5"):
         parse(*[PIXELS.tolist()] * 5)
 
 
@@ -290,5 +296,7 @@ def test_predictions_of_a_regression_are_numbers_with_names_and_top_is_refused()
     outputs = np.array([[-1.5, 2000.25, 0]], np.float32)
     (prediction,) = json.loads(render_predictions(model, outputs, None))["predictions"]
     assert prediction == {"values": dict(zip(MODEL.class_names, (-1.5, 2000.25, 0.0), strict=True))}
-    with pytest.raises(InputError, match=r'"top" chooses among classes. Received: 2, for a model that gives numbers'):
+    with pytest.raises(
+        InputError, match=r'"top" applies only to classes. Received: "top": 2 for a model that predicts numbers'
+    ):
         render_predictions(model, outputs, 2)

@@ -107,11 +107,11 @@ def test_v2_takes_image_files_as_bytes_in_base64():
         (tensor(["x", "y"], (3,), "BYTES"), 400, "expected 3 texts"),
         (tensor([0] * 8, (-1,)), 400, "whole numbers"),
         (tensor([0] * 16, (4, 2, 2, 1)), 413, "--max-instances"),
-        (tensor([0] * 8, id=3), 400, '"id" must be a text'),
+        (tensor([0] * 8, id=3), 400, '"id" must be a string'),
         (tensor(["x"], (1,) * 9, "BYTES"), 400, "at most 8 of them"),
         (tensor(["x"], (1, *[99] * 3000), "BYTES"), 400, "at most 8 of them"),
-        (tensor(["x"], (1, 10**4000, 10**4000), "BYTES"), 400, "none above 2,147,483,647"),
-        (tensor([0] * 8, (2, 10**4000, 2, 1)), 400, "none above 2,147,483,647"),
+        (tensor(["x"], (1, 10**4000, 10**4000), "BYTES"), 400, "none of them above 2,147,483,647"),
+        (tensor([0] * 8, (2, 10**4000, 2, 1)), 400, "none of them above 2,147,483,647"),
         (tensor(["x"] * 5, (1, 5), "BYTES"), 413, "--max-instances"),
         (tensor([], (1, 0), "BYTES"), 400, "at least one instance"),
         (tensor([0] * 8, id="\ud800"), 400, "must be JSON"),
@@ -140,7 +140,7 @@ def test_v2_refuses_with_an_error_in_words(asked, status, words):
 def test_v2_refuses_binary_tensors_and_names_what_to_send_instead(asked, headers, received):
     status, body = ask("POST", "/v2/models/pets/infer", asked, headers=headers)
     assert status == 400
-    assert body["error"].startswith(f"Binary tensors are not supported. Received: {received}. Send and ask for V2 JSON")
+    assert body["error"].startswith(f"Binary tensors are not supported. Received: {received}. Send and request V2 JSON")
 
 
 def test_v2_returns_the_outputs_that_are_asked_for():
@@ -148,7 +148,7 @@ def test_v2_returns_the_outputs_that_are_asked_for():
     status, body = ask("POST", "/v2/models/pets/infer", tensor([0] * 8, outputs=outputs))
     assert (status, [output["name"] for output in body["outputs"]]) == (200, ["class"])
     status, body = ask("POST", "/v2/models/pets/infer", tensor([0] * 8, outputs=[{"name": "logits"}]))
-    assert (status, body["error"]) == (400, "The outputs are probabilities and class. Received: 'logits'.")
+    assert (status, body["error"]) == (400, "\"outputs\" may contain only probabilities and class. Received: 'logits'.")
 
 
 def test_kserves_client_asks_the_root_whether_the_server_lives_and_sends_the_models_name():
@@ -159,7 +159,7 @@ def test_kserves_client_asks_the_root_whether_the_server_lives_and_sends_the_mod
 def test_a_model_has_the_name_that_it_is_given():
     assert ask("GET", "/v2/models/zoo/ready", model_name="zoo")[0] == 200
     status, body = ask("POST", "/v1/models/pets:predict", {"instances": []}, model_name="zoo")
-    assert (status, body) == (404, {"error": "There is no model 'pets'. Expected 'zoo' (--model-name)."})
+    assert (status, body) == (404, {"error": "There is no model 'pets'. Expected 'zoo', the value of --model-name."})
 
 
 def test_metrics_are_as_prometheus_reads_them():

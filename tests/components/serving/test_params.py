@@ -26,7 +26,7 @@ from tpu_pipelines import cli
         ({"health_route": "health"}, "health_route='health'"),
         ({"health_route": ""}, "health_route must be a path that starts with '/'. Received: health_route=''"),
         ({"predict_route": "/{model}"}, r"predict_route='/\{model\}'"),
-        ({"predict_route": "/health"}, "health_route=predict_route='/health'"),
+        ({"predict_route": "/health"}, "health_route and predict_route must differ. Received: '/health' for both"),
     ],
 )
 def test_params_refuse_a_value_by_name(changes, message):
@@ -47,9 +47,9 @@ def test_port_that_is_no_number_is_refused():
 
 
 def test_a_key_that_did_not_arrive_is_refused():
-    with pytest.raises(InputError, match=r"TPU_PIPELINES_VERIFY_KEY must be a public key\. Received: an empty one"):
+    with pytest.raises(InputError, match=r"TPU_PIPELINES_VERIFY_KEY must be a public key\. Received: an empty value"):
         key_to_verify(None, {"TPU_PIPELINES_VERIFY_KEY": "\n"})
-    with pytest.raises(InputError, match=r"^--verify must be a public key\. Received: an empty one"):
+    with pytest.raises(InputError, match=r"^--verify must be a public key\. Received: an empty value"):
         key_to_verify("", {"TPU_PIPELINES_VERIFY_KEY": "signing.pub"})
     assert key_to_verify("other.pub", {"TPU_PIPELINES_VERIFY_KEY": "signing.pub"}) == "other.pub"
 

@@ -127,7 +127,7 @@ def test_good_and_bad_requests_do_not_disturb_each_other(server, export_dir, dig
             "/predict",
             {"instances": [[[0] * 8] * 8] * 129},
             413,
-            r"may hold 128 instances \(--max-instances\). Received: 129",
+            r"may contain at most 128 instances \(--max-instances\). Received: 129",
         ),
         (
             "POST",
@@ -201,7 +201,7 @@ def test_flags_set_the_limits_the_route_and_the_format(start_server, export_dir,
             return server.request("POST", "/v1/digits:predict", body)
 
         received = probabilities(predict({"instances": digits[:20].tolist()}))
-        assert "may hold 20 instances (--max-instances)" in predict({"instances": [0] * 21}).body["error"]
+        assert "may contain at most 20 instances (--max-instances)" in predict({"instances": [0] * 21}).body["error"]
         assert predict(b" " * 9001).status == 413
     assert np.array_equal(received, load_model(export_dir, use_int8=True).predict(digits[:20]).astype(float))
 

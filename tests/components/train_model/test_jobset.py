@@ -135,7 +135,7 @@ def test_a_lost_host_is_told_and_all_start_again(train, tmp_path, capfd):
     assert train(f"{lose}; sleep 0.2; {_GOOD}") == JobSetState(True, None, restarts=1)
     err = capfd.readouterr().err
     assert "host 1 ended with exit code 137: gone\n" in err
-    assert "all hosts are restarted (restart 1)\n" in err
+    assert "all hosts are being restarted (restart 1)\n" in err
 
 
 def test_hosts_that_fail_too_often_fail_the_step_with_their_last_words(train):
@@ -185,7 +185,10 @@ def test_hosts_that_nobody_follows_save_end_and_are_not_started_again_for_long(
     assert _running(cluster) == []
     assert training.state().restarts <= 2
     logs = [path.read_text() for path in tmp_path.glob("*.log")]
-    assert "begun\n[train_model] the step that started this training has stopped: ending the training\nsaved\n" in logs
+    assert (
+        "begun\n[train_model] the step that started this training run has stopped, so the training run ends\nsaved\n"
+        in logs
+    )
 
 
 def test_a_host_that_finds_nobody_who_follows_does_not_begin(digits_records, tmp_path):
@@ -235,7 +238,9 @@ def test_it_belongs_to_the_run_and_may_what_the_step_may(cluster, find_jobset, m
 
 def test_a_cluster_without_jobsets_is_refused_in_a_sentence(cluster, train):
     cluster.jobsets = None
-    with pytest.raises(InputError, match=r"the cluster has no JobSets \(jobset\.x-k8s\.io/v1alpha2\)\. Install them"):
+    with pytest.raises(
+        InputError, match=r"JobSets are not installed in the cluster \(jobset\.x-k8s\.io/v1alpha2\)\. Install them"
+    ):
         train(_GOOD)
 
 

@@ -80,7 +80,7 @@ def test_a_split_that_can_not_lie_on_the_device_is_refused_where_it_must():
     assert not is_resident("auto", "jax", 101 << 20, 100)
     assert not is_resident("host", "jax", 1, 100)
     assert not is_resident("auto", "tensorflow", 1, 100)
-    with pytest.raises(InputError, match=r"residency=device needs backend=jax\. Received: backend=tensorflow"):
+    with pytest.raises(InputError, match=r"residency=device requires backend=jax\. Received: backend=tensorflow"):
         is_resident("device", "tensorflow", 1, 100)
     with pytest.raises(InputError, match="in_memory_mib of at least 101, received in_memory_mib=100"):
         is_resident("device", "jax", 101 << 20, 100)

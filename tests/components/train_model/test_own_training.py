@@ -61,7 +61,7 @@ def test_a_model_keeps_what_it_brings_and_the_gate_asks_for_its_metrics(own, dig
     result = train_model(params, digits_records, tmp_path / "model")
     said = capfd.readouterr().err
     assert "training uses the model's own optimizer Lion, loss loss, metrics sharpness, f1, callbacks Halve" in said
-    assert "its outputs are logits, and softmax is added" in said
+    assert "Its outputs are treated as logits, and softmax is added" in said
     history = history_of(tmp_path / "model")
     assert [entry["learning_rate"] for entry in history] == pytest.approx([0.004, 0.002, 0.001])
     assert result.judged_by == "validation_f1"

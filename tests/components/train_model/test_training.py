@@ -181,7 +181,7 @@ def test_without_a_validation_split_the_training_loss_decides(tiny, tmp_path, ca
     params = replace(tiny, epochs=2, optimizer="sgd", early_stopping_epochs=1, batch_size_per_replica=256)
     result = train_model(params, tmp_path / "records", tmp_path / "model")
     said = capfd.readouterr().err
-    assert "there is no validation split: the best epoch is the one with the lowest training loss" in said
+    assert "there is no validation split, so the best epoch is the one with the lowest training loss" in said
     losses = [entry["loss"] for entry in history_of(tmp_path / "model")]
     assert (result.best_epoch, result.judged_by) == (1 + int(np.argmin(losses)), "loss")
     assert all("validation_loss" not in entry for entry in history_of(tmp_path / "model"))
@@ -228,7 +228,7 @@ def other_checkpoints(tiny, digits_records, tmp_path_factory):
 def test_checkpoint_of_another_training_is_ignored(tiny, digits_records, other_checkpoints, tmp_path, capfd):
     checkpoints = shutil.copytree(other_checkpoints, tmp_path / "checkpoints")
     result = train_model(replace(tiny, epochs=1), digits_records, tmp_path / "model", checkpoints)
-    assert "belongs to another training; starting from scratch" in capfd.readouterr().err
+    assert "belongs to another training run, so training starts from the beginning" in capfd.readouterr().err
     assert result.epochs == 1
     fresh = train_model(replace(tiny, epochs=1, profile_steps=2), digits_records, tmp_path / "fresh")
     assert result.metrics == fresh.metrics

@@ -21,7 +21,7 @@ from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.train_model.checkpoints.checkpoint import CHECKPOINT_FILE, load_arrays
 
 _GOLDEN = 0.6180339887498949  # Multiples of it, without their whole part, fill [0, 1) evenly.
-_CODES = {137: "killed", 134: "lost another", 0: "done"}
+_CODES = {137: "killed", 134: "connection to another host lost", 0: "done"}
 
 
 def _command(arguments: argparse.Namespace, records: Path, output: Path) -> list[str]:

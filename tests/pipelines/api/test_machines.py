@@ -123,7 +123,7 @@ def test_inputs_of_a_component_may_have_the_names_of_a_jobs_fields():
     } <= step.component_spec.inputs.keys()
     assert step.component_spec.inputs["job_timeout"].description == "Time limit of the job: seconds followed by `s`."
     assert step.component_spec.outputs.keys() == {"Output", "gcp_resources"}
-    with pytest.raises(InputError, match=r"'conflicting' has inputs or outputs .* uses itself: job_timeout"):
+    with pytest.raises(InputError, match=r"'conflicting' has inputs or outputs .* uses: job_timeout"):
         tp.on_machine(conflicting, "v5e-4")
 
 

@@ -32,8 +32,8 @@ def test_a_sound_configuration_says_what_it_is_and_the_next_command(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert any(line.startswith("ok       data      1,797 images (train 1,") for line in lines)
-    assert "ok       machine   v5e-4: 4 devices, 5.52 $ an hour in us-central1 at Vertex AI's price" in lines
-    assert "ok       model     digits_cnn: is built for images (8, 8, 1), rebuilt" in lines
+    assert "ok       machine   v5e-4: 4 devices, $5.52 per hour in us-central1 at Vertex AI's price" in lines
+    assert "ok       model     digits_cnn: was built for images (8, 8, 1), rebuilt" in lines
     assert lines[-1] == "next: tpu-pipelines run digits --set machine=v5e-4"
     assert not (tmp_path / "runs").exists()
 
@@ -56,9 +56,9 @@ def test_the_time_of_a_training_on_this_machine_is_estimated_for_a_run_here_alon
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ("", "13.66 $ an hour in europe-west4 at Vertex AI's price"),
-        ("vertex", "13.66 $ an hour in europe-west4 at Vertex AI's price"),
-        ("kubeflow", "10.80 $ an hour in us-central1 at Compute Engine's list price"),
+        ("", "$13.66 per hour in europe-west4 at Vertex AI's price"),
+        ("vertex", "$13.66 per hour in europe-west4 at Vertex AI's price"),
+        ("kubeflow", "$10.80 per hour in us-central1 at Compute Engine's list price"),
     ],
 )
 def test_a_price_is_that_of_the_platform_and_of_the_region_that_submit_trains_in(target, expected, tmp_path):
@@ -69,7 +69,7 @@ def test_a_price_is_that_of_the_platform_and_of_the_region_that_submit_trains_in
     assert finding.said == f"v6e-4: 4 devices, {expected}"
     submitted = PLATFORMS[target or "vertex"].in_region(config.machine, settings.region)
     price = place_training(config, submitted, PLATFORMS[target or "vertex"]).paid.price
-    assert f"{price.usd_per_hour:.2f} $ an hour in {price.region}" in finding.said
+    assert f"${price.usd_per_hour:.2f} per hour in {price.region}" in finding.said
 
 
 def test_the_commands_check_and_preflight_take_the_region_from_the_settings(warm, tmp_path):
@@ -78,7 +78,7 @@ def test_the_commands_check_and_preflight_take_the_region_from_the_settings(warm
     (tmp_path / "settings.yaml").write_text("region: us-west4")
     settings = ("--settings", str(tmp_path / "settings.yaml"))
     told = tpu_pipelines_here("check", "digits", *machine, *settings).stdout
-    assert "v5e-4: 4 devices, 2.42 $ an hour in us-west4 at Vertex AI's price" in told
+    assert "v5e-4: 4 devices, $2.42 per hour in us-west4 at Vertex AI's price" in told
     with warm.takes_over():
         done = tpu_pipelines_here("preflight", "digits", *machine, *settings, "--json", *_SMALL)
     (report,) = json.loads(done.stdout)["machines"]
@@ -93,7 +93,7 @@ def test_a_machine_of_several_hosts_is_for_a_platform(tmp_path):
     findings = check_config(load_config("digits", ["machine=v5e-16", "preflight=null"]), tmp_path)
     assert errors_in(findings) == []
     hints = [(one.about, one.said) for one in findings if one.state == "hint"]
-    assert hints == [("machine", "v5e-16 has 4 hosts: submit it; `run` trains on one")]
+    assert hints == [("machine", "v5e-16 has 4 hosts. Use `submit`, because `run` trains on one host")]
 
 
 def test_json_is_all_that_is_on_stdout(tmp_path):
@@ -115,7 +115,7 @@ def test_several_mistakes_are_found_at_once(image_folder, tmp_path):
     assert "error    data      5.0% of the examples that were read are damaged" in done.stdout
     assert "error    model     random_crop_pixels must be smaller than the image" in done.stdout
     assert "hint     settings  training.warmup_epochs=99 lasts all" in done.stdout
-    assert "hint     settings  gate.minimum.accuracy=0.4 is reached by always answering" in done.stdout
+    assert "hint     settings  gate.minimum.accuracy=0.4 is reached by always predicting" in done.stdout
     assert "next:" not in done.stdout
 
 
@@ -150,7 +150,7 @@ def test_unknown_words_of_the_held_out_texts_are_a_hint(tmp_path):
         "100% of the words in validation are unknown, because the rule data.tokenization=words"
     )
     assert test.endswith(
-        "set data.tokenization=words_and_characters, which supports languages without spaces, and non-ASCII spaces"
+        "Set data.tokenization=words_and_characters, which supports languages without spaces, and non-ASCII spaces"
     )
 
 
@@ -170,7 +170,7 @@ def test_an_initial_model_that_is_not_there_yet_is_a_hint(tmp_path):
         for found in check_config(load_config("digits", ["training.initial_model=shoes@champion"]), tmp_path)
         if "initial_model" in found.said
     )
-    assert hint.endswith("registry/shoes@champion has no version yet: the training starts with new weights")
+    assert hint.endswith("registry/shoes@champion has no version yet, so training starts with new weights")
 
 
 def test_photos_of_several_sizes_are_refused_with_what_to_set(image_folder, encode, tmp_path):
@@ -187,7 +187,7 @@ def test_data_that_are_not_there_are_an_error_and_downloads_a_hint(tmp_path):
     missing = check_config(load_config("cifar10_cnn", ["data.source=images:/none"]), tmp_path)
     assert [one.about for one in missing if one.state == "error"] == ["data"]
     (hint,) = (one for one in check_config(load_config("mnist_cnn"), tmp_path) if one.state == "hint")
-    assert "is downloaded first" in hint.said
+    assert "must be downloaded first" in hint.said
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,11 @@ def test_data_that_are_not_there_are_an_error_and_downloads_a_hint(tmp_path):
         ),
         (["training.accelerator=cpu", "machine=v5e-1"], "leaves the machine"),
         (["training.early_stopping_epochs=3"], "no validation split"),
-        (["gate.minimum.accuracy=0.9"], "always answering 'a'"),
-        ([], "19 of 'a' and 1 of 'b': training.balance_classes=true gives all classes the same weight"),
+        (["gate.minimum.accuracy=0.9"], "always predicting 'a'"),
+        (
+            [],
+            "19 examples of 'a' and 1 examples of 'b'. training.balance_classes=true gives all classes the same weight",
+        ),
     ],
 )
 def test_settings_that_contradict_are_named(overrides, words):
@@ -245,7 +248,7 @@ def test_an_accelerator_that_this_machine_lacks_is_an_error_before_anything_runs
     assert done.returncode == 2
     said = done.stdout + done.stderr
     assert f"This machine cannot train with training.accelerator={accelerator}. " in said
-    assert "Use training.accelerator=auto here" in said
+    assert "Use training.accelerator=auto on this machine" in said
     assert not (tmp_path / "runs" / "digits" / "records").exists()
     assert tpu_pipelines_here("check", "digits", *missing, "--set", "training.accelerator=auto").returncode == 0
 

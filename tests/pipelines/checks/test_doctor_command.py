@@ -34,7 +34,7 @@ def test_a_table_says_what_is_there_and_what_to_do(cloud, capfd):
     assert main(["doctor", "digits", *MACHINE]) == 2
     lines = capfd.readouterr().out.splitlines()
     (place,) = (number for number, line in enumerate(lines) if line.startswith("error    quota v5e-4"))
-    assert lines[place].endswith("CustomModelTrainingV5ETPUPerProjectPerRegion in us-central1 is 0, and 4 are needed")
+    assert lines[place].endswith("CustomModelTrainingV5ETPUPerProjectPerRegion in us-central1 is 0, but 4 are needed")
     assert lines[place + 1].strip().startswith("→ request more: https://console.cloud.google.com/iam-admin/quotas")
 
 
@@ -62,7 +62,7 @@ def test_submit_refuses_what_cannot_work_before_it_is_sent(fake, cloud, capfd):
     assert main([*SUBMIT]) == 2
     _, err = capfd.readouterr()
     last = err.strip().splitlines()[-1]
-    assert last.startswith("error: Refused to send a run that cannot work. Missing: image: europe-docker.pkg.dev/")
+    assert last.startswith("error: The run was not sent, because it would fail. Missing: image: europe-docker.pkg.dev/")
     assert f"service account: there is no {COMPUTE} → set TPU_PIPELINES_SERVICE_ACCOUNT" in last
     assert fake.calls == []
     assert main([*SUBMIT, "--no-doctor"]) == 0
@@ -73,7 +73,7 @@ def test_submit_refuses_what_cannot_work_before_it_is_sent(fake, cloud, capfd):
 def test_what_sends_a_run_later_or_again_asks_the_same_first(fake, cloud, capfd, command):
     cloud.images.clear()
     assert main([*command, *SUBMIT[1:]]) == 2
-    assert "error: Refused to send a run that cannot work. Missing: image: " in capfd.readouterr().err
+    assert "error: The run was not sent, because it would fail. Missing: image: " in capfd.readouterr().err
     assert (fake.pipeline_jobs, fake.schedules) == ({}, {})
     assert main([*command, *SUBMIT[1:], "--dry-run"]) == 0
     assert main([*command, *SUBMIT[1:], "--no-doctor"]) == 0
@@ -85,14 +85,14 @@ def test_submit_hints_at_what_may_do_all_the_same(fake, cloud, capfd):
     cloud.forbidden = [r"docker\.pkg\.dev"]
     assert main([*SUBMIT]) == 0
     err = capfd.readouterr().err
-    assert "hint: bucket: gs://my-bucket is in europe-west4, and runs are in us-central1 → use one in us-" in err
-    assert "hint: image: europe-docker.pkg.dev refuses to answer: 403" in err
+    assert "hint: bucket: gs://my-bucket is in europe-west4, but runs are in us-central1 → use one in us-" in err
+    assert "hint: image: europe-docker.pkg.dev rejected the request: 403" in err
     assert len(fake.pipeline_jobs) == 1
 
 
 def test_submit_asks_only_what_is_quick(cloud, capfd):
     assert main([*SUBMIT]) == 0
-    assert "does not say" not in capfd.readouterr().err
+    assert "does not show" not in capfd.readouterr().err
     hosts = {target.split("/")[1] for _, target in cloud.calls}
     assert hosts == {
         "storage.googleapis.com",

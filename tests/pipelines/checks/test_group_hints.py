@@ -29,10 +29,10 @@ def scans(tmp_path):
 def test_columns_and_times_of_a_table_suggest_groups(scans):
     patient, taken = _hints(WriteParams(scans))
     assert patient == (
-        "the column 'patient' has 12 values for 120 rows, 'p0' for 10: if rows of one value depend on each other, set "
-        "data.group_column=patient"
+        "the column 'patient' has 12 values for 120 rows, 'p0' in 10 rows. If rows with the same value depend "
+        "on each other, set data.group_column=patient"
     )
-    assert taken.startswith("the 120 times in the column 'taken' come in 12 runs without a gap of 60 s")
+    assert taken.startswith("the 120 times in the column 'taken' form 12 series without a gap of 60 s")
     assert not _hints(WriteParams(scans, group_column="patient")), "sites are too few, ages are numbers"
 
 

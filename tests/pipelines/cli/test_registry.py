@@ -97,13 +97,16 @@ def test_a_user_without_a_name_promotes_by_number(call, workspace, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("promote", "digits"), "Expected registry promote NAME VERSION. Received: registry promote digits"),
-        (("list", "digits", "0001"), "Expected registry list [NAME]"),
-        (("show",), "Expected registry show NAME [VERSION]"),
+        (
+            ("promote", "digits"),
+            "registry promote: expected registry promote NAME VERSION. Received: registry promote digits",
+        ),
+        (("list", "digits", "0001"), "expected registry list [NAME]"),
+        (("show",), "expected registry show NAME [VERSION]"),
         (("show", "digits", "--verify", "signing.pub"), "--verify is not supported with registry show"),
-        (("promote", "digits", "0001", "--verify", ""), "--verify must be a public key. Received: an empty one"),
-        (("rollback", "digits", "--verify", " "), "--verify must be a public key. Received: an empty one"),
-        (("rollback", "digits", "0001"), "Expected registry rollback NAME"),
+        (("promote", "digits", "0001", "--verify", ""), "--verify must be a public key. Received: an empty value"),
+        (("rollback", "digits", "--verify", " "), "--verify must be a public key. Received: an empty value"),
+        (("rollback", "digits", "0001"), "expected registry rollback NAME"),
         (("show", "digit"), "Did you mean 'digits'?"),
         (("promote", "digits", "0003"), "expected one of 0001, 0002"),
         (("promote", "digits", "0002"), "is the champion already"),
@@ -143,9 +146,9 @@ def test_verify_says_whether_a_version_or_an_export_is_as_it_was_signed(workspac
     assert (code, len(said.splitlines())) == (2, 1)
     sign_version(version.directory, private)
     for model in ("digits@0001", version.directory, version.export_dir):
-        assert verify(model) == (0, f"{version.directory} is signed with {public}: no file has changed since\n")
+        assert verify(model) == (0, f"{version.directory} is signed with {public}, and no file has changed since\n")
     alone = shutil.copytree(version.export_dir, workspace / "alone" / "export")
-    assert verify(alone) == (0, f"{alone} is signed with {public}: no file has changed since\n")
+    assert verify(alone) == (0, f"{alone} is signed with {public}, and no file has changed since\n")
     (version.directory / "version.json").unlink()
     code, said = verify(version.directory)
     assert (code, len(said.splitlines())) == (2, 1)

@@ -47,7 +47,7 @@ def test_the_epochs_are_those_of_all_stages():
         ({"trainig": {}}, r"Unknown key 'trainig' .* Did you mean 'training'\?"),
         (
             {"training": {"epoch": 3}},
-            r"Unknown key 'epoch' in training: expected one of epochs, .{,200} in all\)\. Did you mean 'epochs'\?",
+            r"Unknown key 'epoch' in training: expected one of epochs, .{,200} in total\)\. Did you mean 'epochs'\?",
         ),
         (
             {"data": {"source": "sklearn:digits", "test_fractoin": 0.1}},
@@ -70,7 +70,7 @@ def test_the_epochs_are_those_of_all_stages():
         ({"training": {"stages": [{"epoch": 3}]}}, r"'epoch' in training.stages\[0\].* mean 'epochs'\?"),
         (
             {"training": {"stages": [{"epochs": 3}], "epochs": 2}},
-            r"the sum over all stages. Received: epochs=2, and 3 in",
+            r"the sum of the epochs of all stages. Received: epochs=2, and 3 in",
         ),
         ({"training": {"precision": "half"}}, r"precision must be one of .*Received: training.precision='half'"),
         ({"training": {"model": "digits_cnn"}}, r"Unknown key 'model' in training"),
@@ -79,7 +79,7 @@ def test_the_epochs_are_those_of_all_stages():
         ({"data": {"source": "sklearn:digits", "stratify": "yes"}}, r"data.stratify is 'yes', expected true or false"),
         (
             {"data": {"source": "sklearn:digits", "image_size": True}},
-            r"data.image_size is True, expected a list, or values with commas",
+            r"data.image_size is True, expected a list, or values separated by commas",
         ),
         ({"machine": "v5e-12"}, r"Cannot use machine: .*no machine 'v5e-12'. Expected one of v5e-1, "),
         ({"machine": {"name": "v5e-8", "regoin": "us-west1"}}, r"'regoin' in machine.* Did you mean 'region'\?"),

@@ -87,7 +87,8 @@ def test_the_environment_goes_before_the_file(tmp_path):
         (
             "network",
             "projects/my-project/global/networks/default",
-            r"'projects/my-project/global/networks/default'\. It needs the project's number: gcloud projects",
+            r"'projects/my-project/global/networks/default'\. The network "
+            r"needs the number of the project: gcloud projects",
         ),
         ("labels", "Team=vision", "'Team=vision'"),
         ("labels", "team=Vision", "'team=Vision'"),
@@ -95,11 +96,11 @@ def test_the_environment_goes_before_the_file(tmp_path):
         ("kfp_host", "kubeflow", "'kubeflow'"),
         ("secrets", "key=secrets", "'key=secrets'"),
         ("volumes", "Claim=/mnt", "'Claim=/mnt'"),
-        ("volumes", "my.claim=/mnt", r"'my\.claim=/mnt'\. Kubeflow names a pod's volume after it, .* at most 63 lower"),
+        ("volumes", "my.claim=/mnt", r"'my\.claim=/mnt'\. Kubeflow uses the volume's name, .* at most 63 lower"),
         ("volumes", f"{'c' * 64}=/mnt", f"'{'c' * 64}=/mnt'"),
-        ("volumes", "claim=/mnt:ro", r"'claim=/mnt:ro'\. .* an absolute path without ':'"),
+        ("volumes", "claim=/mnt:ro", r"'claim=/mnt:ro'\. .* path must be absolute, without ':'"),
         ("volumes", "claim=mnt", "'claim=mnt'"),
-        ("secrets", "my.key=/secrets", r"'my\.key=/secrets'\. Kubeflow names"),
+        ("secrets", "my.key=/secrets", r"'my\.key=/secrets'\. Kubeflow uses"),
         ("secrets", f"{'k' * 64}=/secrets", f"'{'k' * 64}=/secrets'"),
         ("secrets", "key=/a:b", "'key=/a:b'"),
         ("s3_secret", "a..b", r"'a\.\.b'"),
@@ -111,7 +112,7 @@ def test_the_environment_goes_before_the_file(tmp_path):
     ],
 )
 def test_a_value_of_the_wrong_form_is_refused_with_an_example(name, text, received):
-    message = rf"Cannot use the setting {name} \({variable(name)}\): expected something like .*\. Received: {received}"
+    message = rf"Cannot use the setting {name} \({variable(name)}\): expected a value such as .*\. Received: {received}"
     with pytest.raises(InputError, match=message):
         load_settings({variable(name): text})
 
@@ -199,7 +200,7 @@ def test_vertex_takes_as_many_labels_as_its_jobs_have_left():
     [
         ("projekt: x", r"Unknown key 'projekt' in settings: .* Did you mean 'project'\?"),
         ("images: {training: x}", r"Unknown key 'images' in settings"),
-        ("image: x", r"only TPU_PIPELINES_IMAGE sets the image\."),
+        ("image: x", r"the key image is not supported\."),
         ("labels: vision", r"settings\.labels is 'vision', expected a mapping\."),
         ("project: {a: b}", r"settings\.project is \{'a': 'b'\}, expected a text\."),
         ("project:", r"settings\.project is None, expected a text\."),

@@ -193,7 +193,7 @@ def test_declared_files_in_a_bucket_count_by_their_content(bucket):
 
 
 def test_a_declared_file_that_is_not_there_is_refused():
-    with pytest.raises(InputError, match=r"model.files names '/none.npz', which does not exist"):
+    with pytest.raises(InputError, match=r"'/none.npz' in model.files does not exist"):
         load_config("digits", ["model={name: digits_cnn, files: [/none.npz]}"])
 
 
@@ -211,7 +211,7 @@ def test_a_declared_file_that_the_bucket_lacks_is_refused(bucket):
     bucket.blob("w/a.npz").upload_from_string("1")
     for place in ("gs://bucket/w/b.npz", "gs://bucket/v/"):
         config = load_config("digits", [f"model={{name: digits_cnn, files: ['{place}']}}"])
-        with pytest.raises(InputError, match=rf"model.files names '{place}', which does not exist"):
+        with pytest.raises(InputError, match=rf"'{place}' in model.files does not exist"):
             cache_keys.step_keys(config, "v")
 
 

@@ -670,7 +670,7 @@ def test_several_hosts_need_a_volume_of_all():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("machine=null", r"expected a machine to train on, received none\. Set machine=v5e-4"),
+        ("machine=null", r"expected a machine to train on, received none\. Set, for example, machine=v5e-4"),
         ("data.source=images:/data/photos", r"data\.source must be on Cloud Storage.* Received: '/data/photos'"),
         (
             "deploy.registry=/registry",
@@ -757,7 +757,7 @@ def test_a_module_that_does_not_travel_is_told(tmp_path, monkeypatch):
     Path("my_nets.py").touch()
     models = ("digits_cnn", "json:loads", "my_nets:build_model")
     (told,) = (finding for model in models for finding in model_findings(model, {}) if finding.state == "hint")
-    assert told.said.startswith("the code of the model 'my_nets:build_model' is not uploaded, since no bucket is set")
+    assert told.said.startswith("the code of the model 'my_nets:build_model' is not uploaded, because no bucket is set")
 
 
 @pytest.mark.parametrize("name", ["my_model.py", "my_model.keras"])
@@ -812,7 +812,9 @@ def test_a_file_that_only_a_parameter_names_is_refused(tmp_path):
     (tmp_path / "my_model.py").write_text("def build_model(image_shape, num_classes, weights): ...\n")
     (tmp_path / "weights.h5").write_bytes(b"")
     model = f"model={{name: {tmp_path}/my_model.py, parameters: {{weights: {tmp_path}/weights.h5}}}}"
-    with pytest.raises(InputError, match=r"names the file '.*weights\.h5', which containers cannot read\. Put it"):
+    with pytest.raises(
+        InputError, match=r"contains the file '.*weights\.h5', which containers cannot read\. Put the file"
+    ):
         compile_digits("vertex", model, settings=SETTINGS)
 
 
@@ -823,7 +825,7 @@ def test_data_on_cloud_storage_is_taken():
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "kfp.kubernetes", None)
     monkeypatch.delattr("kfp.kubernetes", raising=False)
-    named = r"needs kfp\.kubernetes, which is not installed\. Run: pip install 'tpu-pipelines\[kubeflow\]'\."
+    named = r"The library kfp\.kubernetes is not installed\. Run: pip install 'tpu-pipelines\[kubeflow\]'\."
     with pytest.raises(InputError, match=named), storage.naming_faults():
         compile_digits("kubeflow")
 
@@ -838,7 +840,7 @@ def test_only_a_compiled_pipeline_is_overwritten(tmp_path):
     notes, pipeline = tmp_path / "notes.yaml", tmp_path / "new" / "pipeline.yaml"
     notes.write_text("dear: diary\n")
     for path, message in (
-        (notes, rf"Refused to overwrite {notes}: the file exists and is not a compiled pipeline"),
+        (notes, rf"Cannot overwrite {notes}: the file exists and is not a compiled pipeline"),
         (tmp_path / "notes.txt", r"expected a name that ends in \.yaml"),
         (notes / "pipeline.yaml", rf"{notes} is a file, not a folder"),
     ):
@@ -1060,9 +1062,9 @@ def test_the_evaluation_can_have_a_tpu_of_its_own(target):
         ),
         (
             ["resources.train_model.machine=v5e-1"],
-            r"resources\.train_model\.machine is not supported.*Use section machine\.",
+            r"resources\.train_model\.machine is not supported.*in the section machine\.",
         ),
-        (["resources.evaluate_model.machine=v5e-16"], r"works on one host, but v5e-16 has 4 hosts"),
+        (["resources.evaluate_model.machine=v5e-16"], r"runs on one host, but v5e-16 has 4 hosts"),
         (["resources.evaluate_model.machine=v5e-3"], r"v5e-3.*v5e-4"),
         (
             ["resources.evaluate_model.machine=v5e-1", "gate.backend=tensorflow"],
@@ -1094,8 +1096,8 @@ def test_a_champion_that_a_training_starts_with_comes_from_the_registry():
 @pytest.mark.parametrize(
     ("overrides", "seconds", "words"),
     [
-        ([], 86400, "after 3 times preflight's estimate, at least 4 h; machine.timeout_seconds sets another"),
-        (["preflight=false"], 86400, "after 24 h: its time is not estimated; machine.timeout_seconds"),
+        ([], 86400, "after 3 times preflight's estimate, at least 4 h; machine.timeout_seconds sets another limit"),
+        (["preflight=false"], 86400, "after 24 h, because the training time is not estimated; machine.timeout_seconds"),
         (["machine={name: v5e-4, timeout_seconds: 7200}"], 7200, "after 2 h, because of machine.timeout_seconds"),
     ],
 )
@@ -1150,9 +1152,11 @@ def test_the_command_says_what_it_wrote_and_imports_no_framework(tmp_path):
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines() == [
         f"{tmp_path / 'vertex.yaml'}: digits for vertex, to train on v5e-4 (ct5lp-hightpu-4t, 2x2)",
-        "training is stopped after 3 times preflight's estimate, at least 4 h; machine.timeout_seconds sets another",
+        "training is stopped after 3 times preflight's estimate, at least 4 h; "
+        "machine.timeout_seconds sets another limit",
         f"{tmp_path / 'kubeflow.yaml'}: digits for kubeflow, to train on v5e-4 (ct5lp-hightpu-4t, 2x2)",
-        "training is stopped after 24 h: its time is not estimated; machine.timeout_seconds sets another",
+        "training is stopped after 24 h, because the training time is not estimated; "
+        "machine.timeout_seconds sets another limit",
         "[0, 0] []",
     ]
     hint = "cannot pull the step image 'tpu-pipelines/python:latest'"
@@ -1319,5 +1323,5 @@ def test_what_cannot_be_compiled_is_named_at_once(tmp_path):
     with pytest.raises(InputError) as refused:
         compile_pipeline(config, PLATFORMS["vertex"], Settings(kueue_queue="tpus"))
     said = str(refused.value)
-    for words in ("expected a machine", "kueue_queue", "data.source must be on Cloud Storage", "model.files names"):
+    for words in ("expected a machine", "kueue_queue", "data.source must be on Cloud Storage", "model.files contains"):
         assert words in said

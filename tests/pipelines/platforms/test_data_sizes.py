@@ -69,7 +69,7 @@ def test_on_vertex_the_host_and_a_steps_disk_are_as_they_are():
     size = DataSize(0, 200 * GIB, {"train": 500 * GIB, "test": GIB})
     sized, said = with_sizes(CONFIG, size, PLATFORMS["vertex"])
     assert sized.resources == {}
-    assert said == "records of this size may not fit the disk of a step, which has 100 GB"
+    assert said == "records of this size may not fit on the disk of a step, which has 100 GB"
 
 
 def test_what_is_set_by_hand_stays():

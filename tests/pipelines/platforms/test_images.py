@@ -60,7 +60,7 @@ def test_a_list_of_manifests_has_the_platforms_and_the_digest_is_of_what_was_sen
 
 def test_what_is_not_there_and_what_is_strange_differ(registry):
     apis = GoogleApis()
-    with pytest.raises(MissingError, match=r"has no image of that name"):
+    with pytest.raises(MissingError, match=r"has no image with this name"):
         find_image(f"{registry}/me/other:1", apis)
     with pytest.raises(CannotAskError, match=r"a manifest of unknown type: none"):
         find_image(f"{registry}/me/steps", apis)
@@ -75,11 +75,11 @@ def test_an_image_behind_a_sign_in_is_unknown_and_the_command_that_tells_is_name
 
 @pytest.mark.parametrize("name", ["page", "lists", "bad"])
 def test_what_answers_in_place_of_a_registry_is_named(registry, name):
-    with pytest.raises(CannotAskError, match=rf"{registry} does not answer like a registry"):
+    with pytest.raises(CannotAskError, match=rf"{registry} does not respond like a registry"):
         find_image(f"{registry}/me/{name}:1", GoogleApis())
 
 
 def test_what_answers_in_place_of_google_is_named(registry):
     apis = GoogleApis(f"http://{registry}", AnonymousCredentials())
-    with pytest.raises(CannotAskError, match=r"compute\.googleapis\.com did not answer with JSON"):
+    with pytest.raises(CannotAskError, match=r"compute\.googleapis\.com did not respond with JSON"):
         apis.get("compute.googleapis.com", "v2/me/page/manifests/1")

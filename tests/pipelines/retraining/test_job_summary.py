@@ -78,7 +78,7 @@ def test_runs_side_by_side_show_the_slices_that_surely_changed(run_dir):
 | Accuracy | 98.00% (96.90% to 98.80%) |
 | Loss | 0.1000 |
 
-Slices of a_b that differ from the champion's:
+Slices of a_b that differ from the champion's slices:
 
 | slice | value | interval | champion | difference |
 |---|--:|---|--:|---|

@@ -110,7 +110,7 @@ def test_another_place_to_run_is_another_run_of_the_same(fake, retrain, monkeypa
     monkeypatch.setenv("TPU_PIPELINES_SERVICE_ACCOUNT", "other@my-project.iam.gserviceaccount.com")
     _, decision, _ = retrain("--wait")
     assert (decision["needed"], decision["changed"]) == (True, [])
-    assert decision["reason"].endswith(": its machine, image or settings")
+    assert decision["reason"].endswith(": the machine, image or settings")
 
 
 def test_what_the_gate_refused_stays_refused(fake, retrain):
@@ -128,7 +128,7 @@ def test_what_failed_is_started_again(fake, retrain):
     fake.execution = Simulate()
     code, decision, second = retrain("--wait")
     assert (code, decision["needed"], decision["changed"]) == (0, True, [])
-    assert decision["reason"] == f"nothing has changed since {first['job_id']} (failed), but that run has no result"
+    assert decision["reason"] == f"nothing has changed since {first['job_id']} (failed), but the last run has no result"
     assert second["job_id"] == f"{first['job_id']}-r2"
     assert not retrain("--wait")[1]["needed"]
 
@@ -161,7 +161,7 @@ def test_a_run_that_does_not_say_what_it_was_made_of_is_out_of_date(fake, retrai
         del job.labels[f"tpu_pipelines_{name}"]
     _, decision, _ = retrain("--dry-run", "--set", "training.epochs=31")
     assert (decision["needed"], decision["changed"]) == (True, [])
-    assert decision["reason"].endswith(": unknown, because that run has no fingerprints")
+    assert decision["reason"].endswith(": unknown, because the last run has no fingerprints")
 
 
 def test_what_a_schedule_has_started_is_not_started_again(fake, retrain, capfd):
@@ -180,7 +180,7 @@ def test_forced_it_runs_every_step_though_nothing_has_changed(fake, retrain):
     assert len(fake.pipeline_jobs) == 1
     _, decision, _ = retrain("--wait", "--force")
     assert decision["needed"]
-    assert decision["reason"].startswith("--force, though nothing has changed since ")
+    assert decision["reason"].startswith("--force was set, although nothing has changed since ")
     first, second = fake.pipeline_jobs.values()
     cached = [json.dumps(execution.specification(job)).count('"enableCache": true') for job in (first, second)]
     assert cached[0] > 4
@@ -201,15 +201,15 @@ def test_a_run_is_needed_on_the_occasions_that_are_asked_for(fake, retrain, monk
     monkeypatch.setattr("tpu_pipelines.retraining.retrain.now", lambda: created + datetime.timedelta(days=30, hours=1))
     _, decision, _ = retrain("--dry-run", "--when", "older-than=30d", "--set", "training.epochs=31")
     assert decision["needed"]
-    assert decision["reason"].startswith("the last run is 30 days old, above 30 days; changed since")
+    assert decision["reason"].startswith("the last run is 30 days old, more than 30 days; changed since")
     _, decision, _ = retrain("--dry-run", "--when", "older-than=31d,changed")
     assert not decision["needed"]
-    assert decision["reason"].endswith("(succeeded); the last run is 30 days old, not above 31 days")
+    assert decision["reason"].endswith("(succeeded); the last run is 30 days old, not more than 31 days")
     assert retrain("--dry-run", "--when", "older-than=0d")[1]["needed"]
     assert retrain("--dry-run", "--when", "older-than=12h,changed")[1]["needed"]
     assert len(fake.pipeline_jobs) == 1
     _, decision, second = retrain("--wait", "--when", "always")
-    assert decision["reason"].startswith("always, though nothing has changed since")
+    assert decision["reason"].startswith("--when always, although nothing has changed since")
     assert second["job_id"] == f"{first['job_id']}-r2"
 
 
@@ -343,7 +343,7 @@ def test_a_run_from_before_there_were_fingerprints_is_out_of_date(tmp_path):
     config = load_config("digits")
     decision = decide_here(config, tmp_path, list_examples(config.data))
     assert (decision.needed, decision.run) == (True, str(tmp_path / "digits"))
-    assert decision.reason.endswith("unknown, because that run has no fingerprints")
+    assert decision.reason.endswith("unknown, because the last run has no fingerprints")
 
 
 def test_files_count_by_their_content_not_their_time(tmp_path):
@@ -469,7 +469,7 @@ def test_a_file_that_is_no_decision_is_named_and_left_out_of_the_history(tmp_pat
     said = capsys.readouterr()
     assert len(json.loads(said.out)) == 1
     for name in strays:
-        assert f"hint: ignored {name}: not a decision\n" in said.err
+        assert f"hint: ignored {name}, because it is not a decision\n" in said.err
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_a_section_that_is_switched_off_in_one_run_is_one_row(two_runs):
 def test_results_on_other_data_are_not_ranked(two_runs):
     _edit(two_runs[1] / "model" / "model.json", dataset_fingerprint="other")
     found = compare(two_runs)
-    assert found.notes == ("The runs were trained and scored on different data: their results are not comparable.",)
+    assert found.notes == ("The runs were trained and scored on different data, so their results are not comparable.",)
     assert not any(row.best for row in found.sections["results"])
 
 
@@ -250,7 +250,7 @@ def test_what_is_no_run_is_refused(two_runs, tmp_path, capsys):
         assert cli.main(["compare", *map(str, folders)]) == 2
         return capsys.readouterr().err
 
-    assert "there is no summary.json in it. Expected the folder of a run" in error(tmp_path)
+    assert "summary.json is missing in this folder. Expected the folder of a run" in error(tmp_path)
     assert "Cannot compare /nowhere: there is no such folder" in error(two_runs[0], "/nowhere")
     assert "Cannot compare a run with itself" in error(two_runs[0], two_runs[0])
     (two_runs[0] / "summary.json").write_text("{}")

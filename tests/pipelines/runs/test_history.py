@@ -103,7 +103,7 @@ def test_what_is_no_place_for_earlier_runs_is_refused(workspace, make):
         write_run(workspace, 0.5, name="digits.runs")
     else:
         make(workspace / "digits.runs")
-    with pytest.raises(InputError, match=r"Refused to keep earlier runs in .*digits\.runs: expected a folder"):
+    with pytest.raises(InputError, match=r"Cannot keep earlier runs in .*digits\.runs: expected a folder"):
         check_history(folder)
 
 
@@ -221,7 +221,7 @@ def test_one_run_is_deleted_by_name_with_what_the_cache_holds_of_it(workspace, c
 
     for words in (("delete", "digits"), ("delete", "digits@2"), ("clean", "digits")):
         code, said = call(*words)
-        assert (code, "Nothing was deleted. Add --yes" in said) == (2, True)
+        assert (code, "Nothing was deleted, because a confirmation is missing. Add --yes" in said) == (2, True)
         assert "nothing was deleted" in call(*words, answer="\n")[1]
         assert "nothing was deleted" in call(*words, answer="")[1], "the terminal was closed"
     assert weights(workspace) == {"0001": "0.5", "0002": "0.6", "latest": "0.7"}

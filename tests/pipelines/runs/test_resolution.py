@@ -47,5 +47,5 @@ def test_a_dry_run_decides_once_for_each_machine_what_it_shows(calls, federated)
 def test_a_retrained_runs_source_is_listed_once(calls, tmp_path, monkeypatch):
     monkeypatch.setattr("tpu_pipelines.runs.run_local._LocalSession.run", lambda session, runner: None)
     done = tpu_pipelines_here("retrain", "digits", "--target", "local", "--workspace", str(tmp_path), "--json")
-    assert "it did not run" in done.stderr
+    assert "the step did not run" in done.stderr
     assert calls["listed"] == 1

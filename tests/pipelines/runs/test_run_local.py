@@ -285,7 +285,7 @@ def test_a_training_that_starts_with_the_champion_goes_on_from_it_and_is_found_a
         return all(step["cached"] or step["state"] == "skipped" for step in after(epochs)[0]["steps"].values())
 
     first, log = after(1)
-    assert "digits@champion has no version yet: starting with new weights" in log
+    assert "digits@champion does not have a version yet, so training starts with new weights" in log
     assert first["deployment"]["version"] == "0001"
     assert is_found_again(1), "the champion is this run's own model"
     second, log = after(3)
@@ -314,7 +314,9 @@ def test_forced_again_the_model_is_promoted_again_and_not_compared_with_itself(t
 
 
 def test_a_local_run_has_no_project_for_a_registry(tmp_path):
-    with pytest.raises(InputError, match=r"has no project\. Received: deploy\.registry=vertex\. Use deploy\.registry="):
+    with pytest.raises(
+        InputError, match=r"deploy\.registry=vertex is not supported .* has no project\. Use deploy\.registry="
+    ):
         run_local.run_local(load_config("digits", ["deploy.registry=vertex"]), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -424,7 +426,7 @@ def test_a_broken_budget_stops_the_run_before_training_and_leaves_the_report(tmp
 def test_what_a_training_needs_is_named_before_the_records_are_written(tmp_path, monkeypatch):
     """A package with the vertex extra alone has kfp, wrote the records, and failed at the training."""
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(InputError, match=r"This needs tensorflow, which is not installed\."):
+    with pytest.raises(InputError, match=r"The library tensorflow is not installed\."):
         run_local.run_local(load_config("digits"), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -510,7 +512,7 @@ def test_bad_sources_are_refused_before_any_work(tmp_path):
         ("deploy.registry=gs://bucket/registry", "The registry must be a folder on this machine"),
         ("deploy.registry=file:///registry", "The registry must be a folder on this machine"),
         ("data.test_fraction=0", "gate.split='test' has no examples"),
-        ("data.source=images:/opt/python3/data", "rewrites the text 'python3'"),
+        ("data.source=images:/opt/python3/data", "replaces the text 'python3'"),
     ],
 )
 def test_bad_settings_are_refused_before_any_work(tmp_path, override, words):
@@ -547,7 +549,10 @@ def test_a_champion_that_knows_other_classes_is_refused_before_any_work(finished
     source = ("--set", f"data.source=images:{tmp_path / 'pets'}", "--set", registry)
     done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path / "w"), *source)
     assert_user_error(
-        done, "the classes ['0', '1'", "the data set's is classification with ['cat', 'dog']", "--set deploy.model_name"
+        done,
+        "the classes ['0', '1'",
+        "but the task of the data set is classification with the classes ['cat', 'dog']",
+        "--set deploy.model_name",
     )
     start = ("--set", "deploy=false", "--set", f"training.initial_model={finished_run[0] / 'digits' / 'model'}")
     done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path / "w"), *source, *start)

@@ -126,7 +126,7 @@ def test_a_server_that_is_silent_is_given_up_and_its_password_is_not_shown(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", silent_tracker)
     record(run_dir, limit_seconds=5)
     said = capsys.readouterr()
-    assert "hint: the run was not recorded in mlflow: it did not answer within 5 s. Run the same command" in said.err
+    assert "hint: the run was not recorded in mlflow: it did not respond within 5 s. Run the same command" in said.err
     assert not (run_dir / tracking.TRACKED_FILE).exists()
     assert "secret" not in said.err + said.out
 

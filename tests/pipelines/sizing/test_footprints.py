@@ -42,7 +42,7 @@ def test_the_version_keeps_every_figure(version):
 @pytest.mark.parametrize(
     ("lineage", "message"),
     [
-        ({"run": "digits"}, r"Cannot compare with digits 0001: the version has no preflight result"),
+        ({"run": "digits"}, r"Cannot compare with digits 0001: this version has no preflight result"),
         ({"preflight": {"machine": 3}}, r"Cannot compare with digits 0001: another release wrote its preflight result"),
     ],
 )
@@ -70,10 +70,10 @@ def beside(slower=0.2, dearer=0.2, **changes):
         (
             {"step_ms": 2.6},
             (
-                "an epoch takes 260 ms on v5e-8, 30% more than the 200 ms of digits 0001 on v5e-8: at most 20% more is "
-                "allowed",
-                "a run at Compute Engine's list price costs $0.0069 on v5e-8, 30% more than the $0.0053 of digits "
-                "0001 on v5e-8: at most 20% more is allowed",
+                "an epoch takes 260 ms on v5e-8, which is 30% more than the 200 ms of digits 0001 on v5e-8. "
+                "At most 20% more is allowed",
+                "a run at Compute Engine's list price costs $0.0069 on v5e-8, which is 30% more than the $0.0053 "
+                "of digits 0001 on v5e-8. At most 20% more is allowed",
             ),
         ),
         ({"step_ms": 4.0, "global_batch": 128}, ()),  # As fast: half as many steps.
@@ -139,7 +139,7 @@ def test_preflight_fails_where_the_training_is_slower_than_that_of_a_report(fini
 
 def test_a_quick_preflight_compares_no_times(tmp_path):
     done = tpu_pipelines_here("preflight", "digits", "--quick", "--against", str(tmp_path / "preflight.json"))
-    assert_user_error(done, "--against compares times and prices, which --quick does not estimate")
+    assert_user_error(done, "--against compares times and prices, but --quick does not estimate them")
 
 
 def test_what_is_no_training_to_compare_with_is_refused_before_anything_is_compiled(tmp_path):

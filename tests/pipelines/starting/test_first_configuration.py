@@ -72,7 +72,7 @@ def test_init_writes_a_configuration_with_reasons_a_model_and_a_workflow(photos)
     assert "# 1 of 62 examples that were read are damaged" in text
     assert "|| 'My-photos.yaml' }}" in (photos.parent / ".github/workflows/retrain.yml").read_text()
     again = tpu_pipelines_here("init", "My photos", cwd=photos.parent)
-    assert_user_error_after_hint(again, "Refused to overwrite My-photos.yaml, My_photos_model.py", "--force")
+    assert_user_error_after_hint(again, "Cannot overwrite My-photos.yaml, My_photos_model.py", "--force")
     wrong = tpu_pipelines_here("init", "My photos", "--name", "wrong", "--set", "training=5", cwd=photos.parent)
     assert_user_error_after_hint(wrong, "training is 5, expected a mapping of epochs")
 
@@ -266,7 +266,9 @@ def test_what_cannot_be_begun_with_is_said(tmp_path):
     assert_user_error(tpu_pipelines_here("init", cwd=tmp_path), "The data location is missing")
     assert_user_error(tpu_pipelines_here("init", "none", cwd=tmp_path), "there is no such file or folder")
     (tmp_path / "empty").mkdir()
-    assert_user_error(tpu_pipelines_here("init", "empty", cwd=tmp_path), "Cannot tell what 'empty' holds", "--from")
+    assert_user_error(
+        tpu_pipelines_here("init", "empty", cwd=tmp_path), "Cannot detect the kind of data in 'empty'", "--from"
+    )
     assert_user_error(tpu_pipelines_here("init", "m.py", cwd=tmp_path), "The data location is missing", "--data")
 
 
@@ -365,7 +367,7 @@ def test_what_a_workflow_needs_is_said_in_it_and_on_the_terminal_in_order_of_doi
     assert [line.removeprefix("# ") for line in written[: len(said)]] == said
     copy, push, variables, commit = said
     assert "step 1 of 4: copy the data to a bucket, gcloud storage rsync --recursive 'My photos'" in copy
-    assert "`tpu-pipelines check My-photos.yaml --target vertex` names what is missing" in push
+    assert "`tpu-pipelines check My-photos.yaml --target vertex` lists what is missing" in push
     assert "TPU_PIPELINES_REPOSITORY" in variables
     for name in ("My-photos.yaml", "My_photos_model.py", "tpu-pipelines.schema.json", str(WORKFLOW_FILE)):
         assert name in commit

@@ -389,10 +389,10 @@ def test_prices_are_those_of_preflight_for_every_machine():
     assert first.startswith("fits v5e-4 (<1% of its memory), ")
     assert second.startswith("fits v6e-4 ")
     # Four hours, after which the training is stopped, of 4 × $1.20 × 1.15.
-    assert first.endswith(" a run expected, plus start-up, at most $22.08, at Vertex AI's price")
+    assert first.endswith(" expected per run, plus start-up, at most $22.08, at Vertex AI's price")
     machine = _prices(config, _plan_of(config, "kubeflow"))[0]
     # A cluster takes no estimate: a day of 4 × $1.20.
-    assert machine.endswith(" a run expected, plus start-up, at most $115.20, at Compute Engine's list price")
+    assert machine.endswith(" expected per run, plus start-up, at most $115.20, at Compute Engine's list price")
 
 
 def test_of_a_gpu_the_price_of_an_hour_and_of_the_time_limit_are_told():
@@ -400,7 +400,7 @@ def test_of_a_gpu_the_price_of_an_hour_and_of_the_time_limit_are_told():
     (told,) = _prices(config, _plan_of(config))
     assert told.startswith("may fit l4-1: weights, optimizer state and a batch take <1% of its memory;")
     # A day of $0.43623 × 1.15.
-    assert told.endswith("; $0.50 an hour, at most $12.04, at Vertex AI's price")
+    assert told.endswith("; $0.50 per hour, at most $12.04, at Vertex AI's price")
 
 
 def test_a_price_that_cannot_be_known_says_why():

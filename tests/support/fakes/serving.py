@@ -42,7 +42,7 @@ class Containers:
             )
         self._processes.append(process)
         assert process.stdout
-        found = re.search(r"answers on http://[^:]+:(\d+)/", process.stdout.readline())
+        found = re.search(r"now responds on http://[^:]+:(\d+)/", process.stdout.readline())
         if not found:
             raise RuntimeError(log.read_text())
         return f"http://127.0.0.1:{found[1]}{container.predict_route}"

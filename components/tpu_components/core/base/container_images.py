@@ -18,7 +18,10 @@ IMAGE_VARIABLES = {  # Environment variable of each field of `Images`.
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """Container images of a run. Name them by digest (`…@sha256:…`): after a tag moves, cached steps are stale.
+    """Container images of a run.
+
+    Name images by digest (`…@sha256:…`). With a tag, which can move to another image, the results of cached steps may
+    be out of date.
 
     Attributes:
         training: Image of preflight, of the training, and of an evaluation on a TPU or GPU; of all steps if
@@ -36,12 +39,12 @@ class Images:
 
     @property
     def steps(self) -> str:
-        """Image of the steps that need neither a TPU nor its compiler."""
+        """Image of the steps that need neither a TPU nor the TPU compiler."""
         return self.other_steps or self.training
 
 
 def load_images(environment: Mapping[str, str]) -> Images:
-    """Return the images that environment variables name; an empty variable counts as not set.
+    """Return the images that environment variables name. An empty variable counts as not set.
 
     Example:
         >>> load_images({"TPU_PIPELINES_IMAGE": "docker.io/me/python:1"}).steps
@@ -53,9 +56,9 @@ def load_images(environment: Mapping[str, str]) -> Images:
 
 
 def in_place_of_shell(component: Any) -> Any:
-    """Make the Python process of a KFP component replace the shell that starts it, and return the component.
+    """Return a KFP component whose Python process replaces the shell that starts it.
 
-    Platforms send SIGTERM to the first process of the container, and the shell would not pass it on to Python.
+    Platforms send SIGTERM only to the first process of a container. A shell would not pass the signal on to Python.
     """
     command = component.component_spec.implementation.container.command
     command[:] = [word.replace("_KFP_RUNTIME=true python3", "_KFP_RUNTIME=true exec python3") for word in command]
@@ -93,7 +96,9 @@ def is_in_registry(image: str, is_clusters_own: bool = False) -> bool:
 
 
 def is_pinned(image: str) -> bool:
-    """Return whether an image's name contains its digest. A tag can move, which would make cached steps stale.
+    """Return whether an image's name contains its digest.
+
+    A tag can move to another image, which would make the results of cached steps out of date.
 
     Example:
         >>> is_pinned("tpu-pipelines/python:latest"), is_pinned("tpu-pipelines/python@sha256:0f")

@@ -1,4 +1,4 @@
-"""Number of CPUs that this process may use, and their use by other processes."""
+"""Number of CPUs that this process may use, and the CPU time that other processes use."""
 
 import contextlib
 import dataclasses
@@ -11,9 +11,11 @@ STAT_PATH = Path("/proc/stat")
 
 
 def available_cpus() -> int:
-    """Return the number of CPUs that this process may use; in a container, the container's limit.
+    """Return the number of CPUs that this process may use.
 
-    The limit is that of cgroup v2, rounded to a whole number. https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
+    In a container, this is the container's limit in cgroup v2, rounded to a whole number.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
     """
     affinity = getattr(os, "sched_getaffinity", None)  # macOS and Windows have none.
     num_cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -38,7 +40,7 @@ class CpuTimes:
     own: float
 
     def others_since(self, earlier: "CpuTimes") -> float:
-        """Return the share of the machine's CPU time that other processes have used since an earlier moment.
+        """Return the share of the machine's CPU time that other processes used between an earlier moment and this one.
 
         Example:
             >>> CpuTimes(whole=110.0, busy=60.0, own=6.0).others_since(CpuTimes(whole=100.0, busy=52.0, own=2.0))
@@ -50,7 +52,9 @@ class CpuTimes:
 
 
 def cpu_times() -> CpuTimes:
-    """Return the current CPU times from /proc/stat; zeros for the machine if the file does not exist.
+    """Return the current CPU times from /proc/stat.
+
+    If the file does not exist, the times of the machine are 0.
 
     The first line contains user, nice, system, idle, iowait, irq, softirq and steal (time for other virtual machines):
     https://man7.org/linux/man-pages/man5/proc_stat.5.html

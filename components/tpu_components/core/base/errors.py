@@ -1,4 +1,4 @@
-"""Exit codes, and the exception for users' mistakes, which command lines print without a stack trace."""
+"""Exit codes and the exceptions for users' mistakes. Command lines print these exceptions without a stack trace."""
 
 import contextlib
 import difflib
@@ -19,7 +19,9 @@ class InputError(ValueError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return " Did you mean …?" with the most similar known word, to end an error message; empty if none is similar.
+    """Return the end of an error message: " Did you mean …?" with the most similar known word.
+
+    Return an empty string if no known word is similar.
 
     Example:
         >>> did_you_mean("epoch", ["epochs", "seed"])
@@ -31,9 +33,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def reading(place: str | Path, expected: str, advice: str, *errors: type[Exception]) -> Iterator[None]:
-    """Convert exceptions of the block, which reads a file, to an InputError that names the file.
+    """Convert the exceptions of a block that reads a file to an InputError that names the file.
 
-    An InputError that already names the file is not changed.
+    An InputError that names the file already is not changed.
 
     Args:
         place: The file.

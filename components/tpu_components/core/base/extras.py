@@ -1,4 +1,4 @@
-"""The extras of this project's package, for example `local` in `pip install 'tpu-pipelines[local]'`."""
+"""The extras of this project's package, such as `local` in `pip install 'tpu-pipelines[local]'`."""
 
 # Keys: packages that are imported at their first use. Values: the smallest extra that installs each.
 EXTRAS = {
@@ -27,11 +27,13 @@ EXTRAS = {
 
 
 def advice_for(module: str | None) -> str:
-    """Return an error message that names the extra to install for a module; empty if no extra installs the module.
+    """Return an error message that names the extra to install for a module.
+
+    Return an empty string if no extra installs the module.
 
     Example:
         >>> advice_for("keras.layers")
-        "This needs keras, which is not installed. Run: pip install 'tpu-pipelines[local]'."
+        "The library keras is not installed. Run: pip install 'tpu-pipelines[local]'."
         >>> advice_for("a_module_of_the_user")
         ''
     """
@@ -40,4 +42,4 @@ def advice_for(module: str | None) -> str:
         name = name.rpartition(".")[0]
     if not name:
         return ""
-    return f"This needs {name}, which is not installed. Run: pip install 'tpu-pipelines[{EXTRAS[name]}]'."
+    return f"The library {name} is not installed. Run: pip install 'tpu-pipelines[{EXTRAS[name]}]'."

@@ -1,8 +1,8 @@
 """Source files, libraries and data files that a module depends on, found without running the module.
 
-The code of a module is its own file, all modules that it imports, directly or indirectly, anywhere in a file, and the
-data files that strings in these files name: templates, style sheets, catalogues, weights. Strings in templates also
-count.
+The code of a module has three parts: its file; all modules that it imports, directly or indirectly; and the data files
+that strings in these files name, such as templates, style sheets, catalogues and weights. Strings in templates count,
+too.
 """
 
 import ast
@@ -42,7 +42,7 @@ class Code:
     """Files and libraries that modules depend on.
 
     Attributes:
-        files: Paths of the files, by path relative to a root folder.
+        files: Absolute path of each file; the keys are the paths relative to a root folder.
         libraries: Imported top-level packages, except those in the root folders and in Python's standard library.
     """
 
@@ -55,12 +55,18 @@ class Code:
         return digest_files(self.files)
 
     def versions(self) -> dict[str, str]:
-        """Return the version of every library that can affect results, by name; empty for a library not installed."""
+        """Return the installed version of every library that can affect results, by library name.
+
+        The version is an empty string if the library is not installed.
+        """
         return {name: _version(name) for name in sorted(self.libraries - _WITHOUT_EFFECT)}
 
 
 def digest_files(files: dict[str, Path]) -> str:
-    """Return the SHA-256 of files' names and contents; a missing file differs from an empty one."""
+    """Return the SHA-256 of the names and contents of files.
+
+    A missing file and an empty file have different digests.
+    """
     total = hashlib.sha256()
     for name, path in sorted(files.items()):
         try:
@@ -78,11 +84,13 @@ def code_of(modules: Iterable[str | Path], roots: Sequence[Path] = ROOTS, data_f
 
 
 class Tracer:
-    """Finder of the code of modules. It caches its look-ups, so an instance is valid only while no file changes.
+    """Finder of the files and libraries that modules depend on.
+
+    It caches what it finds, so an instance is valid only while no file changes.
 
     Args:
-        roots: Folders that contain the code, in the order of search; modules elsewhere are libraries.
-        data_folders: More folders with data files; the folders of the code are always searched.
+        roots: Folders that contain the code, in the order of search. Modules in other folders are libraries.
+        data_folders: Folders with data files, searched in addition to the folders of the code.
     """
 
     def __init__(self, roots: Sequence[Path] = ROOTS, data_folders: Sequence[Path] = ()) -> None:
@@ -118,14 +126,17 @@ class Tracer:
         return Code(files, frozenset(libraries))
 
     def _find_module(self, module: str) -> list[Path]:
-        """Return the files that an import of a module runs, the module's own file last; empty for a library."""
+        """Return the files that Python runs when it imports a module. The module's own file is last.
+
+        Return an empty result for a library.
+        """
         library = module.partition(".")[0]
         # A library has precedence over a file with the same name next to the model, as in Python.
         is_library = library in sys.stdlib_module_names or _is_library(library)
         return [] if is_library else _module_files(module, self._roots)
 
     def _look_up(self, path: Path) -> list[str | Path]:
-        """Return the modules that a file imports, as str, and the data files that its strings name, as Path."""
+        """Return what a file depends on: imported modules, as str, and data files that its strings name, as Path."""
         imports, strings = _references(path.read_bytes(), path.suffix == ".py")
         package = self._name(path).split("/")[:-1]
         modules = [
@@ -134,23 +145,24 @@ class Tracer:
         return [*modules, *(file for text in strings for file in self._named(text, path))]
 
     def _root(self, path: Path) -> Path | None:
-        """Return the first root that contains a file; for this project's files, the root that contains the package.
+        """Return the first root that contains a file.
 
-        So the names of these files are the same in a clone and in a wheel, and from every working directory.
+        For this project's files, return the folder that contains the package, so that their relative paths are the same
+        in a clone and in a wheel, and from every working directory.
         """
         containing = [root for root in self._roots if path.is_relative_to(root)]
         ours = [root for root in containing if path.relative_to(root).parts[0] in OUR_PACKAGES]
         return next(iter(ours or containing), None)
 
     def _name(self, path: Path) -> str:
-        """Return a file's path relative to its root, or unchanged if no root contains it."""
+        """Return a file's path relative to its root. If no root contains the file, return the path unchanged."""
         root = self._root(path)
         return (path.relative_to(root) if root else path).as_posix()
 
     def _named(self, text: str, path: Path) -> Iterator[Path]:
         """Yield the data files that a string in a file names.
 
-        The folder of the file, its parent folders below the root, and `data_folders` are searched.
+        It searches the file's folder, the parent folders below the root, and `data_folders`.
         """
         root = self._root(path)
         above = [folder for folder in path.parents if root and folder.is_relative_to(root) and folder != root]
@@ -161,7 +173,7 @@ class Tracer:
 
 
 def _references(source: bytes, is_python: bool) -> References:
-    """Return the imports and possible file names in a source; cached by content. See `_find_references`."""
+    """Return what `_find_references` finds in a source, cached by content."""
     key = f"{'python' if is_python else 'template'} {hashlib.sha256(source).hexdigest()}"
     if key not in references_known:
         references_known[key] = _find_references(source, is_python)
@@ -169,7 +181,7 @@ def _references(source: bytes, is_python: bool) -> References:
 
 
 def _find_references(source: bytes, is_python: bool) -> References:
-    """Return the modules that a file imports, as (level, name), and the strings in it that may name a file.
+    """Return the modules that a Python file imports, as (level, name), and the strings in it that may name a file.
 
     `from a import b` means `a.b`, whether `b` is a module or not.
     """
@@ -195,7 +207,10 @@ def _find_references(source: bytes, is_python: bool) -> References:
 
 
 def _path_parts(node: ast.AST) -> list[str]:
-    """Return a string, or the string literals that end a joined path: `folder / "a" / "b"`, `os.path.join(f, "a")`."""
+    """Return the string literals at the end of a path.
+
+    The path is a string, `folder / "a" / "b"` or `os.path.join(f, "a")`.
+    """
     parts: list[str] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         if not (right := _path_parts(node.right)):
@@ -208,7 +223,7 @@ def _path_parts(node: ast.AST) -> list[str]:
 
 
 def _arguments(call: ast.Call) -> list[str]:
-    """Return the string literals that end a call that joins a path; empty for other calls."""
+    """Return the string literals at the end of a call that joins a path. Return an empty result for other calls."""
     function = call.func
     before = list[ast.expr]()
     name = _name_of(function)
@@ -234,12 +249,15 @@ def _run(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _name_of(node: ast.expr) -> str:
-    """Return the last part of a name, for example `c` of `a.b.c`; empty for other nodes."""
+    """Return the last part of a dotted name, such as `c` of `a.b.c`. Return an empty string for other nodes."""
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
-    """Return the files that an import runs: `__init__.py` of packages and the module's file; empty for a library."""
+    """Return the files that Python runs for an import: the `__init__.py` of each package, then the module's file.
+
+    Return an empty result for a library.
+    """
     for root in roots:
         if module.partition(".")[0] not in OUR_PACKAGES and is_installed(root):
             continue  # An installed project is next to all libraries.
@@ -257,13 +275,16 @@ def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
 
 
 def _is_library(package: str) -> bool:
-    """Return whether Python imports a package from its libraries, which precede the model's folder on `sys.path`."""
+    """Return whether Python imports a package from its installed libraries, not from the model's folder.
+
+    The libraries come before the model's folder on `sys.path`.
+    """
     spec = PathFinder.find_spec(package) if package not in OUR_PACKAGES else None
     return spec is not None and spec.origin is not None and is_installed(Path(spec.origin))
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether a text, which may not be a valid path, is the path of a readable file."""
+    """Return whether a text is the path of a readable file. The text need not be a valid path."""
     return os.path.isfile(path) and os.access(path, os.R_OK)  # Path.is_file raises if the text is too long.
 
 

@@ -11,7 +11,7 @@ _DIGITS, _MAX_DIGITS = 4, 17  # Any two different numbers differ in 17 significa
 
 
 def decimals(value: float) -> int:
-    """Return the number of decimals, from 0 to 4, that show three significant digits of a value."""
+    """Return how many decimals, from 0 to 4, show a value with three significant digits."""
     return min(max(0, 2 - math.floor(math.log10(value))), 4) if value > 0 else 0
 
 
@@ -26,7 +26,7 @@ def number(value: float) -> str:
 
 
 def _in_units(value: float, units: Mapping[str, float]) -> str:
-    """Format a quantity in the largest unit in which it is at least 1."""
+    """Format a quantity in the largest unit in which its value is at least 1."""
     unit = next((unit for unit, size in units.items() if value >= size), list(units)[-1])
     return f"{number(value / units[unit])} {unit}"
 
@@ -42,7 +42,9 @@ def time(seconds: float) -> str:
 
 
 def time_within(seconds: float, low: float, high: float) -> str:
-    """Format a duration and, in the same unit, its interval, which is left out if both ends look equal.
+    """Format a duration and its interval in the same unit.
+
+    The interval is left out if both of its ends look the same.
 
     Example:
         >>> time_within(0.41, 0.3, 0.6), time_within(1.1, 0.9, 1.3), time_within(2, 2, 2)
@@ -53,7 +55,9 @@ def time_within(seconds: float, low: float, high: float) -> str:
 
 
 def dollars_within(usd: float, low: float, high: float) -> str:
-    """Format a price and its interval, which is left out if both ends look equal.
+    """Format a price and its interval.
+
+    The interval is left out if both of its ends look the same.
 
     Example:
         >>> dollars_within(0.0035, 0.0026, 0.0045), dollars_within(0.00001, 0.00001, 0.00002)
@@ -77,7 +81,7 @@ def byte_size(num_bytes: float) -> str:
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """Format a fraction as a percentage; only exactly 0 and 1 become `0%` and `100%`.
+    """Format a fraction as a percentage. Only exactly 0 and 1 become `0%` and `100%`.
 
     Args:
         share: Fraction, usually in [0, 1].
@@ -106,7 +110,9 @@ def level(share: float, digits: int = 4) -> str:
 
 
 def dollars(usd: float, sign: str = "$") -> str:
-    """Format a price with two decimals; below $0.10 with two significant digits, from $1,000 without decimals.
+    """Format a price with two decimals.
+
+    Prices below $0.10 have two significant digits, and prices from $1,000 have no decimals.
 
     Example:
         >>> dollars(12.3), dollars(0.00345)
@@ -121,7 +127,9 @@ def dollars(usd: float, sign: str = "$") -> str:
 
 
 def show(value: float, *beside: float) -> str:
-    """Format a metric with four decimals, or with more if it would look equal to a different value in `beside`.
+    """Format a metric with four decimals.
+
+    It gets more decimals if the text would otherwise be the same as for a different value in `beside`.
 
     Values below 0.001 get significant digits instead of decimals, because errors can have any unit.
 
@@ -146,12 +154,12 @@ def plain_number(value: float) -> str:
 
 
 def signed(value: float, digits: int, sign: str = "+") -> str:
-    """Format a number with `digits` decimals and, if it is positive, a plus sign, unless `sign` is `-`."""
+    """Format a number with `digits` decimals, and a plus sign if it is positive and `sign` is not `-`."""
     return f"{value:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def quoted(items: Sequence[str]) -> str:
-    """Return the first five items in quotation marks, and the number of the others, as text for messages.
+    """Return the first five items in quotation marks and the number of the remaining items, as text for messages.
 
     Example:
         >>> quoted(["cat", "dog"]), quoted("abcdefg")

@@ -1,7 +1,9 @@
-"""Keras, JAX, TensorFlow and parts of SciPy, each imported at its first use, because some take seconds to import.
+"""Keras, JAX, TensorFlow and parts of SciPy, each imported when it is first used.
 
-`from tpu_components.core.base.frameworks import keras` at the top of a module imports nothing yet, so that command
-lines answer at once, and a step loads no framework that it does not need.
+Some of these libraries take seconds to import.
+
+`from tpu_components.core.base.frameworks import keras` at the top of a module does not import Keras yet. So commands
+start quickly, and a step loads only the frameworks that it needs.
 """
 
 import importlib
@@ -42,7 +44,7 @@ _COMPANIONS = ("matplotlib", "pandas", "sklearn")
 
 
 def import_keras_alone() -> None:
-    """Import Keras as if scikit-learn, pandas and matplotlib were not installed; importing them later works.
+    """Import Keras without scikit-learn, pandas and matplotlib. These libraries can still be imported later.
 
     None in `sys.modules` makes an import fail as if the library were not installed:
     https://docs.python.org/3/reference/import.html#the-module-cache

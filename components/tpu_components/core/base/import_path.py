@@ -1,7 +1,7 @@
-"""Python's import path without the current folder, except while a user's own model is imported.
+"""Python's import path without the current folder. Only the import of a user's model adds the folder.
 
-Otherwise anyone who can write to a folder could run code in a command that is started in that folder, by adding a
-file or folder named like a library.
+With the current folder on the import path, anyone who can write to that folder could make a command run their code: a
+file or folder that is named like a library would be imported.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ def leave_current_folder() -> None:
 
 @contextlib.contextmanager
 def safe_children() -> Iterator[None]:
-    """Prevent the processes that the block starts from importing modules of the current folder."""
+    """Prevent processes that are started in the block from importing modules of the current folder."""
     with with_variables({_VARIABLE: "1"}):
         yield
 

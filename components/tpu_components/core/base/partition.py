@@ -1,11 +1,11 @@
-"""Partition of items among several hosts or commands: examples to train on, or files to write."""
+"""Partition of items among several hosts or commands. The items are examples to train on, or files to write."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """One of `count` contiguous ranges of items; the sizes of the ranges differ by at most one.
+    """One of `count` contiguous ranges of items. The sizes of the ranges differ by at most one.
 
     Attributes:
         index: Number of the range, from 0.

@@ -1,6 +1,6 @@
-"""Progress of long work: a bar with rate and remaining time on a terminal, else a line every 5 s.
+"""Progress of long work: on a terminal, a bar with the rate and the remaining time; otherwise, a line every 5 s.
 
-Lines and bars may come from different processes that share a terminal: `show_line` writes a line over a bar.
+Several processes can share a terminal. `show_line` therefore writes a line over another process's bar.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ _shown_at = [0.0]  # When this process last showed a line or moved a bar, by tim
 
 
 def is_quiet() -> bool:
-    """Return whether only results and errors are printed."""
+    """Return whether only results and errors are printed, as with `--quiet`."""
     return os.environ.get(LOUDNESS_VARIABLE) == QUIET
 
 
 def is_verbose() -> bool:
-    """Return whether everything is printed, including messages of libraries."""
+    """Return whether everything is printed, including the messages of libraries, as with `--verbose`."""
     return os.environ.get(LOUDNESS_VARIABLE) == VERBOSE
 
 
@@ -39,7 +39,7 @@ class Progress(Protocol):
     """Counter of finished items."""
 
     def update(self, count: int, note: str = "") -> None:
-        """Add `count` finished items; `note` is shown after the count and the rate."""
+        """Add `count` finished items. A `note` is shown after the count and the rate."""
 
 
 class _Lines:
@@ -92,14 +92,14 @@ class _Bar:
 
 
 def say(step: str, message: str) -> None:
-    """Print a line, prefixed with the name of the step, on stderr, unless `is_quiet`."""
+    """Print a line on stderr, after the name of the step, unless `is_quiet`."""
     if is_quiet():
         return
     show_line(f"[{step}] {message}")
 
 
 def show_line(text: str) -> None:
-    """Print a line on stderr. On a terminal, it replaces the progress bar, which is drawn again below it."""
+    """Print a line on stderr. On a terminal, the line replaces the progress bar, which is drawn again below it."""
     _shown_at[0] = time.monotonic()
     is_terminal = sys.stderr.isatty() and _has_width(sys.stderr) and os.environ.get("TERM") != "dumb"
     if is_terminal:
@@ -108,14 +108,14 @@ def show_line(text: str) -> None:
 
 
 class Heartbeat:
-    """Message that a step is still running, shown if the process has shown nothing else for 20 s."""
+    """Message that a step is still running. It is shown if the process has shown nothing else for 20 s."""
 
     def __init__(self, step: str) -> None:
         self._step = step
         self._start = time.monotonic()
 
     def beat(self) -> None:
-        """Print a line if it is time."""
+        """Print the message if the process has shown nothing for 20 s."""
         now = time.monotonic()
         if now - max(self._start, _shown_at[0]) >= _SILENT_SECONDS:
             say(self._step, f"still running, {now - self._start:,.0f} s after its start")
@@ -123,7 +123,10 @@ class Heartbeat:
 
 @contextlib.contextmanager
 def repeated(action: Callable[[], Any], seconds: float) -> Iterator[None]:
-    """Call `action` every `seconds` in a background thread while the block runs, until `action` returns True."""
+    """Call `action` every `seconds` in a background thread while the block runs.
+
+    The calls end when `action` returns True.
+    """
     is_over = threading.Event()
 
     def repeat() -> None:
@@ -141,14 +144,17 @@ def repeated(action: Callable[[], Any], seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def never_silent(step: str) -> Iterator[None]:
-    """Log that a step starts and, while the block runs, that it still runs if nothing else was shown for 20 s."""
+    """Log that a step starts, and then that it is still running.
+
+    The second message is logged whenever the process has shown nothing else for 20 s.
+    """
     say(step, "started")
     with repeated(Heartbeat(step).beat, 1.0):
         yield
 
 
 def _has_width(terminal: TextIO) -> bool:
-    """Return whether the width of a terminal is known; without it, a bar would stay empty."""
+    """Return whether the width of the terminal is known. A bar on a terminal of unknown width would stay empty."""
     try:
         return os.get_terminal_size(terminal.fileno()).columns > 0
     except OSError:

@@ -1,4 +1,4 @@
-"""Errors of services, and retries with exponential backoff."""
+"""Exceptions for errors of services, and retries with exponential backoff."""
 
 import contextlib
 import dataclasses
@@ -15,15 +15,15 @@ _FIRST_SECONDS, _MOST_SECONDS = 1, 60  # Upper limits of the first wait and of e
 
 
 class PlatformError(RuntimeError):
-    """A failure of a platform: neither a defect of this project nor a user's mistake."""
+    """A failure of a platform: not a defect of this project, and not a user's mistake."""
 
 
 class OutageError(PlatformError):
-    """A transient failure: too many requests, a server error, no connection. The call may be retried."""
+    """A transient failure, such as too many requests, a server error or a lost connection. The call may be retried."""
 
 
 class MissingError(InputError):
-    """The requested object of a service does not exist."""
+    """The requested object does not exist in the service."""
 
 
 class ExistsError(InputError):
@@ -31,7 +31,10 @@ class ExistsError(InputError):
 
 
 def message_of(error: Any) -> str:
-    """Return the message in the body of an ApiException of kubernetes or kfp, or the HTTP reason if there is none."""
+    """Return the message in the body of an ApiException of kubernetes or kfp.
+
+    Return the HTTP reason if the body has no message.
+    """
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         body = json.loads(error.body)
         return str(body.get("message") or body.get("error") or error.reason)
@@ -40,13 +43,15 @@ def message_of(error: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Backoff:
-    """Retry policy: exponential backoff with jitter, so that many clients do not retry at the same time.
+    """Retry policy: exponential backoff with jitter.
+
+    With jitter, many clients do not retry at the same time.
 
     Attributes:
         patience_seconds: Time after which a failure is no longer retried.
         sleep: Function that waits.
         clock: Monotonic clock, in seconds.
-        report: Function that gets a message about each failure and the time until the next attempt.
+        report: Function that is called with a message about each failure and the time until the next attempt.
     """
 
     patience_seconds: float = 900.0
@@ -76,15 +81,17 @@ class Backoff:
             return attempts(call)
         except OutageError as error:
             raise PlatformError(
-                f"Gave up after {self.clock() - start:,.0f} s: {error} Earlier requests remain valid. Run the same "
-                "command again to continue."
+                f"Gave up after {self.clock() - start:,.0f} s. Last error: {error} Earlier requests remain valid: run "
+                "the same command again to continue."
             ) from error
 
     def _tell(self, state: Any) -> None:
         self.report(f"{state.outcome.exception()} Trying again in {state.upcoming_sleep:.0f} s.")
 
     def until(self, is_done: Callable[[], bool], poll_seconds: float, limit_seconds: float) -> bool:
-        """Poll `is_done` and return whether it became true within the time limit; transient errors are retried.
+        """Poll `is_done`, and return whether it returned true within the time limit.
+
+        Transient errors are retried.
 
         Args:
             is_done: Function to poll.

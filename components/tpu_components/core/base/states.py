@@ -18,7 +18,7 @@ class State(enum.StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether a run has ended by itself or was cancelled; an interrupted run is not final."""
+        """Whether the run has ended by itself or was cancelled. An interrupted run is not final."""
         return self in (State.SUCCEEDED, State.REJECTED, State.FAILED, State.CANCELLED)
 
 
@@ -37,7 +37,9 @@ _RUN_STATES = {
 
 
 def run_state(name: str | None) -> State:
-    """Convert the name of a state on Vertex AI or Kubeflow to `State`; an unknown name becomes pending.
+    """Convert the name of a state on Vertex AI or Kubeflow to a `State`.
+
+    An unknown name becomes `PENDING`.
 
     Example:
         >>> run_state("PIPELINE_STATE_CANCELLING"), run_state("CANCELED"), run_state(None)
@@ -72,7 +74,9 @@ LOOKS = {PROMOTED: "good", PASSED: "good", State.FAILED: "bad"}  # Style of a re
 
 
 def result_of(state: str, is_registered: bool = False) -> str:
-    """Return the result of a run: `promoted`, `passed` or `not promoted`, or its state if it has no result.
+    """Return the result of a run: `promoted`, `passed` or `not promoted`.
+
+    A run without a result returns its state.
 
     Args:
         state: State of the run.

@@ -1,4 +1,7 @@
-"""Safe text for a terminal: control characters are escaped, credentials hidden, and stderr of libraries filtered."""
+"""Safe text for a terminal.
+
+Control characters are escaped, credentials are hidden, and the stderr of libraries is filtered.
+"""
 
 import contextlib
 import os
@@ -24,7 +27,7 @@ _CREDENTIALS = re.compile(rf"(://)(?:[^/\s]{_LENGTH}@|[^/\s@]{_LENGTH}:(?!\d*(?:
 
 
 def hide_credentials(text: str, mark: str = "***@") -> str:
-    """Return the text with the credentials in URLs replaced by a mark.
+    """Return the text with a mark in place of the credentials in URLs.
 
     Example:
         >>> hide_credentials("no answer from http://me:secret@kubeflow:8080/pipeline")
@@ -46,9 +49,11 @@ def visible(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return the text with control characters and CI's workflow commands escaped, and without credentials in URLs.
+    r"""Return the text in a form that is safe to print.
 
-    Names in data must not control a terminal. Everything that is printed passes through this function.
+    Control characters and CI's workflow commands are escaped, and credentials in URLs are hidden.
+
+    Everything that is printed passes through this function, so that names in data cannot control a terminal.
 
     Example:
         >>> printable("cat\x1b[2J")
@@ -61,7 +66,7 @@ def printable(text: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    r"""Return the text as `printable` does, with line breaks and tabs escaped too, so that it stays on one line.
+    r"""Return the text as `printable` does, on one line: line breaks and tabs are escaped, too.
 
     Example:
         >>> in_one_line("cat\n[deploy_model] done")
@@ -77,7 +82,7 @@ def paragraph(text: str) -> str:
 
 @contextlib.contextmanager
 def filter_stderr(keep: Callable[[bytes], bool]) -> Iterator[None]:
-    """Hold back stderr in the block, also of C++ code, and afterwards print only the lines that `keep` selects.
+    """Hold back stderr in the block, including that of C++ code, and then print only the lines that `keep` selects.
 
     Args:
         keep: Function that takes a line and returns whether to print it.

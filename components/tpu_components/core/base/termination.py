@@ -1,7 +1,9 @@
-"""Handlers of SIGTERM, with which platforms stop a step: it ends at once, or after training has saved a checkpoint.
+"""Handlers of SIGTERM, the signal with which platforms stop a step.
 
-The first process of a container gets only signals for which it has a handler. A step without a handler would run until
-it is killed.
+The step ends at once, or after training has saved a checkpoint.
+
+The first process of a container receives only signals for which it has a handler. Without a handler, a step would run
+until it is killed.
 """
 
 import contextlib
@@ -22,7 +24,9 @@ _LOOK_EVERY_SECONDS = 0.5
 
 
 class Terminated(SystemExit):
-    """End of the process after SIGTERM or the loss of another host. The step continues when it is started again.
+    """End of the process after SIGTERM or after the loss of another host.
+
+    The step continues when it is started again.
 
     This is not an `Exception`, so `except Exception` does not catch it.
 
@@ -31,7 +35,9 @@ class Terminated(SystemExit):
     """
 
     def __init__(
-        self, exit_code: int = EXIT_CODE, words: str = "ended by SIGTERM; run the same step again to continue"
+        self,
+        exit_code: int = EXIT_CODE,
+        words: str = "The process ended because of SIGTERM. Run the same step again to continue.",
     ) -> None:
         super().__init__(exit_code)
         self.exit_code = exit_code
@@ -45,8 +51,8 @@ class Terminated(SystemExit):
 def heard() -> Iterator[None]:
     """Raise `Terminated` in the block on SIGTERM, so that open files are closed and temporary files are removed.
 
-    If this clean-up takes longer than 25 s, for example because a library call does not return, the process exits
-    without it. This has an effect only in the main thread, because other threads cannot handle signals.
+    If the clean-up takes longer than 25 s, for example because a library call does not return, the process exits
+    without it. In other threads than the main thread, which cannot handle signals, this function has no effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -68,10 +74,10 @@ def heard() -> Iterator[None]:
 
 @contextlib.contextmanager
 def put_off() -> Iterator[Callable[[], bool]]:
-    """Defer SIGTERM to the end of the block, and yield a function that returns whether SIGTERM has arrived.
+    """Defer SIGTERM to the end of the block. Yield a function that returns whether SIGTERM has arrived.
 
-    If it has, `Terminated` is raised at the end of the block. This has an effect only inside `heard`, because programs
-    that call a step as a function handle signals themselves.
+    If SIGTERM has arrived, `Terminated` is raised at the end of the block. Outside `heard`, this function has no
+    effect, because programs that call a step as a function handle signals themselves.
     """
     if signal.getsignal(signal.SIGTERM) is not _terminate:
         yield lambda: False
@@ -101,7 +107,7 @@ def _end_late(reading: int, is_over: threading.Event) -> None:
 
 
 def end_with(pid: int) -> None:
-    """End this process soon after the process `pid` has ended."""
+    """End this process soon after the process with the ID `pid` has ended."""
 
     def watch() -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Typed values from JSON, YAML, flags and variables; dataclasses define the types."""
+"""Typed values from JSON, YAML, flags and environment variables. Dataclasses define the types."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ _LARGEST = 2**63 - 1  # Largest signed integer of 64 bits.
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers from `least` to `most` (inclusive), and if set, above `above` and below `below` (exclusive)."""
+    """A range of numbers: `least` and `most` are inclusive limits, `above` and `below` are exclusive limits."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -49,11 +49,11 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """Texts that a regular expression matches.
+    """Texts that match a regular expression.
 
     Attributes:
         regex: The expression, which must match the whole text.
-        words: Description of the texts for messages: "like 16Gi".
+        words: Description of the texts for messages, such as "like 16Gi".
     """
 
     regex: str
@@ -74,7 +74,7 @@ Seed = Annotated[int, Range(0, below=2**32)]
 
 
 class Role(enum.Enum):
-    """Base class for marks in a field's type: `Annotated[int, Part.HOST]` marks a HOST field."""
+    """Base class for marks in a field's type. For example, `Annotated[int, Part.HOST]` marks a HOST field."""
 
 
 def _number(value: float) -> str:
@@ -82,7 +82,10 @@ def _number(value: float) -> str:
 
 
 def allowed_by(kind: Any) -> Container[Any] | None:
-    """Return `values` of a type `Annotated[T, values]` or of a tuple of this type; None for other types."""
+    """Return the allowed values of a type `Annotated[T, values]`, or of a tuple of this type.
+
+    Return None for other types.
+    """
     if typing.get_origin(kind) is Annotated:
         return typing.cast(Container[Any], typing.get_args(kind)[1])
     return allowed_by(typing.get_args(kind)[0]) if typing.get_origin(kind) is tuple else None
@@ -102,7 +105,7 @@ class Field:
     Attributes:
         name: Name of the field.
         kind: Type of the value; see `read`.
-        meaning: Description in the docstring of the dataclass; empty if there is none.
+        meaning: Description from the docstring of the dataclass, or an empty string.
         declared: The field as `dataclasses.fields` returns it, with its default.
         roles: Roles in the field's type.
     """
@@ -120,7 +123,7 @@ class Field:
 
     @property
     def default(self) -> Any:
-        """Default value; None if the field is required."""
+        """Default value, or None if the field is required."""
         if self.is_required:
             return None
         make = self.declared.default_factory
@@ -129,7 +132,10 @@ class Field:
 
 @functools.cache
 def fields_of(kind: Any) -> Mapping[str, Field]:
-    """Return the fields of a dataclass by name, with descriptions from its docstring's `Attributes:`."""
+    """Return the fields of a dataclass by name.
+
+    Their descriptions come from the `Attributes:` section of its docstring.
+    """
     # Python 3.13 removes the indentation of docstrings when it compiles; earlier versions keep it.
     section = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:")[2]
     entries = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", section, re.MULTILINE)
@@ -143,7 +149,7 @@ def fields_of(kind: Any) -> Mapping[str, Field]:
 
 
 def _without_roles(kind: Any) -> tuple[Any, frozenset[Role]]:
-    """Return the type of a field without its roles, and the roles."""
+    """Return the type of a field without the roles, and the roles."""
     if typing.get_origin(kind) is not Annotated:
         return kind, frozenset()
     own, *added = typing.get_args(kind)
@@ -153,12 +159,12 @@ def _without_roles(kind: Any) -> tuple[Any, frozenset[Role]]:
 
 
 def with_role(kind: Any, role: Role) -> list[str]:
-    """Return the names of a dataclass's fields with this role."""
+    """Return the names of the fields of a dataclass that have a role."""
     return [name for name, field in fields_of(kind).items() if role in field.roles]
 
 
 def check_fields(value: Any) -> None:
-    """Check a dataclass's fields against the values that their types allow.
+    """Check the fields of a dataclass against the values that their types allow.
 
     Raises:
         InputError: If some values are not allowed; the message names all of them.
@@ -188,10 +194,10 @@ def check_together(*rules: tuple[object, str]) -> None:
     """Check rules about several values.
 
     Args:
-        rules: For each rule, whether it is broken, and its error message.
+        rules: For each rule: whether it is broken, and the error message.
 
     Raises:
-        InputError: If some rules are broken; the message names all of them.
+        InputError: If some rules are broken. The message names all of them.
     """
     mistakes = Mistakes()
     for is_broken, mistake in rules:
@@ -206,9 +212,9 @@ def _nearest(word: Any, known: Container[Any]) -> str:
 
 
 def removed_fields(kind: Any) -> Mapping[str, str]:
-    """Return what to use instead of removed fields (`NAME`) and values (`NAME=VALUE`): a dataclass's REMOVED.
+    """Return what replaces the removed fields (`NAME`) and values (`NAME=VALUE`) of a dataclass, from its REMOVED.
 
-    A removed field may still be there if it is empty, its former default: configurations and compiled pipelines of
+    A removed field is accepted if it is empty, because that was its default: configurations and compiled pipelines of
     earlier versions contain it.
     """
     return getattr(kind, "REMOVED", {})
@@ -243,16 +249,19 @@ def with_new_names(raw: Mapping[str, Any], kind: Any, where: str = "") -> Mappin
 
 
 def unknown_key(key: Any, known: Container[Any], where: str) -> str:
-    """Return an error message for an unknown key, with at most 12 known keys, the most similar if there are more."""
+    """Return an error message for an unknown key.
+
+    It names at most 12 known keys: if there are more, the most similar ones.
+    """
     names = sorted(map(str, known)) if isinstance(known, Iterable) else []
     if len(names) > _SHOWN_KEYS:
         near = difflib.get_close_matches(str(key), names, _SHOWN_KEYS, 0.5) or names[:_SHOWN_KEYS]
-        known = [*near, f"… ({len(names)} in all)"]
+        known = [*near, f"… ({len(names)} in total)"]
     return f"Unknown key {key!r} in {where}: expected {describe(known)}.{_nearest(key, names)}"
 
 
 class Mistakes:
-    """Users' mistakes, collected so that all are reported at once.
+    """Collection of users' mistakes, so that all are reported at once.
 
     Args:
         is_first_enough: Whether to raise the first mistake at once, for example in a file that a program wrote.
@@ -274,14 +283,14 @@ class Mistakes:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Return a context that collects an InputError of the `with` block instead of raising it."""
+        """Return a context that collects an InputError of its `with` block instead of raising it."""
         try:
             yield
         except InputError as error:
             self.add(str(error))
 
     def raise_all(self) -> None:
-        """Raise all mistakes in one error, each on its own line.
+        """Raise one error with all collected mistakes, each on its own line.
 
         Raises:
             InputError: If there are mistakes.
@@ -291,14 +300,14 @@ class Mistakes:
 
 
 def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False, fixed: Mapping[str, Any] = {}) -> Any:
-    """Convert parsed JSON to a value of a type, strictly: values are not converted between types.
+    """Convert parsed JSON to a value of a type. Values are not converted between types.
 
     Args:
         raw: Result of `json.loads`.
-        kind: A dataclass, `int` (not negative, of 64 bits), `float` (finite), `str`, `bool`, `tuple[T, ...]`,
-            `tuple[T, T]`, `list[T]`, `Mapping[str, T]`, `T | None`, `int | float`, a union of dataclasses that differ
-            in a field `kind`, or `Any`; `Annotated[T, Container]` contains the allowed values. A dataclass may check
-            more in its `__post_init__`.
+        kind: A dataclass, `int` (not negative, of 64 bits), `float` (finite), `str`, `bool`, `tuple[T, ...]`, `tuple[T,
+            T]`, `list[T]`, `Mapping[str, T]`, `T | None`, `int | float`, a union of dataclasses that differ in a field
+            `kind`, or `Any`; `Annotated[T, Container]` contains the allowed values. A dataclass may check more in its
+            `__post_init__`.
         where: Location of the value in the file, for messages.
         any_version: Whether to accept files of other versions: fields with a default may be missing, and unknown fields
             are ignored. If older files differ more, a static method `upgrade` of the dataclass converts the JSON.
@@ -394,7 +403,7 @@ def _read(raw: Any, kind: Any, where: str, form: _Form) -> Any:
         return _dataclass(_of(raw, dict, where, names), typing.cast(type, kind), where, form)
     if origin in (tuple, list):
         is_simple = form.is_by_hand and not dataclasses.is_dataclass(items[0])
-        values = _of(raw, list, where, ", or values with commas between them" if is_simple else "")
+        values = _of(raw, list, where, ", or values separated by commas" if is_simple else "")
         if origin is tuple and items[-1] is not ... and len(values) != len(items):
             raise InputError(f"{where} must have {len(items)} values. Received: {len(values)} values.")
         return origin(_read(value, items[0], f"{where}[{i}]", form) for i, value in enumerate(values))
@@ -451,7 +460,10 @@ def _in_json(raw: Any, kind: Any) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """Convert a value to JSON's types, the inverse of `read`: a dataclass becomes a dict, and a tuple a list."""
+    """Convert a value to JSON's types, the inverse of `read`.
+
+    A dataclass becomes a dict, and a tuple becomes a list.
+    """
     if dataclasses.is_dataclass(value):
         value = dataclasses.asdict(typing.cast(Any, value))
     return json.loads(json.dumps(value))
@@ -467,7 +479,9 @@ def changed_values(params: Any) -> dict[str, Any]:
 
 
 def whole_numbers(value: Any) -> Any:
-    """Convert 32.0 back to 32, in nested values too: some platforms pass all numbers as floating point.
+    """Convert floats such as 32.0 back to integers, also in nested values.
+
+    Some platforms pass all numbers as floating point.
 
     Example:
         >>> whole_numbers({"filters": [8.0, 0.5]})
@@ -499,7 +513,10 @@ _NAMES = {
 
 
 def _choose(raw: Any, kinds: Sequence[Any], where: str) -> Any:
-    """Return the type in a union that fits a value. The value's field `kind` selects one of several dataclasses."""
+    """Return the type in a union that fits a value.
+
+    The value's field `kind` selects one of several dataclasses.
+    """
     known = [kind for kind in kinds if kind is not types.NoneType]
     if len(known) > 1 and all(map(dataclasses.is_dataclass, known)):
         by_name = {kind.kind: kind for kind in known}
@@ -511,7 +528,7 @@ def _choose(raw: Any, kinds: Sequence[Any], where: str) -> Any:
 
 
 def _within(where: str, name: str) -> str:
-    """Return the place of a field for messages."""
+    """Return the full name of a field for messages, such as `training.epochs`."""
     return name if where in ("", "it") else f"{where}.{name}"
 
 

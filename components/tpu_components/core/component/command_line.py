@@ -1,4 +1,4 @@
-"""Command lines of the steps: flags from a Params dataclass, one JSON line on stdout, exit codes."""
+"""Command lines of the steps: flags from a Params dataclass, one JSON line on stdout, and exit codes."""
 
 import argparse
 import dataclasses
@@ -24,16 +24,16 @@ T = TypeVar("T")
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Parser whose errors show the usage of the called command, and suggest similar names.
+    """Parser whose errors show the usage of the called command and suggest similar names.
 
     Attributes:
-        removed: Commands and flags that earlier versions had, each with the sentence that says what replaces it.
+        removed: Commands and flags of earlier versions, each with a sentence that says what replaces it.
     """
 
     removed: Mapping[str, str] = {}
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the arguments; unknown arguments are an error of this parser, so the message shows its usage."""
+        """Parse the arguments. Unknown arguments are an error of this parser, so that the message shows its usage."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
@@ -57,7 +57,7 @@ def parse_argument(parse: Callable[[str], T], text: str) -> T:
     """Parse the text of an argument.
 
     Raises:
-        argparse.ArgumentTypeError: If `parse` raises an InputError; argparse then names the argument.
+        argparse.ArgumentTypeError: If `parse` raises an InputError. The message of argparse names the argument.
     """
     try:
         return parse(text)
@@ -66,19 +66,19 @@ def parse_argument(parse: Callable[[str], T], text: str) -> T:
 
 
 def local_path(text: str) -> Path:
-    """Return an argument as a path.
+    """Return an argument as a local path.
 
     Raises:
-        argparse.ArgumentTypeError: If it is a URI, for example `gs://BUCKET/FOLDER`.
+        argparse.ArgumentTypeError: If the argument is a URI, for example `gs://BUCKET/FOLDER`.
     """
     return parse_argument(lambda text: Location(text).as_path(), text)
 
 
 def add_params(parser: argparse.ArgumentParser, params: type) -> None:
-    """Add a flag for every field of a Params dataclass; fields without a default are required.
+    """Add a flag for every field of a Params dataclass. Fields without a default are required flags.
 
-    A field that is a dataclass adds the flags of its own fields, except existing flags. The values stay texts, which
-    `params_from` reads.
+    A field that is a dataclass adds the flags of its own fields, except flags that exist already. Values stay strings;
+    `params_from` converts them.
     """
     renamed = renamed_fields(params)
     for field in sorted(fields_of(params).values(), key=lambda field: dataclasses.is_dataclass(field.kind)):
@@ -115,7 +115,7 @@ def _form(kind: Any) -> dict[str, Any]:
 
 
 def flags_of(params: Any) -> list[str]:
-    """Return the command-line flags for the values of a Params dataclass, as `add_params` reads them."""
+    """Return the command-line flags for the values of a Params dataclass, in the form that `add_params` reads."""
     words = []
     for field in dataclasses.fields(params):
         flag = field.name.replace("_", "-")
@@ -145,16 +145,16 @@ def run_step(
     accepted: str = "",
     optional: Mapping[str, tuple[Callable[[str], Any], str]] = {},
 ) -> int:
-    """Run a step from its command line, and return the exit code, 3 if the step's result is not accepted.
+    """Run a step from its command line and return the exit code: 3 if the step's result is not accepted.
 
     Args:
-        work: Function of the step, which takes its parameters, the input folders and the output folder.
+        work: Function of the step. It takes the parameters, the input folders and the output folder.
         params: Dataclass of the parameters.
         reads: Name of the step that writes each input folder, by the folder's flag.
         example: Example of the arguments, for the help.
         folder: Type of the input folders.
         accepted: Boolean field of the result that is true if the result is accepted. Empty accepts every result.
-        optional: Parser and help of each further flag; their values are keyword arguments of `work`.
+        optional: Parser and help of each further flag. The values of these flags are keyword arguments of `work`.
     """
     program = f"python -m {work.__module__.rpartition('.')[0]}"
     parser = ArgumentParser(
@@ -164,7 +164,9 @@ def run_step(
     )
     for flag, step in reads.items():
         parser.add_argument(f"--{flag}", required=True, type=folder, help=f"Folder that {step} wrote.")
-    parser.add_argument("--output", required=True, type=local_path, help="Folder to write, as a whole or not at all.")
+    parser.add_argument(
+        "--output", required=True, type=local_path, help="Folder to write. It is written completely or not at all."
+    )
     for flag, (kind, text) in optional.items():
         parser.add_argument(f"--{flag.replace('_', '-')}", type=functools.partial(parse_argument, kind), help=text)
     add_params(parser, params)
@@ -184,10 +186,10 @@ class StepCommand(NamedTuple):
     """A command of `run_commands`.
 
     Attributes:
-        work: Function that takes the parameters and the values of the flags, in their order.
+        work: Function that takes the parameters, then the values of the flags in their order.
         params: Dataclass of the parameters.
         help: Description of the command.
-        flags: Flags, each with arguments for `add_argument`; a flag without a default is required.
+        flags: Flags, each with arguments for `add_argument`. A flag without a default is required.
     """
 
     work: Callable[..., Any]
@@ -197,7 +199,7 @@ class StepCommand(NamedTuple):
 
 
 def run_commands(program: str, description: str, commands: Mapping[str, StepCommand]) -> int:
-    """Run one of several commands from a command line, and return the exit code."""
+    """Run the command that a command line names, and return the exit code."""
     parser = ArgumentParser(prog=program, description=description)
     parsers = parser.add_subparsers(dest="command", required=True)
     for name, command in commands.items():
@@ -216,6 +218,8 @@ def run_commands(program: str, description: str, commands: Mapping[str, StepComm
 
 def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tuple[Any, int]]) -> int:
     """Parse the arguments, call `work`, print the result as one JSON line, and return the exit code.
+
+    `work` takes the parsed arguments. It returns the result, a dataclass, and the exit code.
 
     `work` takes the parsed arguments and returns the result, a dataclass, and the exit code.
     """
@@ -239,7 +243,8 @@ def print_error(error: Any) -> None:
 def exit_code(work: Callable[[], int], tell: Callable[[Any], None]) -> int:
     """Run a command and return its exit code.
 
-    After an error this is 2 for a user's mistake, 1 for a failure or Ctrl-C, and otherwise `Terminated.exit_code`.
+    The exit code after an error is 2 for a user's mistake, 1 for a failure or Ctrl-C, and `Terminated.exit_code` after
+    SIGTERM or the loss of another host.
 
     Args:
         work: The command, which returns its exit code.
@@ -252,7 +257,7 @@ def exit_code(work: Callable[[], int], tell: Callable[[Any], None]) -> int:
         tell(error)
         return BAD_INPUT if isinstance(error, InputError) else FAILED
     except KeyboardInterrupt:
-        tell("interrupted; run the same command again to continue")
+        tell("The command was interrupted. Run the same command again to continue.")
         return FAILED
     except termination.Terminated as error:
         tell(error)

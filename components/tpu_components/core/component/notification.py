@@ -1,4 +1,4 @@
-"""Notification about a run that did not succeed, sent to a webhook."""
+"""Notification about a run that did not succeed. It is sent to a webhook."""
 
 import http.client
 import json
@@ -26,16 +26,16 @@ _UNKNOWN_OUTCOME = "has ended, but Kubeflow does not report how"
 
 
 def message(run: str, state: str, error: str, resource: str, page: str) -> str:
-    """Return the message about a run that ended; empty if it succeeded.
+    """Return the message about a run that ended. Return an empty string if the run succeeded.
 
-    On Kubeflow, the exit task runs after a cancelled run too: the run gets a deadline of 0, which does not apply to
-    exit handlers (kubeflow/pipelines backend/src/common/util/execution_spec.go: GetTerminatePatch;
+    On Kubeflow, the exit task also runs after a cancelled run: cancelling sets the run's deadline to 0, and deadlines
+    do not apply to exit handlers (kubeflow/pipelines backend/src/common/util/execution_spec.go: GetTerminatePatch;
     argoproj/argo-workflows at f016ad8, workflow/controller/exec_control.go and workflowpod.go).
 
     Args:
         run: Name of the run.
         state: Final state, as the platform names it.
-        error: Message of the platform; empty if unknown.
+        error: Message of the platform. Empty if unknown.
         resource: Name of the pipeline job on Vertex AI, `projects/…/locations/…/pipelineJobs/…`.
         page: Address of the run's page on another platform.
 
@@ -55,13 +55,18 @@ def message(run: str, state: str, error: str, resource: str, page: str) -> str:
 
 
 def job_of(resource: str) -> tuple[str, ...]:
-    """Return project, region and id of a pipeline job on Vertex AI; empty for another platform's run."""
+    """Return project, region and ID of a pipeline job on Vertex AI.
+
+    Return an empty result for a run on another platform.
+    """
     match = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/pipelineJobs/([^/]+)", resource)
     return match.groups() if match else ()
 
 
 def reasons(resource: str) -> str:
-    """Return the error messages of a Vertex AI job's steps; empty on Kubeflow or if the service does not answer.
+    """Return the error messages of the steps of a Vertex AI job.
+
+    Return an empty result on Kubeflow or if the service does not respond.
 
     An exit task does not receive the steps' messages. KFP's API does not report them either (kubeflow/pipelines
     backend/src/v2/driver/resolve.go).
@@ -77,23 +82,26 @@ def reasons(resource: str) -> str:
 
 
 class _Refusing(urllib.request.HTTPRedirectHandler):
-    """Handler that follows no redirects: urllib would drop the body, and another host would get the message."""
+    """Handler that follows no redirects.
+
+    For a redirect, urllib would drop the body and send the request to another host.
+    """
 
     def redirect_request(self, *_: Any) -> None:
-        """Return None, which makes the redirect an HTTPError."""
+        """Return None, so that urllib raises an HTTPError for the redirect."""
 
 
 def post(address: str, text: str, backoff: Backoff | None = None) -> None:
-    """Send a message to a webhook, as the JSON that chat services accept: `{"text": …}`.
+    """Send a message to a webhook as the JSON that chat services accept: `{"text": …}`.
 
     Args:
-        address: The webhook's URL, or a file on gs:// or s3:// that contains it, because the URL may be a secret.
+        address: The webhook's URL. If the URL is a secret, give a file on gs:// or s3:// that contains it.
         text: The message.
         backoff: Retry policy; the default gives up after 5 minutes.
 
     Raises:
         InputError: If the URL is malformed, or the webhook rejects or redirects the message.
-        PlatformError: If the webhook does not answer.
+        PlatformError: If the webhook does not respond.
     """
     url = (
         storage.read_bytes(address).decode(errors="replace").strip("\ufeff \r\n\t")
@@ -112,7 +120,7 @@ def post(address: str, text: str, backoff: Backoff | None = None) -> None:
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 429 or error.code >= 500:
-                raise OutageError(f"The webhook at {host} answers {error.code} {error.reason}.") from error
+                raise OutageError(f"The webhook at {host} failed: {error.code} {error.reason}.") from error
             if 300 <= error.code < 400:
                 raise InputError(
                     f"The webhook at {host} redirects to another address ({error.code} {error.reason}), so the message "
@@ -122,10 +130,10 @@ def post(address: str, text: str, backoff: Backoff | None = None) -> None:
                 f"The webhook at {host} rejected the message: {error.code} {error.reason}. {_ADVICE}"
             ) from error
         except OSError as error:
-            raise OutageError(f"The webhook at {host} does not answer: {error}") from error
+            raise OutageError(f"The webhook at {host} does not respond: {error}") from error
         except (http.client.HTTPException, ValueError) as error:  # ValueError: a host name that DNS cannot hold.
             kind = type(error).__name__  # The message may contain the URL.
-            raise InputError(f"The webhook at {host} sent no valid HTTP response ({kind}). {_ADVICE}") from None
+            raise InputError(f"The webhook at {host} did not send a valid HTTP response ({kind}). {_ADVICE}") from None
 
     (backoff or Backoff(patience_seconds=_PATIENCE_SECONDS))(send)
 
@@ -135,10 +143,11 @@ def _host_of(url: str, address: str) -> str:
 
     Args:
         url: The URL.
-        address: Source of the URL; the name of a file is not secret.
+        address: Source of the URL. The name of a file is not secret.
 
     Raises:
-        InputError: If the URL cannot be that of a webhook. The message does not contain the URL, which may be a secret.
+        InputError: If the URL is not a valid URL of a webhook. The message does not contain the URL, which may be a
+            secret.
     """
     fault = ""
     try:
@@ -150,13 +159,13 @@ def _host_of(url: str, address: str) -> str:
         elif "@" in parts.netloc:
             fault = "it has a user name"
         elif not url.isascii() or not url.isprintable() or " " in url:
-            fault = "it has spaces, several lines or characters that a URL cannot have"
+            fault = "it has spaces, several lines or characters that are not allowed in a URL"
     except ValueError:  # A bracket, or a port that is not a number.
         fault = "its host or port is malformed"
     if fault:
         place = address if Location(address).is_remote else "the setting notify"
         raise InputError(
-            f"Cannot send the message: expected only the URL of a webhook, https://HOST/PATH, in {place}, but {fault}. "
-            f"The URL is not shown, because it may be a secret. {_ADVICE}"
+            f"Cannot send the message: {place} must contain only the URL of a webhook, https://HOST/PATH, but "
+            f"{fault}. The URL is not shown, because it may be a secret. {_ADVICE}"
         )
     return str(parts.hostname)

@@ -13,8 +13,8 @@ def params_from(inputs: Mapping[str, Any], params: type[P]) -> P:
     """Build a Params dataclass from the inputs that have the names of its fields.
 
     Args:
-        inputs: Arguments of a component by name; other names, for example of artifacts, are ignored. A removed
-            field must be empty; a renamed one may have its old name.
+        inputs: Arguments of a component by name. Other names, such as those of artifacts, are ignored. A removed field
+            must be empty. A renamed field may have its old name.
         params: The dataclass. A field that is a dataclass is built from the mapping of its name, or from `inputs` if
             there is no such mapping.
 

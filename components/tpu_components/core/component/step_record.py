@@ -1,7 +1,7 @@
-"""`step.json`: result of a step, written next to its artifacts for the runner of the pipeline.
+"""`step.json`: the result of a step, written next to its artifacts. The runner of the pipeline reads it.
 
-Runners differ in what they report (kfp.local reports a failed container as a success in most runs), so the step records
-it itself.
+The step writes this file because runners do not report results reliably: kfp.local reports most failed containers as a
+success.
 """
 
 import contextlib
@@ -52,9 +52,9 @@ class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", s
 
 @contextlib.contextmanager
 def step_record(step: str, artifact_path: str) -> Iterator[None]:
-    """Write `step.json` beside `artifact_path` when the block ends; exceptions are recorded and propagate.
+    """Write `step.json` next to `artifact_path` when the block ends. Exceptions are recorded and raised again.
 
-    If several hosts train together, only host 0 writes it. The block handles SIGTERM; see `termination`.
+    If several hosts train together, only host 0 writes the file. The block handles SIGTERM; see `termination`.
     """
     if runner := os.environ.get(RUNNER_VARIABLE):
         termination.end_with(int(runner))
@@ -95,14 +95,14 @@ def run_component(
     *folders: str,
     then: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Run a step in its KFP component, record how it ends, and return the step's result.
+    """Run a step in its KFP component, record the outcome, and return the step's result.
 
     Args:
         step: Name of the step.
         work: Function of the step, which takes the parameters and the paths of the artifacts.
         params: Dataclass of the parameters.
         inputs: Arguments of the component.
-        folders: Names of the artifacts that the step reads; the last one is the artifact that it writes.
+        folders: Names of the artifacts that the step reads, and last the artifact that it writes.
         then: Function that converts the result to the return value. Without it, the result is stored as metadata of the
             artifact that the step writes.
     """

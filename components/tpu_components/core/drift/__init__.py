@@ -1,1 +1,1 @@
-"""Drift detection: measurements and sketches (small summaries) of data and predictions, and tests that compare them."""
+"""Drift detection: sketches (small summaries) of data and predictions, and tests that compare them."""

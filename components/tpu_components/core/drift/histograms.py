@@ -19,7 +19,7 @@ def draw_histograms(name: str, by_series: Mapping[str, Distribution], colours: M
 
     Args:
         name: Name of the statistic.
-        by_series: Distributions by name; the height of a bar is the share of its distribution's values.
+        by_series: Distributions by name. The height of a bar is the share of the distribution's values.
         colours: Colour of each distribution, by its name in `page.css`.
     """
     edges = _choose_edges(list(by_series.values()))
@@ -55,13 +55,16 @@ def draw_histograms(name: str, by_series: Mapping[str, Distribution], colours: M
 
 
 def draw_legend(colours: Mapping[str, str]) -> markupsafe.Markup:
-    """Return an HTML legend of names and their colours, each the name of a colour in `page.css`."""
+    """Return an HTML legend of names and colours. Each colour is the name of a colour in `page.css`."""
     series = (_SERIES.format(colour, name) for name, colour in colours.items())
     return markupsafe.Markup("<p>{}</p>").format(markupsafe.Markup("").join(series))
 
 
 def _choose_edges(distributions: Sequence[Distribution]) -> list[float]:
-    """Return round edges for bars that cover nearly all values; bars are not narrower than the histograms' bins."""
+    """Return round edges for bars that cover nearly all values.
+
+    Bars are at least as wide as the histograms' bins.
+    """
     ends = np.array([_quantiles(distribution) for distribution in distributions])
     low, high = float(ends[:, 0].min()), float(ends[:, 1].max())
     narrowest = min(
@@ -74,7 +77,7 @@ def _choose_edges(distributions: Sequence[Distribution]) -> list[float]:
 
 
 def _quantiles(distribution: Distribution) -> np.ndarray:
-    """Return float[2]: the quantiles that bound the lower and the upper tail."""
+    """Return float[2]: the quantiles below and above which the two tails of the values lie."""
     below = np.insert(np.cumsum(distribution.counts), 0, 0) / sum(distribution.counts)
     return np.interp([_TAIL, 1 - _TAIL], below, distribution.edges)
 
@@ -86,7 +89,10 @@ def _round_up(step: float) -> float:
 
 
 def _rebin(distribution: Distribution, edges: Sequence[float]) -> np.ndarray:
-    """Return the number of values per bar, float[len(edges) - 1]; bins that span several bars are divided."""
+    """Return the number of values per bar, float[len(edges) - 1].
+
+    The values of a bin that spans several bars are divided among them.
+    """
     below = np.interp(edges, distribution.edges, np.insert(np.cumsum(distribution.counts), 0, 0))
     below[0], below[-1] = 0, sum(distribution.counts)
     return np.diff(below)

@@ -1,7 +1,7 @@
-"""Measurements of examples (figures), and their distribution over a split, for reports and drift detection.
+"""Measurements of examples (called figures) and their distribution over a split, for reports and drift detection.
 
-A bin is as wide as one unit of its figure, or at most 1/128 of the value; empty bins are not stored. Only integers are
-summed, so the results do not depend on the number of workers or on the order of the examples.
+A bin is one unit of its figure wide or, for large values, at most 1/128 of the value. Empty bins are not stored. Only
+integers are summed, so the results do not depend on the number of workers or on the order of the examples.
 """
 
 import dataclasses
@@ -68,12 +68,15 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
 
 
 def is_measured(identity: bytes, share: float) -> bool:
-    """Return whether an example is measured if only a share of them is measured, which depends only on its ID."""
+    """Return whether an example is measured when only a share of the examples is measured.
+
+    The choice depends only on the example's ID.
+    """
     return share >= 1 or int.from_bytes(identity[:2], "little") < share * 2**_SAMPLED_BITS
 
 
 def thin_out(pixels: np.ndarray) -> np.ndarray:
-    """Return a picture, uint8[height, width, channels], subsampled to at most 127 pixels per side."""
+    """Return an image, uint8[height, width, channels], subsampled to at most 127 pixels per side."""
     height, width, _ = pixels.shape
     if height < 2 * _MAX_SIDE and width < 2 * _MAX_SIDE:
         return pixels
@@ -82,7 +85,7 @@ def thin_out(pixels: np.ndarray) -> np.ndarray:
 
 
 def measure_pictures(pictures: Sequence[np.ndarray]) -> np.ndarray:
-    """Measure pictures of any sizes.
+    """Measure images of any sizes.
 
     Args:
         pictures: uint8[height, width, 1 or 3] each, with at most 127 pixels per side, as `thin_out` returns them.
@@ -106,7 +109,10 @@ def measure_pictures(pictures: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _measure(grey: np.ndarray) -> np.ndarray:
-    """Return brightness, contrast and sharpness, int16[N, 3]; `grey` is 4 times the grey levels, uint16[N, h, w]."""
+    """Return brightness, contrast and sharpness, int16[N, 3].
+
+    `grey` contains 4 times the grey levels, uint16[N, h, w].
+    """
     _, height, width = grey.shape
     flat = grey.reshape(len(grey), -1)
     count = height * width
@@ -121,7 +127,7 @@ def _measure(grey: np.ndarray) -> np.ndarray:
 
 
 def _measure_colours(values: np.ndarray) -> np.ndarray:
-    """Return the shares of red and blue in thousandths, int16[N, 2], of uint8[N, height, width, 3]."""
+    """Return the shares of red and blue in thousandths, int16[N, 2], of images, uint8[N, height, width, 3]."""
     # First over rows, in uint16, into which 127 rows fit: a tenth of the time of rows and columns at once.
     columns = values.reshape(*values.shape[:2], -1).sum(1, dtype=np.uint16)
     light = columns.reshape(len(values), -1, 3).sum(1, dtype=np.int64)
@@ -131,7 +137,9 @@ def _measure_colours(values: np.ndarray) -> np.ndarray:
 
 
 def distributions(kind: str, rows: np.ndarray) -> dict[str, Distribution]:
-    """Return the distribution of each figure of a kind of example, by name; empty if no example was measured.
+    """Return the distribution of each figure of a kind of example, by name.
+
+    Return an empty result if no example was measured.
 
     Args:
         kind: Kind of example, for example `image`.
@@ -142,12 +150,14 @@ def distributions(kind: str, rows: np.ndarray) -> dict[str, Distribution]:
 
 
 def count_labels(labels: np.ndarray) -> dict[str, Distribution]:
-    """Return the distribution of the number of labels per example, from 0 or 1[num_examples, classes]."""
+    """Return the distribution of the number of labels per example. `labels` contains 0 or 1[num_examples, classes]."""
     return {LABELS.name: _describe(LABELS, labels.reshape(len(labels), -1).sum(axis=1).astype(np.int64))}
 
 
 def count_independent(kind: str, rows: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> dict[str, float]:
-    """Return `Split.independence` for examples in groups: for a figure, the smallest of its mean and its quartiles.
+    """Return `Split.independence` for examples in groups.
+
+    For a figure, it is the smallest of the values for its mean and its quartiles.
 
     Args:
         kind: Kind of example, `image` or `text`.

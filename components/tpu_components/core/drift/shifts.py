@@ -1,7 +1,8 @@
 """Tests of whether two data sets differ, using the statistics that create_tfrecords has recorded.
 
-Every statistic has its own test. A difference is drift if it is significant, with Bonferroni's correction for the
-number of tests, and if its effect size reaches a threshold: with many examples even tiny differences are significant.
+Every statistic has its own test. A difference counts as drift if it is significant, with Bonferroni's correction for
+the number of tests, and its effect size reaches a threshold. The threshold is needed because even tiny differences are
+significant if there are many examples.
 """
 
 import dataclasses
@@ -22,15 +23,15 @@ CLASSES, SINGLE_CLASS, COMMON_WORDS, SET_ASIDE = "classes", "single class", "com
 _WORDS, _LABELS = "words", "labels"  # Names of distributions: words per text, labels per example.
 _OF_ITS_OWN = ("unknown_share",)  # Not comparable: it depends on the data set's own vocabulary.
 _OF_WORDS = (_WORDS, "word_length")  # Not comparable if the data sets use different tokenizations.
-_DISTANCE = "largest difference between the shares of examples up to a value"
+_DISTANCE = "largest difference between the two cumulative distributions"
 _MOVED = "share of the examples that would need another class to remove the difference"
-_HAVE = "difference of the shares of examples with a class"
+_HAVE = "difference between the shares of examples with a class"
 _OTHERS = "share of the words that would have to change to remove the difference"
-_SHIFT = "difference of the means in standard deviations"
-_SHARE = "difference of the shares"
+_SHIFT = "difference of the means, in standard deviations"
+_SHARE = "difference between the shares"
 # For each kind of effect size: the smallest value that counts as drift, and the test.
 MEASURES = {
-    _DISTANCE: (0.1, "Kolmogorov and Smirnov's test"),
+    _DISTANCE: (0.1, "the Kolmogorov-Smirnov test"),
     _MOVED: (0.1, "the chi-squared test"),
     _HAVE: (0.1, "Fisher's exact test, for all classes"),
     _OTHERS: (0.05, "the chi-squared test"),
@@ -44,7 +45,7 @@ _POWER = 0.8  # Power of the test for the reported size of a shift.
 
 @dataclasses.dataclass(frozen=True)
 class Shift:
-    """Difference of one statistic between two data sets.
+    """Difference of one statistic between two data sets, and the test of this difference.
 
     Attributes:
         figure: Name of the statistic: one of `Split.distributions`, `classes`, a target, `common words` or `set aside`.
@@ -73,7 +74,7 @@ class Shift:
 
 
 def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99) -> tuple[Shift, ...]:
-    """Compare two data sets, all splits together, and return a `Shift` per statistic, the largest effect first.
+    """Compare two data sets, with all splits together. Return one `Shift` per statistic, the largest effect first.
 
     Args:
         new: Sketch of the new data.
@@ -97,7 +98,7 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99) -> t
 
 
 def judge(shift: Shift, threshold: float, test: str, allowed: float) -> Shift:
-    """Return a copy of a shift with the decision whether it counts as drift, the test and the limits."""
+    """Return a copy of a shift with the decision whether it counts as drift, and with the test and the limits."""
     drifted = shift.luck < allowed and shift.effect >= threshold
     return dataclasses.replace(shift, test=test, threshold=threshold, allowed=allowed, drifted=drifted)
 
@@ -112,7 +113,7 @@ def say_verdict(shifts: Sequence[Shift]) -> str:
 
 
 def say_rule(shifts: Sequence[Shift]) -> str:
-    """Return a description of the decision rule and tests; empty if there are no shifts."""
+    """Return a description of the decision rule and the tests. Return an empty string if there are no shifts."""
     if not shifts:
         return ""
     allowed = shifts[0].allowed
@@ -137,7 +138,7 @@ def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: s
         noun: Plural noun for the examples.
 
     Returns:
-        A sentence; empty if the sketches share no distribution.
+        A sentence, or an empty string if the sketches have no distribution in common.
     """
     if not (pairs := figures_of(new, old)):
         return ""
@@ -178,7 +179,10 @@ def _figures(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 
 def _count_by_name(data: DataSketch) -> Counter[str]:
-    """Return the number of examples by class name; sketches of earlier versions have names that are not normalized."""
+    """Return the number of examples by class name.
+
+    Class names in sketches of earlier versions are not normalized.
+    """
     counts = Counter[str]()
     for name, count in data.class_counts.items():
         counts[class_name(name)] += count
@@ -213,7 +217,9 @@ def _classes(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 
 def _most_moved(names: Sequence[str], shares: np.ndarray) -> list[str]:
-    """Return the name whose share differs most, with its share, as a text for the new and one for the old data.
+    """Return two texts about the name with the largest difference in its share.
+
+    They contain the name and its share, in the new data and in the old data.
 
     Args:
         names: Names of the first columns of `shares`.
@@ -226,8 +232,9 @@ def _most_moved(names: Sequence[str], shares: np.ndarray) -> list[str]:
 def _effective(sizes: np.ndarray, new: DataSketch, old: DataSketch, figure: str) -> np.ndarray | None:
     """Return Kish's effective sample sizes, computed from the distribution of labels or words per example.
 
-    They are smaller than the numbers of examples if the numbers of labels vary (Kish, Survey Sampling, 1965, 11.7). If
-    one data set lacks the distribution, the other's is used; None if both lack it.
+    The effective sizes are smaller than the numbers of examples if the number of labels or words varies (Kish, Survey
+    Sampling, 1965, 11.7). If one data set lacks the distribution, the distribution of the other data set is used.
+    Return None if both lack it.
     """
     counted = [data.distributions.get(figure) for data in (new, old)]
     design = [1 + (own.std / own.mean) ** 2 if own and own.mean else None for own in counted]
@@ -238,9 +245,9 @@ def _effective(sizes: np.ndarray, new: DataSketch, old: DataSketch, figure: str)
 def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     """Compare the shares of the old data's frequent words by the chi-squared test.
 
-    Rare words are one category, all unlisted words another. The words of one text are not independent, so a text counts
-    as one draw or less (see `_effective`), which is conservative. A frequent word that the new data do not list gets
-    the count of the new data's rarest listed word.
+    Rare words are one category, and all unlisted words are another. The words of one text are not independent, so a
+    text counts as one draw or less (see `_effective`), which is conservative. A frequent word that the new data do not
+    list gets the count of the new data's rarest listed word.
     """
     if not (new.common_words and old.common_words and new.num_training and old.num_training):
         return
@@ -258,7 +265,7 @@ def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 
 def _shares_of_words(counts: Mapping[str, int], names: Sequence[str]) -> np.ndarray:
-    """Return float[words + 1]: the shares of words, and last the share of all others."""
+    """Return float[words + 1]: the share of each word, and last the share of all other words."""
     listed = [count for word, count in counts.items() if word]
     least = min(listed) if counts.get("") else 0
     known = np.array([counts.get(name, least) for name in names], float)
@@ -267,7 +274,7 @@ def _shares_of_words(counts: Mapping[str, int], names: Sequence[str]) -> np.ndar
 
 
 def _join_rare(table: np.ndarray) -> np.ndarray:
-    """Merge the columns of float[2, kinds] with an expected count below 5 into one, and drop empty columns."""
+    """Merge the columns of float[2, kinds] that have an expected count below 5, and drop empty columns."""
     expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / max(table.sum(), 1)
     is_rare = (expected < _LEAST_EXPECTED).any(axis=0)
     joined = np.concatenate([table[:, ~is_rare], table[:, is_rare].sum(axis=1, keepdims=True)], axis=1)
@@ -311,7 +318,7 @@ def _set_aside(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 def _fisher(having: np.ndarray, lacking: np.ndarray) -> float:
     """Return the p-value of Fisher's exact test for a property of examples in two data sets.
 
-    With more than ten million examples the exact test takes too long, and the chi-squared test gives the p-value.
+    With more than ten million examples, the exact test takes too long, so the chi-squared test computes the p-value.
 
     Args:
         having: Number of new and of old examples with the property: float[2].
@@ -326,7 +333,7 @@ def _fisher(having: np.ndarray, lacking: np.ndarray) -> float:
 
 
 def as_dict(shifts: Sequence[Shift]) -> Mapping[str, object]:
-    """Return values for JSON: `drifted`, whether any statistic has drifted, and `figures`, a dict per shift."""
+    """Return shifts for JSON: `drifted`, whether any statistic has drifted, and `figures`, a dict per shift."""
     return {
         "drifted": any(shift.drifted for shift in shifts),
         "figures": [dataclasses.asdict(shift) for shift in shifts],

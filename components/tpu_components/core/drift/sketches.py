@@ -1,7 +1,10 @@
-"""Sketches: statistics of a data set, for drift detection. A registered version keeps the sketch of its data.
+"""Sketches: statistics of a data set, for drift detection.
+
+A registered version keeps the sketch of its data.
 
 Histograms with different bins are merged and compared without interpolation: only exact cumulative counts are used. The
-number of values below a point is exact if the point is an edge, in an empty bin, or outside the range of the values.
+number of values below a point is exact if the point is an edge of a bin, lies in an empty bin, or is outside the range
+of the values.
 """
 
 import dataclasses
@@ -31,7 +34,7 @@ class Moments:
 
 @dataclasses.dataclass(frozen=True)
 class DataSketch:
-    """Statistics of a data set, all splits together.
+    """Statistics of a data set, over all splits together.
 
     Attributes:
         source: Source of the examples.
@@ -40,7 +43,8 @@ class DataSketch:
         task: Task of the data set.
         num_examples: Number of examples.
         num_set_aside: Number of quarantined inputs.
-        class_counts: Number of examples by class; for multi-label data, each label counts. Empty for a regression.
+        class_counts: Number of examples by class. In multi-label data, every label of an example counts. Empty for a
+            regression.
         targets: Mean and standard deviation of each target of a regression; otherwise empty.
         distributions: Distributions by name; see `Split.distributions`.
         num_training: Number of training examples.
@@ -66,16 +70,22 @@ class DataSketch:
 
     @property
     def words_rule(self) -> str:
-        """Name of the rule by which the texts were split into words; `words` if the file does not name one."""
+        """Name of the rule by which the texts were split into words.
+
+        The rule is `words` if the file does not name one.
+        """
         return self.tokenization or WORDS
 
     def divides_like(self, other: Self) -> bool:
-        """Return whether words are comparable: they have the same rule, or are ASCII, which all rules treat alike."""
+        """Return whether words of two sketches can be compared.
+
+        They can if the tokenization rule is the same, or if they are ASCII, which all rules treat alike.
+        """
         words = "".join((*self.common_words, *other.common_words))
         return self.words_rule == other.words_rule or words.isascii()
 
     def count_independent(self, figure: str, num_examples: float) -> float:
-        """Return the effective sample size for a figure; an unknown figure has the smallest of all figures."""
+        """Return the effective sample size for a figure. For an unknown figure, return the smallest of all figures."""
         return num_examples * self.independence.get(figure, min(self.independence.values(), default=1.0))
 
     @classmethod
@@ -131,7 +141,7 @@ def _pool_figure(splits: Sequence[Split], figure: str) -> Distribution:
 
 
 def _pool_moments(parts: Sequence[Moments]) -> Moments:
-    """Combine the moments of parts to those of all values."""
+    """Combine the moments of parts into the moments of all values."""
     sizes, means, stds = np.array([dataclasses.astuple(part) for part in parts], float).T
     mean = float((sizes * means).sum() / sizes.sum())
     variance = float((sizes * (stds**2 + (means - mean) ** 2)).sum() / sizes.sum())
@@ -141,8 +151,8 @@ def _pool_moments(parts: Sequence[Moments]) -> Moments:
 def find_independence(values: np.ndarray, groups: np.ndarray) -> float:
     """Return the effective sample size for the mean of values in groups, divided by the number of examples.
 
-    This is the inverse of Kish's design effect: the variance with groups divided by that of independent examples.
-    Several columns are pooled.
+    The result is the inverse of Kish's design effect, which is the variance with groups divided by the variance of
+    independent examples. Several columns are pooled.
 
     Args:
         values: float[examples, columns].
@@ -160,11 +170,11 @@ def count_bins(lows: np.ndarray, highs: np.ndarray) -> tuple[np.ndarray, np.ndar
     """Build a histogram from the bin of each value.
 
     Args:
-        lows: Lower edge of each value's bin; bins must not overlap.
+        lows: Lower edge of each value's bin. Bins must not overlap.
         highs: Upper edge of each value's bin.
 
     Returns:
-        The edges, ascending, and the counts between them; adjacent empty bins are merged.
+        The edges, ascending, and the counts between them. Adjacent empty bins are merged.
 
     Example:
         >>> count_bins(np.array([4, 4, 8]), np.array([6, 6, 10]))
@@ -175,7 +185,7 @@ def count_bins(lows: np.ndarray, highs: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def pool_bins(parts: Sequence[Distribution]) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Merge histograms, and return edges and counts, which do not depend on the division into parts."""
+    """Merge histograms. Return edges and counts, which do not depend on how the values were divided into histograms."""
     edges = np.unique(np.concatenate([part.edges for part in parts]))
     below = np.array([_count_below(part, edges) for part in parts])
     # Values outside of the edges belong to the first or last bin.
@@ -204,7 +214,7 @@ def find_distance(ours: Distribution, theirs: Distribution) -> float:
 
 
 def _count_below(distribution: Distribution, points: np.ndarray) -> np.ndarray:
-    """Return int[points], the number of values below each point; -1 if the number is not exact."""
+    """Return the number of values below each point, int[points]. A number that is not exact is -1."""
     edges, counts = np.array(distribution.edges), np.array(distribution.counts)
     total = np.insert(np.cumsum(counts), 0, 0)
     after = np.searchsorted(edges, points, side="right")  # Edges up to the point.

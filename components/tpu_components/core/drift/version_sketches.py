@@ -1,4 +1,4 @@
-"""Reads the sketch of a registered version's data."""
+"""Reader of the sketches of registered versions' data."""
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
@@ -30,7 +30,7 @@ def sketch_of(origin: Origin) -> DataSketch:
         return typed_values.read(origin.lineage.get(SKETCH), DataSketch, SKETCH, any_version=True)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"Cannot compare data with those of {origin.name}: expected a version with a sketch of its data. It has "
-            "none, or one in another format, because it belongs to another task or tool, or is older than sketches "
-            f"({error}). The next promoted run stores one; compare with records until then."
+            f"Cannot compare data with those of {origin.name}: this version has no readable sketch of its data "
+            f"({error}). It belongs to another task or tool, or is older than sketches. The next promoted run stores "
+            "a sketch; compare with a folder of records until then."
         ) from error

@@ -54,8 +54,8 @@ class Shard:
     """One TFRecord file.
 
     Attributes:
-        name: Name in the folder of the manifest. An absolute path or gs:// URI for records that create_tfrecords has
-            not written, but uses where they are.
+        name: Name in the folder of the manifest. For records that create_tfrecords has not written but uses where they
+            are, an absolute path or a gs:// URI.
         num_examples: Number of examples.
         num_bytes: Size in bytes.
         crc32c: Checksum as eight hex digits.
@@ -73,7 +73,10 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class TargetStatistics:
-    """Statistics of a regression target on a split, in its unit; `std` is the population standard deviation."""
+    """Statistics of a regression target on a split, in the target's unit.
+
+    `std` is the population standard deviation.
+    """
 
     mean: float
     std: float
@@ -83,15 +86,16 @@ class TargetStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """Distribution of a measurement (figure), for example brightness, over the examples of a split.
+    """Distribution of a measurement (called a figure), such as brightness, over the examples of a split.
 
     Attributes:
-        num_examples: Number of measured examples: all, or in a large data set a share that is selected by hash.
+        num_examples: Number of measured examples. In a large data set, only a share is measured, which is selected by
+            hash.
         mean: Mean of the values.
         std: Population standard deviation of the values.
         minimum: Smallest value.
         maximum: Largest value.
-        edges: Edges of the bins; in files of older versions, the same bins for every data set.
+        edges: Edges of the bins. In files of older versions, every data set has the same bins.
         counts: Number of examples in each bin, which includes its lower edge. In older files, the first and last bins
             also count the values outside of the edges.
     """
@@ -114,23 +118,23 @@ class Split:
     """The shards of one split, in order.
 
     Attributes:
-        num_examples: Examples in all shards.
+        num_examples: Number of examples in all shards.
         class_counts: Number of examples per class, in the order of the class names. For multi-label data, each label
-            counts. For a corpus, how often each character is predicted. Empty for a regression.
+            counts. For a corpus, number of times that each character is predicted. Empty for a regression.
         shards: The files.
         statistics: Counts by name. For images, if not 0: `num_turned` (photos that were rotated according to EXIF),
-            `num_few_levels` and `num_only_alpha` (see `images.LOSSES`). For texts: `num_truncated`,
-            `num_padded`, `num_tokens` (after truncation) and `num_unknown` (tokens). For a corpus: `num_characters`
-            (predicted characters) and `num_unknown`. For validation and test: `num_also_in_train` (exact copies of
-            training examples).
+            `num_few_levels` and `num_only_alpha` (see `images.LOSSES`). For texts: `num_truncated`, `num_padded`,
+            `num_tokens` (after truncation) and `num_unknown` (tokens). For a corpus: `num_characters` (predicted
+            characters) and `num_unknown`. For validation and test: `num_also_in_train` (exact copies of training
+            examples).
         targets: Statistics of each target of a regression; otherwise empty.
         distributions: Distribution of each figure, by name. For images: `brightness`, `contrast` and `sharpness` (in
-            grey levels, of stored pictures subsampled to at most 127 pixels a side), `red` and `blue` (shares of the
+            grey levels, of stored images subsampled to at most 127 pixels a side), `red` and `blue` (shares of the
             light), `height` and `width` (pixels of the file). For texts: `words`, `unknown_share` (share of words
             outside the vocabulary) and `word_length` (bytes). For multi-label data: `labels` per example. Empty in
             older files.
         independence: Effective sample size divided by the number of examples, by figure, and as `classes` for the class
-            shares; below 1 if examples of a group are alike. Empty without `data.group_column`.
+            shares. The value is below 1 if the examples of a group are alike. Empty without `data.group_column`.
     """
 
     num_examples: int
@@ -151,7 +155,10 @@ class Quarantined:
 
 
 class _FlatInput:
-    """JSON file with the fields of the input at its top level, and the input's kind, such as `image`, as `input`."""
+    """JSON file with the fields of the input at its top level.
+
+    The field `input` contains the input's kind, such as `image`.
+    """
 
     input: AnyInput
 
@@ -171,22 +178,23 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
     """`dataset.json`, the description of a folder of TFRecords.
 
     Attributes:
-        fingerprint: SHA-256 of the content; equal for the same examples in the same order.
+        fingerprint: SHA-256 of the content. It is equal for the same examples in the same order.
         source: Source of the examples.
         split_rule: Rule that assigned the splits, in words.
         split_rule_version: Version of the split rule; equal examples get equal splits from equal versions.
-        input: Description of an example. In the file, its fields are at the top level, and `input` is its kind.
+        input: Description of the input of a model. In the file, its fields are at the top level, and `input` is its
+            kind.
         task: Task of a model of these data; a key of `interface.TASKS`.
         features: Type of each feature of a tf.train.Example.
-        class_names: Class names; a label is an index into them. For a regression, the names of the targets.
-        splits: Splits by name; empty splits are left out.
+        class_names: Class names. A label is the index of a class name. For a regression, the names of the targets.
+        splits: Splits by name, without empty splits.
         quarantined: Inputs that were quarantined.
-        common_words: Counts of the most frequent words in the training split; the empty name has the count of all other
-            words. Empty for images and in older files.
+        common_words: Counts of the most frequent words in the training split. The count of all other words has an empty
+            name. Empty for images and in older files.
         num_left_out: Number of examples in no split, because they are copies of held-out examples.
-        columns: Columns of the source by this project's names, as in `data.columns`; empty in older files.
+        columns: Columns of the source by this project's names, as in `data.columns`. Empty in older files.
         feature_names: Features of a tf.train.Example in records that another program has written, by this project's
-            names; empty if they are equal.
+            names. Empty if the names are equal.
         compression: Compression of the shards, `GZIP` or empty.
     """
 
@@ -228,7 +236,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
 
     @classmethod
     def load(cls, directory: Path | str, verify: bool = True) -> Self:
-        """Read `dataset.json`, and check that every shard exists and is unchanged.
+        """Read `dataset.json` and check that every shard exists and is unchanged.
 
         Args:
             directory: The folder that create_tfrecords wrote.
@@ -261,7 +269,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         return super().load(Location(place).folder)
 
     def check_shards(self, directory: Path, verify: bool = True, share: Share = WHOLE) -> None:
-        """Check the size of every shard, and with `verify` the checksums of the shards in this host's share.
+        """Check the size of every shard. With `verify`, also check the checksums of the shards in this host's share.
 
         Raises:
             InputError: If a shard does not match the manifest.
@@ -346,7 +354,9 @@ def file_sha256(path: Path) -> str:
 
 
 def learning_rates(training: Mapping[str, Any]) -> str:
-    """Return the peak learning rate for one replica of each training stage, as text; empty if unknown.
+    """Return the peak learning rate of each training stage for one replica, as text.
+
+    Return an empty string if it is unknown.
 
     Args:
         training: Section `training` of a `model.json` or a configuration, from any version.
@@ -366,7 +376,7 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
     """`model.json`, the description of a trained model and its training.
 
     Attributes:
-        name: Name of the model as set in the configuration; see `TrainParams.model`.
+        name: Name of the model in the configuration; see `TrainParams.model`.
         parameters: Hyper-parameters of the model.
         class_names: Class names, in the order of the model's outputs; for a regression, the names of the targets.
         input: Input of the model; see `Manifest`.
@@ -374,7 +384,7 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
         dataset_fingerprint: Fingerprint of the data set that the model was trained on.
         training: Facts about the training, such as the number of examples and the best epoch, and its hyper-parameters
             from the model and the configuration.
-        digests: SHA-256 of the architecture and of the best weights, by file name; empty in older files.
+        digests: SHA-256 of the architecture and of the best weights, by file name. Empty in older files.
     """
 
     name: str
@@ -387,7 +397,7 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
     digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def check_files(self, directory: Path) -> None:
-        """Check the digests of architecture and weights; older files have no digests to check.
+        """Check the digests of the architecture and the weights. Older files have no digests to check.
 
         Raises:
             InputError: If a file is missing or has been changed.
@@ -402,7 +412,10 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
 
     @property
     def interface(self) -> Interface:
-        """Input and output of the model, without mean and std of a regression, which the model's last layer applies."""
+        """Input and output of the model.
+
+        Mean and std of a regression are left out, because the model's last layer applies them.
+        """
         return Interface(self.input, len(self.class_names), self.task)
 
     def fits(self, manifest: Manifest) -> bool:
@@ -413,21 +426,26 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
         return self.task == manifest.task and are_same(self.task, self.class_names, manifest.class_names)
 
     def compare_with(self, manifest: Manifest) -> str:
-        """Return an error message with the task, classes and input of a data set, and those of the model."""
+        """Return an error message that compares the task, classes and input of a data set with those of the model."""
         message = (
-            f"expected {manifest.task} with {list(manifest.class_names)} and {manifest.input}, received {self.task} "
-            f"with {list(self.class_names)} and {self.input}"
+            f"expected {manifest.task} with the classes {list(manifest.class_names)} and {manifest.input}, received "
+            f"{self.task} with {list(self.class_names)} and {self.input}"
         )
         return f"{message}{advise_on_order(self.task, self.class_names, manifest.class_names)}"
 
     def understands(self, manifest: Manifest) -> bool:
-        """Return whether the model fits a data set, possibly after tokenizing its texts with the model's vocabulary."""
+        """Return whether the model can be used with a data set.
+
+        Texts may first be tokenized with the model's vocabulary.
+        """
         both_texts = isinstance(self.input, TextInput) and isinstance(manifest.input, TextInput)
         return self._answers_as(manifest) and (both_texts or self.input == manifest.input)
 
 
 def load_history(model_dir: Path) -> tuple[Mapping[str, float | None], ...]:
-    """Read `history.jsonl`: a mapping of metrics per epoch, with None for non-finite values; empty without a file.
+    """Read `history.jsonl`: one mapping of metrics per epoch, with None for values that are not finite.
+
+    Return an empty list if there is no file.
 
     Raises:
         InputError: If the file is malformed.
@@ -435,7 +453,7 @@ def load_history(model_dir: Path) -> tuple[Mapping[str, float | None], ...]:
     path = model_dir / HISTORY_FILE
     if not path.is_file():
         return ()
-    with reading(path, "the history of a training", "Run train_model again."):
+    with reading(path, "the history of a training run", "Run train_model again."):
         lines = [typed_json.decode(line, lambda _: None) for line in path.read_text().splitlines()]
         history = typed_values.read(lines, tuple[Mapping[str, int | float | None], ...], "line")
         for epoch in history:

@@ -1,9 +1,11 @@
-"""Classes of non-ASCII characters in Unicode 14.0, which define how texts are split into tokens; see `text`.
+"""Classes of non-ASCII characters in Unicode 14.0, which define how texts are split into tokens.
 
-They are constants, because the categories in `unicodedata` and in TensorFlow change with the version, but a model must
-read a text in the same way on every machine. Each list has hexadecimal code points and
-inclusive ranges. Ranges are joined across unassigned code points, most of which will belong to the same
-class. `tests/components/core/examples/test_text.py` compares the lists with the Unicode Character Database.
+See `text` for the rules.
+
+The classes are constants, because a model must read a text in the same way on every machine, but the categories in
+`unicodedata` and in TensorFlow change with the version. Each list has hexadecimal code points and inclusive ranges.
+Ranges are joined across unassigned code points, because most of these will belong to the same class.
+`tests/components/core/examples/test_text.py` compares the lists with the Unicode Character Database.
 """
 
 from collections.abc import Iterator
@@ -99,7 +101,7 @@ def parse_ranges(ranges: str) -> Iterator[range]:
 
 
 def as_class(ranges: str) -> str:
-    r"""Convert a list to the content of a regular expression's character class, for Python and for RE2.
+    """Convert a list of code points to the content of a character class in a regular expression, for Python and RE2.
 
     Example:
         >>> print(as_class("a1 1f600-1f64f"))

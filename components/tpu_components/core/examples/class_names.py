@@ -53,7 +53,7 @@ def class_name(text: str) -> str:
 
 
 def text_of(value: Any) -> str | None:
-    r"""Convert a label from a table or a record to text; None for a missing label.
+    r"""Convert a label from a table or a record to text. Return None for a missing label.
 
     Raises:
         UnicodeDecodeError: If bytes are not UTF-8.
@@ -80,7 +80,7 @@ def missing_labels(class_names: Collection[str] = ()) -> frozenset[str]:
     """Return the texts that stand for a missing label.
 
     Args:
-        class_names: Classes from `data.class_names`; empty if it is not set.
+        class_names: Classes from `data.class_names`, or an empty list if it is not set.
 
     Example:
         >>> "nan" in missing_labels(), "-1" in missing_labels(), "-1" in missing_labels(["cat", "dog"])
@@ -103,15 +103,15 @@ def notes_on(class_names: Sequence[str]) -> list[str]:
         by_look.setdefault(_visible(name), []).append(name)
     notes = [_note_on_alike(names) for names in by_look.values() if len(names) > 1]
     if placeholders := [name for name in class_names if name.lower() in _OFTEN_MISSING]:
-        notes.append(f"{quoted(placeholders)} is used as a class: if it means a missing label, leave the label empty")
+        notes.append(f"{quoted(placeholders)} is used as a class. If it means a missing label, leave the label empty")
     if controls := [name for name in class_names if any(map(_is_control, name))]:
         shown = ", ".join(map(ascii, controls[:_SHOWN]))
-        notes.append(f"classes {shown} contain control characters: check the encoding of the labels")
+        notes.append(f"classes {shown} contain control characters. Check the encoding of the labels")
     numbers = [name for name in class_names if name.removeprefix("-").isdecimal()]
     negative = [name for name in numbers if name.startswith("-")]
     if negative == [_UNLABELLED] and "0" in numbers:
         notes.append(
-            f"{_UNLABELLED!r} is used as a class: if it means a missing label, list the other classes in "
+            f"{_UNLABELLED!r} is used as a class. If it means a missing label, list the other classes in "
             "data.class_names"
         )
     return notes
@@ -125,7 +125,7 @@ def _note_on_alike(names: Sequence[str]) -> str:
         if len({_in_plain_letters(name) for name in names}) > 1:
             what = "case, spaces or invisible characters"
             listed = ", ".join(map(ascii, names[:_SHOWN]))
-    return f"classes {listed} differ only in {what}: if they are the same class, use one spelling"
+    return f"classes {listed} differ only in {what}. If they are the same class, use one spelling"
 
 
 def _is_control(character: str) -> bool:
@@ -135,7 +135,7 @@ def _is_control(character: str) -> bool:
 def _in_plain_letters(name: str) -> str:
     """Return a name without differences in case, repeated spaces, outer quotation marks and forms of letters.
 
-    Wide letters, ligatures and letters in circles are replaced; superscripts and fractions are not.
+    Wide letters, ligatures and letters in circles are replaced. Superscripts and fractions are not.
     """
     name = name.strip(_QUOTES) or name
     if not name.isascii():
@@ -149,7 +149,7 @@ def _plain(character: str) -> str:
 
 
 def _visible(name: str) -> str:
-    """Return a name in plain letters, without invisible characters."""
+    """Return a name in plain letters and without invisible characters."""
     if not name.isascii() or not name.isprintable():
         visible = (character for character in name if unicodedata.category(character) not in ("Cf", "Cc"))
         name = _SELECTORS.sub("", "".join(visible))
@@ -157,7 +157,9 @@ def _visible(name: str) -> str:
 
 
 def advise_on_order(task: str, names: Sequence[str], others: Sequence[str]) -> str:
-    """Return advice to append to a message if a model has the data's classes in another order; otherwise "".
+    """Return advice for an error message if a model has the data's classes in another order.
+
+    Otherwise return an empty string.
 
     Args:
         task: Task of the model.

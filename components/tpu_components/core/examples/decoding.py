@@ -1,4 +1,7 @@
-"""Decoder for batches of image files in training and evaluation, with one thread per core; it releases the GIL."""
+"""Decoder for batches of image files in training and evaluation.
+
+It uses one thread per core and releases the GIL.
+"""
 
 import functools
 import math
@@ -24,8 +27,8 @@ MOST_PER_SECOND, MOST_RESIZED_PER_SECOND = 100_000.0, 17_000.0
 def decode_batch(files: Sequence[bytes], inputs: ImageInput) -> np.ndarray:
     """Decode image files into one array, uint8[files, height, width, channels], without intermediate copies.
 
-    The pixels are those of `images.read_image`. Resized images differ by at most two levels (of 255); see
-    `resizing.resize_into`.
+    The pixels are the same as from `images.read_image`, except that resized images differ by at most two levels (of
+    255); see `resizing.resize_into`.
 
     Args:
         files: Image files from records, already rotated.

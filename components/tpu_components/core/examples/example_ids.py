@@ -9,8 +9,8 @@ settings of the records (image_size, channels, encoding, vocabulary …) or on t
 - texts: the text in Unicode NFC, without a byte-order mark, with single spaces between its words
 
 This is scheme 2. Scheme 1, from earlier versions, hashed the content of the record, so the IDs depended on the
-settings. Records store both IDs: files from earlier versions have only IDs of scheme 1, and equal IDs of scheme 1 show
-which examples are copies.
+settings. Records store both IDs, because files from earlier versions have only IDs of scheme 1, and because equal IDs
+of scheme 1 show which examples are copies.
 
 records/examples.npz     for each split, in stored order: IDs, ID_TYPE[num_examples], and whether each example has a
                          copy in training, bool[num_examples]
@@ -45,7 +45,10 @@ _SPACES_OF_ASCII = bytes(32 if chr(code).isspace() else code for code in range(2
 
 
 def identify(content: Any) -> bytes:
-    """Return a hash of eight bytes that is equal for equal content; `content` is bytes or a contiguous array."""
+    """Return a hash of eight bytes that is equal for equal content.
+
+    `content` is bytes or a contiguous array.
+    """
     return hashlib.blake2b(content, digest_size=_HASH_BYTES).digest()
 
 
@@ -59,19 +62,21 @@ def identify_pixels(pixels: np.ndarray, known: bytes | None = None) -> bytes:
 
     Args:
         pixels: uint8 or uint16 [height, width, channels].
-        known: Result of `identify` for the pixels, if it is known.
+        known: Result of `identify` for the pixels, if the caller has it.
     """
     return _with_shape(known or identify(np.ascontiguousarray(pixels)), pixels.dtype.str, pixels.shape)
 
 
 def identify_bands(bands: Iterable[np.ndarray]) -> bytes | None:
-    """Return the ID of an image that is read in bands of rows; equal to `identify_pixels` of the whole image.
+    """Return the ID of an image that is read in bands of rows.
+
+    The ID is the same as from `identify_pixels` for the whole image.
 
     Args:
         bands: Bands from top to bottom, each uint8 or uint16 [rows, width, channels].
 
     Returns:
-        The ID; None if there are no bands.
+        The ID, or None if there are no bands.
     """
     hasher = hashlib.blake2b(digest_size=_HASH_BYTES)
     num_rows = 0
@@ -85,7 +90,10 @@ def identify_bands(bands: Iterable[np.ndarray]) -> bytes | None:
 
 
 def _with_shape(digest: bytes, dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Combine a hash of pixels with their shape. Hashing the pixels again, with the shape, would take longer."""
+    """Combine a hash of pixels with their shape.
+
+    Hashing the pixels again together with the shape would take longer.
+    """
     return (int.from_bytes(digest) ^ _hash_shape(dtype, shape)).to_bytes(_HASH_BYTES)
 
 
@@ -99,7 +107,7 @@ def identify_text(content: bytes, known: bytes | None = None) -> bytes:
 
     Args:
         content: The text.
-        known: Result of `identify` for `content`, if it is known.
+        known: Result of `identify` for `content`, if the caller has it.
 
     Example:
         >>> identify_text("Caf\u00e9 \r\n".encode()) == identify_text("\ufeffCafe\u0301".encode())
@@ -116,7 +124,7 @@ def identify_text(content: bytes, known: bytes | None = None) -> bytes:
 
 
 def as_ids(array: np.ndarray) -> np.ndarray:
-    """Convert an array from a file to IDs, ID_TYPE[…]; a uint64 array has IDs of scheme 1.
+    """Convert an array from a file to IDs, ID_TYPE[…]. A uint64 array contains IDs of scheme 1.
 
     Raises:
         ValueError: If the array has another type or shape, for example IDs of a later scheme.
@@ -131,7 +139,7 @@ def as_ids(array: np.ndarray) -> np.ndarray:
 
 
 def are_among(ids: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return whether each example is among others, bool[len(ids)]; `ids` and `others` are ID_TYPE[…].
+    """Return whether each of `ids` is among `others`, bool[len(ids)]. Both are ID_TYPE[…].
 
     Examples are compared by scheme 2, or by scheme 1 if either of them has no ID of scheme 2.
     """
@@ -144,7 +152,7 @@ def are_among(ids: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def join_ids(*parts: np.ndarray) -> np.ndarray:
-    """Merge arrays of ID_TYPE into one sorted array, with each example once."""
+    """Merge arrays of ID_TYPE into one sorted array that contains each example once."""
     ids = np.concatenate(parts)
     ids = ids[np.lexsort((ids["scheme1"], ids["scheme2"]))]
     is_new = ids[1:] != ids[:-1]
@@ -168,16 +176,19 @@ def save_identities(directory: Path, by_split: Mapping[str, np.ndarray], copied:
 
 
 def load_identities(records_dir: Path, split: str) -> np.ndarray | None:
-    """Load the example IDs of a split, ID_TYPE[num_examples]; None for a corpus and for records without IDs."""
+    """Load the example IDs of a split, ID_TYPE[num_examples].
+
+    Return None for a corpus and for records without IDs.
+    """
     path = records_dir / EXAMPLES_FILE
     return _load_ids(path, split) if path.is_file() else None
 
 
 def load_copied(records_dir: Path, split: str) -> np.ndarray:
-    """Load whether each example of a split with IDs has a copy in training, bool[num_examples]."""
+    """Load whether each example of a split with IDs has a copy in the training split, bool[num_examples]."""
     name = f"{split}{_COPIED}"
     path = records_dir / EXAMPLES_FILE
-    with reading(path, "the IDs of examples", "Write the folder again."):
+    with reading(path, "example IDs", "Write the folder again."):
         return read_arrays(path, only=name, is_own=True)[name]
 
 
@@ -188,7 +199,7 @@ def load_retired(uri: str) -> np.ndarray:
 
 
 def save_trained_on(records_dir: Path, model_dir: Path, initial: Path | None = None) -> None:
-    """Save the IDs of a model's training examples in its folder, together with those of its initial model.
+    """Save the IDs of a model's training examples and those of its initial model in the model's folder.
 
     Nothing is saved for records without IDs.
     """
@@ -199,12 +210,12 @@ def save_trained_on(records_dir: Path, model_dir: Path, initial: Path | None = N
 
 
 def load_trained_on(model_dir: Path) -> np.ndarray | None:
-    """Load the IDs of a model's training examples, ID_TYPE[…]; None if the model has no IDs."""
+    """Load the IDs of a model's training examples, ID_TYPE[…]. Return None if the model has no IDs."""
     path = model_dir / TRAINED_ON_FILE
     return _load_ids(path) if path.is_file() else None
 
 
 def _load_ids(path: Path, name: str = "") -> np.ndarray | None:
-    with reading(path, "the IDs of examples", "Write the folder again."):
+    with reading(path, "example IDs", "Write the folder again."):
         array = read_arrays(path, only=name, is_own=True).get(name)
         return None if array is None else as_ids(array)

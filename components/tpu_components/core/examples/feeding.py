@@ -1,9 +1,9 @@
 """Readers of training batches, from memory or from shards.
 
-The batches of an epoch depend only on seed, epoch and step, so that a killed job can be resumed. Every epoch contains
-every example exactly once. The last batch is filled with real examples of weight zero, so that shapes are static and
-batch normalisation gets no blank images. Each of several hosts reads its share of the examples, and produces its part
-of every batch.
+The batches of an epoch depend only on the seed, the epoch and the step, so that a job that was killed can be resumed.
+Every epoch contains every example exactly once. The last batch is filled with real examples of weight zero: shapes stay
+static, and batch normalisation gets no blank images. If there are several hosts, each reads its share of the examples
+and produces its part of every batch.
 """
 
 import dataclasses
@@ -37,10 +37,12 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
 
 
 class EpochReader(Protocol):
-    """Reader of a host's part of the batches of an epoch."""
+    """Reader of one host's part of the batches of an epoch."""
 
     def batches(self, epoch: int, start_step: int) -> Any:
-        """Return an epoch's batches from `start_step` on: a tf.data.Dataset of (inputs, targets, weights).
+        """Return the batches of an epoch from `start_step` on.
+
+        The result is a tf.data.Dataset of (inputs, targets, weights).
 
         Shapes are those of `Interface.batch_shapes`.
         """
@@ -77,11 +79,14 @@ class Cut:
 
     @property
     def filling(self) -> int:
-        """Number of examples of weight zero that fill this host's part of the last batch."""
+        """Number of examples of weight zero that this host adds to fill its part of the last batch."""
         return self.steps * self.own_batch - self.own_examples
 
     def own_seed(self, seed: int, epoch: int) -> tuple[int, ...]:
-        """Return the seed of an epoch: the training's seed and the epoch, and the host's index if there are several."""
+        """Return the seed of an epoch.
+
+        It depends on the seed of the training run, the epoch and, with several hosts, the host.
+        """
         return (seed, epoch) if self.share == WHOLE else (seed, epoch, self.share.index)
 
     def draw_order(self, seed: int, epoch: int) -> np.ndarray:
@@ -90,18 +95,18 @@ class Cut:
         Every example occurs once. The first examples of the order are repeated to fill the last batch.
 
         Args:
-            seed: Seed of the training.
+            seed: Seed of the training run.
             epoch: Epoch, from 0.
 
         Returns:
-            Indices that count from the first example of this host's share.
+            Indices within this host's share, from 0.
         """
         order = np.random.default_rng(self.own_seed(seed, epoch)).permutation(self.own_examples)
         return np.resize(order, (self.steps, self.own_batch)).astype(np.int32)
 
 
 class InMemoryReader:
-    """Reader of a split in RAM, in a new random order every epoch."""
+    """Reader of a split in memory, in a new random order in every epoch."""
 
     def __init__(self, examples: records.Examples, cut: Cut, seed: int) -> None:
         with tf.device("CPU"):
@@ -128,10 +133,10 @@ class InMemoryReader:
 
 
 class StreamingReader:
-    """Reader of shards in a new random order every epoch; examples are shuffled within a buffer.
+    """Reader of shards in a new random order in every epoch. Examples are shuffled within a buffer.
 
-    Every epoch draws a new order of the shards and divides it between the hosts, so that no host reads the same shards
-    in every epoch.
+    Every epoch draws a new order of the shards and divides the shards between the hosts, so that no host reads the same
+    shards in every epoch.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, cut: Cut, seed: int, shuffle_buffer: int) -> None:
@@ -162,7 +167,10 @@ class StreamingReader:
 
     @functools.cached_property
     def _stages(self) -> tuple[Any, Any]:
-        """The tf.functions that read and parse an epoch; built once, because tracing takes 60 ms."""
+        """The tf.functions that read and parse an epoch.
+
+        They are built once, because tracing takes 60 ms.
+        """
 
         def read(files: Any, ranges: Any) -> Any:
             if self._cut.share == WHOLE:
@@ -176,7 +184,7 @@ class StreamingReader:
         return tf.function(read, autograph=False), tf.function(self._parse, autograph=False)
 
     def _parse(self, batches: Any, start_step: Any) -> Any:
-        """Parse batches of serialized examples to (inputs, targets, weights); the first is batch `start_step`."""
+        """Parse batches of serialized examples to (inputs, targets, weights). The first batch is batch `start_step`."""
         cut = self._cut
 
         def weigh(step: Any, fields: Any) -> Any:
@@ -195,18 +203,19 @@ def is_held_in_memory(decoded_bytes: int, in_memory_mib: int) -> bool:
 
 
 def is_resident(residency: str, backend: str, decoded_bytes: int, in_memory_mib: int) -> bool:
-    """Return whether to keep a split in device memory, provided that it fits.
+    """Return whether to keep a split in device memory if it fits.
 
     Raises:
         InputError: If `residency` is `device`, and the backend is not JAX or the split is too large for the host's RAM.
     """
     is_held = is_held_in_memory(decoded_bytes, in_memory_mib)
     if residency == DEVICE and backend != "jax":
-        raise InputError(f"residency=device needs backend=jax. Received: backend={backend}. Set residency to auto.")
+        raise InputError(f"residency=device requires backend=jax. Received: backend={backend}. Set residency to auto.")
     if residency == DEVICE and not is_held:
         raise InputError(
-            f"residency=device needs the decoded training split in RAM: expected in_memory_mib of at least "
-            f"{-(-decoded_bytes // 2**20)}, received in_memory_mib={in_memory_mib}. Raise it, or set residency to auto."
+            "residency=device requires the decoded training split to be in RAM: expected in_memory_mib of at least "
+            f"{-(-decoded_bytes // 2**20)}, received in_memory_mib={in_memory_mib}. Raise it, or set residency to "
+            "auto."
         )
     return residency != HOST and backend == "jax" and is_held
 
@@ -220,7 +229,7 @@ def open_training_split(
     shuffle_buffer: int,
     share: Share = WHOLE,
 ) -> EpochReader:
-    """Return an in-memory reader if the host's decoded share is small enough, else a streaming reader.
+    """Return an in-memory reader if the host's decoded share is small enough, otherwise a streaming reader.
 
     Raises:
         InputError: If there is no training split.

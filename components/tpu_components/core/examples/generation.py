@@ -1,6 +1,6 @@
 """Text generation with a language model, character by character.
 
-The caller passes the step function, of a Keras model or of an exported model.
+The caller passes the step function of a Keras model or of an exported model.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ class Alphabet:
     """Conversion of characters to IDs and back.
 
     Args:
-        class_names: The character of each ID. The first two, padding and unknown, are not characters.
+        class_names: The character of each ID. IDs 0 (padding) and 1 (unknown) do not stand for characters.
     """
 
     def __init__(self, class_names: Sequence[str]) -> None:
@@ -25,23 +25,23 @@ class Alphabet:
         self._ids = {name: id_ for id_, name in enumerate(class_names) if id_ not in (PADDING, UNKNOWN)}
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the id of every character, int32[characters]; 1 for an unknown character."""
+        """Return the ID of every character, int32[characters]. An unknown character has the ID 1."""
         return np.array([self._ids.get(character, UNKNOWN) for character in text], np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of IDs; 0 (padding) is left out, 1 (unknown) becomes the replacement character U+FFFD."""
+        """Return the text of IDs. 0 (padding) is left out, and 1 (unknown) becomes the replacement character U+FFFD."""
         return "".join(
             "" if id_ == PADDING else "\N{REPLACEMENT CHARACTER}" if id_ == UNKNOWN else self._names[id_] for id_ in ids
         )
 
 
 def draw(probabilities: np.ndarray, temperatures: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Draw a character ID for each row, int32[N]; padding and unknown are never drawn.
+    """Draw a character ID for each row, int32[N]. Padding and unknown are never drawn.
 
     Args:
         probabilities: float[N, classes].
-        temperatures: float[N]: 1 draws by the probabilities, smaller values prefer likely characters, 0 always returns
-            the likeliest.
+        temperatures: float[N]: 1 draws by the probabilities, smaller values prefer likely characters, and 0 always
+            returns the most likely one.
         random: Generator of one number per row.
 
     Example:
@@ -59,7 +59,7 @@ def draw(probabilities: np.ndarray, temperatures: np.ndarray, random: np.random.
 def generate(
     step: StepFunction, state_size: int, prompts: np.ndarray, length: int, temperatures: Sequence[float], seed: int
 ) -> np.ndarray:
-    """Continue texts. Equal arguments give equal texts, if `step` is deterministic.
+    """Continue texts. Equal arguments give equal texts if `step` is deterministic.
 
     Args:
         step: Step function of the model.

@@ -1,4 +1,7 @@
-"""Strict decoders of image files: damaged files raise errors instead of reducing a model's accuracy."""
+"""Strict decoders of image files.
+
+Damaged files raise errors, so that they do not reduce a model's accuracy unnoticed.
+"""
 
 import contextlib
 import dataclasses
@@ -67,7 +70,7 @@ def has_image_suffix(name: str) -> bool:
 
 @functools.cache
 def _formats() -> tuple[str, ...]:
-    """Return all formats that can be read here."""
+    """Return all image formats that the installed libraries can read."""
     with contextlib.suppress(ImportError):
         import pillow_heif
 
@@ -77,7 +80,7 @@ def _formats() -> tuple[str, ...]:
 
 
 def _orientation(jpeg: bytes) -> int:
-    """Read the EXIF orientation of a JPEG file, from 1 (upright) to 8; 1 if it has none."""
+    """Read the EXIF orientation of a JPEG file, from 1 (upright) to 8. Return 1 if the file has no orientation."""
     if _EXIF_IN_JPEG not in jpeg:
         return 1
     try:
@@ -102,13 +105,13 @@ class Picture(NamedTuple):
 
     Attributes:
         pixels: uint8[height, width, channels], converted by the rule.
-        size: (height, width) as stored in the file, neither resized nor rotated; for TIFF, after rotation.
+        size: (height, width) as stored in the file, before resizing and rotation. For TIFF, after rotation.
         was_turned: Whether the image was rotated or mirrored, because of its EXIF orientation.
-        jpeg: Color space of a JPEG file, see `jpeg_header`; empty for every other image.
+        jpeg: Colour space of a JPEG file (see `jpeg_header`), or an empty string for every other image.
         has_few_levels: Whether the file has 16 bits per channel but uses so few of them that at most 64 of 256 levels
             remain.
-        is_only_alpha: Whether the content is only in the transparency, so that the image without it has one colour.
-        loaded: Pillow's image of the file, before any conversion; None for arrays, and for most JPEG files.
+        is_only_alpha: Whether the content is only in the transparency: without it, the whole image has one colour.
+        loaded: Pillow's image of the file, before any conversion, or None for arrays, and for most JPEG files.
         is_original: Whether `pixels` are those of `loaded`, without any conversion.
     """
 
@@ -128,7 +131,10 @@ class Picture(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """A kind of content that images lose in conversion: its name in the statistics, and its explanation."""
+    """A kind of content that images lose in conversion.
+
+    It has a name in the statistics and an explanation.
+    """
 
     statistic: str
     explanation: str
@@ -152,7 +158,7 @@ LOSSES = (
 
 
 def describe_losses(counts: Mapping[str, int], total: int) -> list[str]:
-    """Return a sentence for each kind of loss that occurs, for logs.
+    """Return a sentence for each kind of content loss that occurs, for logs.
 
     Args:
         counts: Number of images by `Loss.statistic`.
@@ -167,8 +173,8 @@ class OpenImage(NamedTuple):
     """An image file of which only the header has been read.
 
     Attributes:
-        num_pixels: Number of pixels to decode, according to the header; before resizing. Tiled TIFF files count whole
-            tiles.
+        num_pixels: Number of pixels to decode, before resizing, according to the header. For tiled TIFF files, it
+            includes whole tiles.
         num_bytes: Size of the file.
         decode: Function that reads the rest of the file and returns the image; see `read_image`.
     """
@@ -179,7 +185,7 @@ class OpenImage(NamedTuple):
 
 
 def read_image(content: bytes | np.ndarray, rule: ImageRule, keep_size: bool = False) -> Picture:
-    """Read an image, and resize and convert it by the rule.
+    """Read an image, and resize and convert it by a rule.
 
     Transparency is dropped, 16-bit values keep their upper 8 bits, and only the first frame of an animation is read.
     The result says whether the image loses its content in this way; see `LOSSES`.
@@ -201,7 +207,9 @@ def read_image(content: bytes | np.ndarray, rule: ImageRule, keep_size: bool = F
 
 
 def open_image(content: bytes, rule: ImageRule, keep_size: bool = False) -> OpenImage:
-    """Read the header of an image file, which contains the number of pixels, without decoding the pixels.
+    """Read only the header of an image file.
+
+    The header contains the number of pixels, which are not decoded.
 
     Args:
         content: The file.
@@ -266,10 +274,10 @@ def open_image(content: bytes, rule: ImageRule, keep_size: bool = False) -> Open
 
 
 def middle(pictures: Any, size: Sequence[int]) -> Any:
-    """Return center crops of pictures with the same shape, uint8[N, height, width, channels].
+    """Return center crops of images with the same shape, uint8[N, height, width, channels].
 
     Args:
-        pictures: The pictures.
+        pictures: The images.
         size: Height and width of the crop; further elements are ignored.
 
     Example:
@@ -282,10 +290,11 @@ def middle(pictures: Any, size: Sequence[int]) -> Any:
 
 
 def reduction(size: tuple[int, int], wanted: tuple[int, int]) -> int:
-    """Return 8, 4, 2 or 1: the largest factor by which libjpeg may reduce a picture that is then resized to `wanted`.
+    """Return the largest factor (8, 4, 2 or 1) by which libjpeg may reduce an image that is then resized to `wanted`.
 
-    Pictures become a little sharper: photographs differ by 1 to 5 levels (of 255) on average, up to 100 at edges.
-    Training, evaluation and serving must do the same, so all of them call this function.
+    The reduction makes images a little sharper: photographs differ by 1 to 5 levels (of 255) on average, and by up to
+    100 at edges. Training, evaluation and serving must reduce images in the same way, so all of them call this
+    function.
 
     Example:
         >>> reduction((1000, 800), (224, 224)), reduction((375, 500), (224, 224))
@@ -300,7 +309,7 @@ def reduction(size: tuple[int, int], wanted: tuple[int, int]) -> int:
 
 
 def decode_jpeg(content: bytes, channels: int, size: tuple[int, int], ratio: int = 1, **options: Any) -> np.ndarray:
-    """Decode a JPEG file to 1 or 3 channels; libjpeg divides the sides by `ratio`.
+    """Decode a JPEG file to 1 or 3 channels. libjpeg divides the height and the width by `ratio`.
 
     Raises:
         UnreadableImageError: If the file is damaged.
@@ -319,14 +328,14 @@ def image_of(pixels: np.ndarray) -> Image.Image:
 
 
 def resize_pixels(pixels: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
-    """Resize a picture to uint8[*image_size, channels] (bilinear, antialiased)."""
+    """Resize an image to uint8[*image_size, channels] (bilinear, antialiased)."""
     if pixels.shape[:2] == image_size:
         return pixels
     return _pixels(_fit(image_of(pixels), image_size))
 
 
 def _fit(image: Any, image_size: tuple[int, int] | None) -> Any:
-    """Resize an image, unless `image_size` is None. While Pillow resizes, other threads run."""
+    """Resize an image, unless `image_size` is None. Other threads can run while Pillow resizes."""
     if image_size is None or image.size == image_size[::-1]:
         return image
     return image.resize(image_size[::-1], Image.Resampling.BILINEAR)
@@ -346,7 +355,9 @@ def _bands(image: Any) -> Iterator[Any]:
 
 
 def original_pixels(content: bytes, picture: Picture) -> Iterator[np.ndarray]:
-    """Yield the pixels of a lossless image file as they were saved, in bands of rows; nothing for a lossy format.
+    """Yield the pixels of a lossless image file as they were saved, in bands of rows.
+
+    Yield nothing for a lossy format.
 
     The result does not depend on the version of Pillow.
 
@@ -394,9 +405,12 @@ def is_lossless(content: bytes, loaded: Any) -> bool:
 
 
 def _is_lossless_webp(content: bytes) -> bool:
-    """Return whether the pixels of a WebP file are lossless, by the first chunk that has pixels; False for animations.
+    """Return whether the pixels of a WebP file are lossless. Return False for animations.
 
-    A colour profile or EXIF metadata may precede that chunk (https://developers.google.com/speed/webp/docs/riff_container).
+    The first chunk with pixels decides.
+
+    A colour profile or EXIF metadata may precede that chunk
+    (https://developers.google.com/speed/webp/docs/riff_container).
     """
     at = _WEBP_CHUNKS
     while at + 8 <= len(content):
@@ -408,12 +422,17 @@ def _is_lossless_webp(content: bytes) -> bool:
 
 
 def count_scans(content: bytes) -> int:
-    """Return the number of scans of a JPEG file, or more: the bytes that begin one may also be in metadata."""
+    """Return the number of scans of a JPEG file, or a higher number.
+
+    Bytes that begin a scan may also occur in metadata, and are counted, too.
+    """
     return content.count(b"\xff\xda")
 
 
 def jpeg_header(content: bytes, max_pixels: int) -> tuple[int, int, str]:
-    """Read height, width and colour space of a JPEG file; the colour space is empty if Pillow must decode the file.
+    """Read height, width and colour space of a JPEG file.
+
+    The colour space is empty if Pillow must decode the file.
 
     Pillow decodes all other formats, and JPEG files that libjpeg-turbo cannot decode to the pixels of TensorFlow.
     Height and width are 0 if they are unknown.
@@ -433,11 +452,14 @@ def _check_size(height: int, width: int, max_pixels: int) -> None:
     if max(height, width) > _MOST_SIDE_PIXELS:
         raise UnreadableImageError(f"{height}×{width} pixels: expected at most {_MOST_SIDE_PIXELS:,} on each side")
     if height * width > max_pixels:
-        raise UnreadableImageError(f"{height}×{width} pixels: expected at most {max_pixels:,} in all")
+        raise UnreadableImageError(f"{height}×{width} pixels: expected at most {max_pixels:,} in total")
 
 
 def _open_with_pillow(content: bytes, rule: ImageRule) -> Any:
-    """Open an image file; a PNG file whose metadata Pillow rejects is opened without them, with the same pixels."""
+    """Open an image file with Pillow.
+
+    A PNG file whose metadata Pillow rejects is opened without the metadata. Its pixels are the same.
+    """
     try:
         return _identify(content, rule)
     except UnreadableImageError:
@@ -456,7 +478,7 @@ def _identify(content: bytes, rule: ImageRule) -> Any:
 
 
 def _without_metadata(content: bytes) -> bytes:
-    """Return a PNG file without texts, colour profiles and other metadata; every other content unchanged.
+    """Return a PNG file without texts, colour profiles and other metadata. Return any other content unchanged.
 
     Pillow rejects a file whose metadata are damaged or exceed its limits, even if the pixels are intact. Chunks with
     the orientation of the image are kept. Nothing is decompressed.
@@ -479,9 +501,11 @@ def _without_metadata(content: bytes) -> bytes:
 
 
 def _decoded_size(image: Any, content: bytes) -> tuple[int, int]:
-    """Return the height and width that are decoded: for a tiled TIFF file, those of all tiles that cover the image.
+    """Return the height and width of the area that is decoded.
 
-    A TIFF file of one pixel and 44 kB may have a tile of 32,768×32,768 pixels.
+    For a tiled TIFF file, this is the area of all tiles that cover the image.
+
+    The difference can be large: a TIFF file of one pixel and 44 kB may have a tile of 32,768×32,768 pixels.
     """
     if image.format != "TIFF":
         return image.height, image.width
@@ -492,7 +516,7 @@ def _decoded_size(image: Any, content: bytes) -> tuple[int, int]:
 
 
 def _tiff_sides(content: bytes) -> dict[int, int]:
-    """Read the sides of image and tiles from the first directory of a TIFF file, as {tag: pixels}.
+    """Read the sizes of image and tiles from the first directory of a TIFF file, as {tag: pixels}.
 
     Pillow's own reader cannot be used: it skips types that libtiff, which decodes the tiles, accepts.
 
@@ -511,7 +535,7 @@ def _tiff_sides(content: bytes) -> dict[int, int]:
         tag, kind, num_values, value = struct.unpack_from(order + entry, content, place)
         if tag in _TIFF_SIDES:
             if tag in sides or kind not in _TIFF_TYPES or num_values != 1:
-                raise UnreadableImageError("a TIFF file with ambiguous tags for its size")
+                raise UnreadableImageError("a TIFF file that gives its size more than once, or with an unexpected type")
             (sides[tag],) = struct.unpack_from(order + _TIFF_TYPES[kind], value)
     return sides
 
@@ -540,8 +564,8 @@ def _load(image: Any, rule: ImageRule) -> _Loaded:
             values = np.asarray(image)
             if values.min() < 0:  # As in CT scans. They would become bright.
                 raise UnreadableImageError(
-                    f"16-bit values from {values.min():,} to {values.max():,}, expected none below 0: add the same "
-                    "offset to all images, and save them as unsigned values"
+                    f"16-bit values from {values.min():,} to {values.max():,}, expected no values below 0. Add the "
+                    "same offset to all images, and save them as unsigned values"
                 )
             image = Image.fromarray((values >> 8).astype(np.uint8))
         if image.mode in ("I", "F"):
@@ -569,7 +593,9 @@ def _orientation_of(image: Any) -> int:
 
 
 def _has_16_bits(image: Any) -> bool:
-    """Return whether an image that is opened but not loaded has 16 bits per channel, of which the upper 8 are used.
+    """Return whether an image that is opened but not loaded has 16 bits per channel.
+
+    Only the upper 8 bits are used.
 
     Pillow itself reduces colours, and grey with transparency, to 8 bits. It opens a 16-bit PGM file in a 32-bit mode.
     """
@@ -582,13 +608,16 @@ def _has_16_bits(image: Any) -> bool:
 
 
 def _span(image: Any) -> int:
-    """Return the largest difference of two values of a channel."""
+    """Return the largest difference between two values of a channel."""
     extrema = np.array(image.getextrema()).reshape(-1, 2)
     return int((extrema[:, 1] - extrema[:, 0]).max())
 
 
 def _is_only_alpha(image: Any, converted: Any) -> bool:
-    """Return whether an image has one colour without its transparency, judged by at most 256×256 of its pixels."""
+    """Return whether an image has only one colour without its transparency.
+
+    At most 256×256 of its pixels are examined.
+    """
     size = tuple(min(side, _MOST_SAMPLED) for side in image.size)
     if size != image.size:
         image, converted = (each.resize(size, Image.Resampling.NEAREST) for each in (image, converted))
@@ -599,7 +628,10 @@ def _is_only_alpha(image: Any, converted: Any) -> bool:
 
 @contextlib.contextmanager
 def _naming_damage(brand: str = "") -> Iterator[None]:
-    """Convert all errors of Pillow to UnreadableImageError; `brand` is `HEIC` or `AVIF` for a file of this format."""
+    """Convert all errors of Pillow to UnreadableImageError.
+
+    `brand` is `HEIC` or `AVIF` for a file of this format.
+    """
     try:
         with warnings.catch_warnings(action="ignore"):  # Odd metadata does not matter here; the size is checked.
             yield
@@ -607,9 +639,9 @@ def _naming_damage(brand: str = "") -> Iterator[None]:
         raise
     except UnidentifiedImageError as error:
         if brand:
-            plugin = "pillow-heif" if brand == "HEIC" else "a Pillow built with AVIF"
+            plugin = "pillow-heif" if brand == "HEIC" else "a version of Pillow with AVIF"
             raise UnreadableImageError(
-                f"{brand} is not supported here: install {plugin}, or convert the file"
+                f"{brand} is not supported by the installed libraries: install {plugin}, or convert the file"
             ) from error
         raise UnreadableImageError("not an image") from error
     except Exception as error:  # For malicious files, Pillow's decoders raise many classes of errors.
@@ -617,10 +649,10 @@ def _naming_damage(brand: str = "") -> Iterator[None]:
 
 
 def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, ...], Picture]:
-    """Check an image that stays encoded, and return the bytes to store, (height, width, channels) and the picture.
+    """Check an image that stays encoded. Return the bytes to store, (height, width, channels) and the image.
 
     JPEG files (except unusual ones, for example CMYK) and PNG files are stored unchanged. Files that TensorFlow cannot
-    decode, or decodes to other pixels, for example photos to rotate, are converted to PNG.
+    decode, or that it decodes to other pixels, such as photos with an EXIF rotation, are converted to PNG.
 
     Raises:
         UnreadableImageError: If the file is not an image, or is truncated.
@@ -633,7 +665,7 @@ def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, ..
 
 
 def encode_jpeg(pixels: np.ndarray, quality: int) -> bytes:
-    """Encode uint8[height, width, 1 or 3] as JPEG, with colours at half the resolution, like cameras."""
+    """Encode uint8[height, width, 1 or 3] as JPEG, with colours at half the resolution, as cameras do."""
     kind, sampling = ("GRAY", "Gray") if pixels.shape[2] == 1 else ("RGB", "420")
     return simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, kind, sampling)
 
@@ -646,7 +678,7 @@ def encode_png(pixels: np.ndarray) -> bytes:
 
 
 def are_other_pixels(array: np.ndarray) -> bool:
-    """Return whether an array has pixels in another form than uint8: floats in [0, 1], or integers up to 255."""
+    """Return whether an array has pixels of another type than uint8: floats in [0, 1], or integers up to 255."""
     if array.dtype == np.uint8 or array.dtype.kind not in "fiu" or not array.size or array.min() < 0:
         return False
     return bool(array.max() <= 1 if array.dtype.kind == "f" else 1 < array.max() <= 255)

@@ -1,9 +1,9 @@
 """Inputs and tasks of models: everything that depends on the kind of data or on the task.
 
 An input describes an example: shape, dtype, arguments of `build_model`, and how it is stored. A task describes what is
-predicted: the target, the loss, and the metric that the gate compares (the judged figure). Steps use these two classes
-instead of branching by kind. Other differences are in tables by kind or task of the modules that need them: parsing in
-`records`, metrics in `core.metrics`, responses in `serving`. Importing this module imports no framework.
+predicted: the target, the loss, and the metric that the gate compares (the judged figure). Steps use these two classes,
+so that they need no branches by kind. Some modules have a table by kind or task for other differences: `records` for
+parsing, `core.metrics` for metrics, `serving` for responses. Importing this module imports no framework.
 """
 
 import dataclasses
@@ -23,7 +23,10 @@ THRESHOLD = 0.5  # A label of a multi-label model is predicted if its probabilit
 
 
 class UnreadableError(Exception):
-    """An example is unusable and is quarantined. The message is the reason, without the name of the example."""
+    """An example is unusable and is quarantined.
+
+    The message is the reason, without the name of the example.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +34,12 @@ class ImageRule:
     """Size and channels that images are converted to.
 
     Attributes:
-        image_size: (height, width) to resize to; None does not resize.
-        channels: 1 or 3, to convert to; 0 does not convert.
-        max_pixels: Largest number of pixels, according to the header, of an image to decode. The default takes 400 MB.
+        image_size: (height, width) to resize to, or None to keep the size.
+        channels: Number of channels to convert to, 1 or 3; 0 keeps the channels.
+        max_pixels: Largest number of pixels, according to the header, of an image to decode. Decoding an image with the
+            default number takes 400 MB.
         upright: Whether to rotate a photo according to its EXIF orientation, before everything else.
-        formats: Formats to accept, by Pillow's names; empty accepts all that can be read.
+        formats: Formats to accept, by Pillow's names. If empty, all formats that can be read are accepted.
         reduced: Whether libjpeg decodes a JPEG file at the smallest scale that leaves no side shorter than
             `image_size`; see `images.reduction`.
         margin: Additional rows and columns: images are resized to `image_size` plus the margin, and then cropped to the
@@ -109,7 +113,7 @@ class ImageInput:
 
 
 def as_fields(inputs: Any) -> dict[str, Any]:
-    """Return the fields of an input as a mapping for files. A margin of zero is left out, like in older versions."""
+    """Return the fields of an input as a mapping for files. A margin of zero is left out, as in older versions."""
     fields = dataclasses.asdict(inputs)
     return fields if any(fields.get("margin", ())) else {k: v for k, v in fields.items() if k != "margin"}
 
@@ -145,20 +149,23 @@ class _Tokens:
 
     @property
     def stored_dtype(self) -> str:
-        """Dtype of an ID in a record, little-endian: the smallest that is large enough."""
+        """Dtype of an ID in a record, little-endian: the smallest one that can hold every ID."""
         return next(dtype for dtype in self._stored_dtypes if self.vocabulary_size <= int(np.iinfo(dtype).max) + 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class TextInput(_Tokens):
-    """Texts as token IDs, int32, truncated or padded to one length; 0 is padding, 1 an unknown token.
+    """Texts as token IDs, int32, truncated or padded to one length.
+
+    ID 0 is padding, and ID 1 is an unknown token.
 
     Attributes:
         num_tokens: Tokens of an example.
         vocabulary_size: Exclusive upper bound of the IDs. The vocabulary, a file beside the manifest, may be smaller.
-        vocabulary_sha256: SHA-256 of the vocabulary's file. IDs have the same meaning if it is equal.
+        vocabulary_sha256: SHA-256 of the vocabulary's file. IDs of two data sets have the same meaning if these values
+            are equal.
         tokenization: Name of the tokenization rule; see `tpu_components.core.examples.text`.
-        truncate: Part of a longer text that is left out: its `start` or its `end`.
+        truncate: Part of a text that is left out if the text is too long: its `start` or its `end`.
     """
 
     num_tokens: int
@@ -179,13 +186,15 @@ class TextInput(_Tokens):
 
 @dataclasses.dataclass(frozen=True)
 class CorpusInput(_Tokens):
-    """Passages of one long text as IDs of characters, int32; 0 is padding before the start, 1 an unknown character.
+    """Passages of one long text as IDs of characters, int32.
+
+    ID 0 is padding before the start, and ID 1 is an unknown character.
 
     A record has one ID more than a model's input: the last character is only predicted.
 
     Attributes:
         num_tokens: Characters of a passage.
-        vocabulary_size: Exclusive upper bound of the IDs; the class names of the data set are the characters.
+        vocabulary_size: Exclusive upper bound of the IDs. The class names of the data set are the characters.
     """
 
     num_tokens: int
@@ -245,16 +254,19 @@ class Task:
         return (interface.num_classes,)
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the loss of every target except padding, float64[targets]; most tasks have one target per example."""
+        """Return the loss of every target except padding, float64[targets]. Most tasks have one target per example."""
         raise NotImplementedError
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the metric of every target except padding, float64[targets]; the mean is the data set's metric."""
+        """Return the metric of every target except padding, float64[targets].
+
+        The mean is the metric of the data set.
+        """
         raise NotImplementedError
 
 
 class Classification(Task):
-    """One class of several: int32[batch] labels, float32[batch, num_classes] probabilities."""
+    """One class of several: labels int32[batch], predictions float32[batch, num_classes], which are probabilities."""
 
     name = CLASSIFICATION
     target_dtype = "int32"
@@ -267,17 +279,20 @@ class Classification(Task):
         return ()
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the cross-entropy in nats; probabilities are clipped at 1e-7, as Keras does."""
+        """Return the cross-entropy in nats. Probabilities are clipped at 1e-7, as in Keras."""
         chosen = outputs[np.arange(len(targets)), targets].astype(np.float64)
         return -np.log(np.maximum(chosen, 1e-7))
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return 1 if the most probable class is the true class, else 0; the mean is the accuracy."""
+        """Return 1 if the most probable class is the true class, otherwise 0. The mean is the accuracy."""
         return (outputs.argmax(1) == targets).astype(np.float64)
 
 
 class MultiLabel(Task):
-    """Any number of several labels: float32[batch, num_classes] of 0 and 1, probabilities of the same shape."""
+    """Task with any number of several labels.
+
+    Labels are float32[batch, num_classes] of 0 and 1. Predictions are probabilities of the same shape.
+    """
 
     name = MULTI_LABEL
     loss = "binary_crossentropy"
@@ -286,7 +301,10 @@ class MultiLabel(Task):
     activation = "sigmoid"
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the binary cross-entropy in nats, averaged over labels; clips probabilities at 1e-7, like Keras."""
+        """Return the binary cross-entropy in nats, averaged over labels.
+
+        Probabilities are clipped at 1e-7, as in Keras.
+        """
         chosen = np.where(targets > 0, outputs.astype(np.float64), 1 - outputs.astype(np.float64))
         return -np.log(chosen.clip(1e-7, 1 - 1e-7)).mean(axis=1)
 
@@ -330,7 +348,7 @@ class Regression(Task):
         return standardised_squared_error
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the mean of the squares of error / `std` over the targets of each example, float64[batch]."""
+        """Return the mean over each example's targets of the squared error in standard deviations, float64[batch]."""
         return np.square((targets.astype(np.float64) - outputs) / self.std).mean(axis=1)
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
@@ -339,7 +357,9 @@ class Regression(Task):
 
 
 def next_character_loss(targets: Any, outputs: Any) -> Any:
-    """Return float32[batch]: the sum of cross-entropies of targets that are not padding, divided by the passage length.
+    """Return the loss of each passage, float32[batch].
+
+    It is the sum of the cross-entropies of targets that are not padding, divided by the passage length.
 
     The division by the length, not by the number of targets, gives every character the same weight in all batches.
     """
@@ -351,8 +371,8 @@ def next_character_loss(targets: Any, outputs: Any) -> Any:
 class LanguageModel(Task):
     """Next characters: int32[batch, num_tokens] target IDs, float32[batch, num_tokens, classes] probabilities.
 
-    Targets of 0 (padding) are ignored. A record stores the number of targets that count, which are the last ones; their
-    IDs are part of the stored input.
+    Targets of 0 (padding) are ignored. A record stores the number of targets that count. These are the last targets,
+    and their IDs are part of the stored input.
     """
 
     name = LANGUAGE_MODEL
@@ -370,12 +390,12 @@ class LanguageModel(Task):
         return (*interface.input.shape, interface.num_classes)
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the cross-entropy of each target in nats; probabilities are clipped at 1e-7, as Keras does."""
+        """Return the cross-entropy of each target in nats. Probabilities are clipped at 1e-7, as in Keras."""
         chosen = np.take_along_axis(outputs, targets[..., None].astype(np.int64), -1)[..., 0]
         return -np.log(np.maximum(chosen[targets != PADDING].astype(np.float64), 1e-7))
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return −log2 of the probability of each target, float64[targets]; lower is better."""
+        """Return −log2 of the probability of each target, float64[targets]. Lower is better."""
         return self.losses(targets, outputs) / np.log(2)
 
 
@@ -383,7 +403,10 @@ TASKS = {task.name: task for task in (Classification(), MultiLabel(), Regression
 
 
 def judged_figure(metrics: Mapping[str, Any]) -> str:
-    """Return the name of the metric by which models are compared; empty if `metrics` has no such metric."""
+    """Return the name of the metric by which models are compared.
+
+    Return an empty string if `metrics` does not have this metric.
+    """
     # Accuracy comes last, because a language model has an accuracy too.
     return next((task.judged for task in reversed(TASKS.values()) if metrics.get(task.judged) is not None), "")
 

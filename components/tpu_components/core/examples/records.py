@@ -1,8 +1,8 @@
 """Format of TFRecords, and readers that parse whole batches at once.
 
-A TFRecord is a framed tf.train.Example. Writing needs no TensorFlow, so that workers start in a fraction of a second.
-Reading runs in tf.data. Importing this module imports neither TensorFlow nor protobuf.
-Formats: https://www.tensorflow.org/tutorials/load_data/tfrecord and tensorflow/core/example/example.proto.
+A TFRecord is a framed tf.train.Example. Writing does not need TensorFlow, so workers start in a fraction of a second.
+Reading uses tf.data. Importing this module imports neither TensorFlow nor protobuf. Formats:
+https://www.tensorflow.org/tutorials/load_data/tfrecord and tensorflow/core/example/example.proto.
 """
 
 import contextlib
@@ -89,7 +89,7 @@ message_type {
 
 @functools.cache
 def _example_class() -> Any:
-    """Return the message class of tf.train.Example, built from its descriptor so that no TensorFlow is needed."""
+    """Return the message class of tf.train.Example, built from its descriptor, so that TensorFlow is not needed."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
     # A pool of our own: TensorFlow registers the same names in the default one.
@@ -99,7 +99,10 @@ def _example_class() -> Any:
 
 
 def encode_example(fields: Mapping[str, bytes | int | Sequence[int] | Sequence[float]]) -> bytes:
-    """Return a serialized tf.train.Example; equal fields give equal bytes. Numbers are stored as int64 or float32."""
+    """Return a serialized tf.train.Example. Equal fields give equal bytes.
+
+    Numbers are stored as int64 or float32.
+    """
     example = _example_class()()
     features = example.features.feature
     for name, value in fields.items():
@@ -152,17 +155,19 @@ def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:
 def _framed_bytes(header: bytes, offset: int) -> int:
     """Return the size of the framed record with this header, in bytes."""
     if len(header) < _HEADER_BYTES or _masked_crc(header[:8]) != header[8:]:
-        raise DamagedRecordError(f"no record at byte {offset:,}")
+        raise DamagedRecordError(f"no valid record at byte {offset:,}")
     num_bytes: int = _HEADER_BYTES + struct.unpack("<Q", header[:8])[0] + _FOOTER_BYTES
     if num_bytes > _MOST_RECORD_BYTES:
         raise DamagedRecordError(
-            f"a record of {num_bytes >> 20:,} MiB at byte {offset:,}, expected at most {_MOST_RECORD_BYTES >> 20}"
+            f"a record of {num_bytes >> 20:,} MiB at byte {offset:,}, expected at most {_MOST_RECORD_BYTES >> 20} MiB"
         )
     return num_bytes
 
 
 def read_frames(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Yield (framed record, byte offset) for every record of a TFRecord file; payload checksums are not verified.
+    """Yield (framed record, byte offset) for every record of a TFRecord file.
+
+    The checksums of the payloads are not verified.
 
     Raises:
         DamagedRecordError: See `find_records`.
@@ -234,7 +239,8 @@ def read_fields(frame: bytes) -> dict[str, list[Any]]:
 def static_options() -> Any:
     """Return tf.data options for pipelines that are rebuilt every epoch.
 
-    Autotuning is off: its thread sleeps for up to a minute between rounds, and an iterator that ends waits for it.
+    Autotuning is off. Its thread sleeps for up to a minute between rounds, and the end of an iterator waits for this
+    thread.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -243,14 +249,14 @@ def static_options() -> Any:
 
 
 def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool = False) -> Any:
-    """Decode an image to uint8[height, width, channels] with TensorFlow operations, which a SavedModel can contain.
+    """Decode an image to uint8[height, width, channels] with TensorFlow operations that a SavedModel can contain.
 
-    A JPEG, PNG or GIF file of the right size gives exactly the pixels that create_tfrecords stores. Resized images
-    differ by at most one level (of 255), because Pillow and TensorFlow round differently.
+    A JPEG, PNG or GIF file of this shape gives exactly the pixels that create_tfrecords stores. Resized images differ
+    by at most one level (of 255), because Pillow and TensorFlow round differently.
 
     Args:
         encoded: A scalar string tensor with the bytes of a JPEG, PNG, GIF or BMP (24 bits) file.
-        image_shape: Shape of the result; an image of another size is resized (bilinear, antialiased).
+        image_shape: Shape of the result. An image of another size is resized (bilinear, antialiased).
         reduced: Whether a larger JPEG file is decoded at a reduced scale; see `images.reduction`.
     """
     height, width, channels = image_shape
@@ -313,7 +319,7 @@ def read_shard(directory: Path, manifest: Manifest, shard: Shard) -> Generator[d
 
 
 def parts_of_shards(counts: Sequence[int], share: Share) -> np.ndarray:
-    """Return the parts of the shards for one of several readers, int64[parts, 3].
+    """Return the parts of the shards that one of several readers reads, int64[parts, 3].
 
     Each row has the index of a shard, the number of records to skip, and the number of records to read.
 
@@ -342,7 +348,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
         serialized: The batches.
         manifest: Manifest of the records.
         with_keys: Whether to add the keys of the examples, and the original texts.
-        with_margin: Whether pictures keep their margin, which training needs; otherwise they are cropped to the center.
+        with_margin: Whether images keep their margin, which training needs; otherwise they are cropped to the center.
 
     Returns:
         A dataset of dictionaries with these items:
@@ -417,7 +423,9 @@ def read_batches(
     with_margin: bool = False,
     share: Share = WHOLE,
 ) -> Any:
-    """Return a tf.data.Dataset of batches (see `parse_batches`) that reads a share of a split once, in stored order.
+    """Return a tf.data.Dataset of batches that reads a share of a split once, in stored order.
+
+    See `parse_batches` for the content of a batch.
 
     Examples are batched before they are parsed, because one op parses hundreds of examples.
     """
@@ -459,8 +467,8 @@ class Examples:
     Attributes:
         inputs: dtype[num_examples, *shape], see the manifest's `input`; for images uint8[N, height, width, channels].
         labels: Targets: int32[num_examples] for classes, otherwise float32[num_examples, …].
-        weights: Weights in the training's loss, float32[num_examples].
-        keys: Keys of the examples; empty unless requested.
+        weights: Weights in the training loss, float32[num_examples].
+        keys: Keys of the examples. Empty unless they were requested.
     """
 
     inputs: np.ndarray
@@ -504,17 +512,17 @@ def input_bytes(inputs: AnyInput, with_margin: bool = False) -> int:
 
 
 def decoded_bytes(manifest: Manifest, split: str) -> int:
-    """Return the size of a split's inputs in memory, in bytes; training images include their margin."""
+    """Return the size of a split's inputs in memory, in bytes. Training images include their margin."""
     return manifest.split(split).num_examples * input_bytes(manifest.input, with_margin=split == TRAIN)
 
 
 def pick_inputs(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, np.ndarray]:
-    """Read the inputs at some indices of a split's stored order, as {index: dtype[*shape]}."""
+    """Read the inputs at given indices of a split's stored order, as {index: dtype[*shape]}."""
     return _pick(directory, manifest, split, indices, manifest.input.feature)
 
 
 def pick_texts(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, str]:
-    """Read the original texts at some indices of a split's stored order, as {index: text}."""
+    """Read the original texts at given indices of a split's stored order, as {index: text}."""
     texts = _pick(directory, manifest, split, indices, TEXT_FEATURE)
     return {index: text.decode() for index, text in texts.items()}
 
@@ -531,7 +539,7 @@ def _pick(directory: Path, manifest: Manifest, split: str, indices: Sequence[int
 
 
 def spread_inputs(directory: Path, manifest: Manifest, split: str, count: int) -> tuple[list[int], np.ndarray]:
-    """Read at most `count` evenly spaced inputs of a split, and return their indices and dtype[N, *shape]."""
+    """Read at most `count` evenly spaced inputs of a split. Return their indices and the inputs, dtype[N, *shape]."""
     available = manifest.split(split).num_examples
     indices = np.linspace(0, available - 1, min(count, available)).astype(int).tolist()
     picked = pick_inputs(directory, manifest, split, indices)

@@ -1,4 +1,7 @@
-"""Resizing like Pillow, in a fifth of the time. It needs `cykooz_resizer`, which servers do not have."""
+"""Resizing with results like Pillow's, in a fifth of the time.
+
+It needs `cykooz_resizer`, which is not installed on servers.
+"""
 
 import threading
 from typing import Any
@@ -12,13 +15,15 @@ _of_thread = threading.local()
 
 
 def resize_into(pixels: np.ndarray, out: np.ndarray) -> None:
-    """Resize a picture, without the GIL. Values differ from those of `images.resize_pixels` by at most two (of 255).
+    """Resize an image without holding the GIL.
+
+    Values differ from those of `images.resize_pixels` by at most two (of 255).
 
     For most sizes the difference is at most one. From 64×64 to 224×224, 6 values in 100,000 differ by two.
 
     Args:
         pixels: uint8[height, width, 1 or 3].
-        out: uint8[…, …, 1 or 3], filled with the resized picture.
+        out: uint8[…, …, 1 or 3], filled with the resized image.
     """
     from cykooz_resizer import ImageData, PixelType
 
@@ -31,7 +36,7 @@ def resize_into(pixels: np.ndarray, out: np.ndarray) -> None:
 
 
 def _resizer() -> tuple[Any, Any]:
-    """Return this thread's resizer, which can resize one picture at a time, and its options."""
+    """Return this thread's resizer and its options. A resizer can resize one image at a time."""
     from cykooz_resizer import FilterType, ResizeAlg, ResizeOptions, Resizer
 
     if not hasattr(_of_thread, "resizer"):
@@ -41,7 +46,7 @@ def _resizer() -> tuple[Any, Any]:
 
 
 def check_resized(content: bytes, rule: ImageRule, quality: int) -> tuple[bytes, tuple[int, ...], Picture]:
-    """Resize an image to the rule's size, and return a JPEG file, (height, width, channels) and the resized picture.
+    """Resize an image to a rule's size. Return a JPEG file, (height, width, channels) and the resized image.
 
     A JPEG file that already has this size and these channels is returned unchanged.
 

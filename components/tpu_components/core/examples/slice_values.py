@@ -1,6 +1,6 @@
-"""Properties of examples that define the gate's slices, for example site and size of a photo.
+"""Properties of examples that define the gate's slices, such as the site and the size of a photo.
 
-Examples of one group, for example pictures of one patient, depend on each other.
+The examples of one group, such as the images of one patient, depend on each other.
 
 records/slices.npz   for each column: its name, its distinct values, and for each split the index of each example's
                      value; for images, for each split: pixels of each file; if examples have groups, for each split:
@@ -29,14 +29,14 @@ def save_slices(
     sizes: Mapping[str, np.ndarray],
     groups: Sequence[str] | None = None,
 ) -> None:
-    """Write `slices.npz` with the columns, sizes and groups of examples; without these, no file is written.
+    """Write `slices.npz` with the columns, sizes and groups of examples. If there are none, no file is written.
 
     Args:
         directory: Folder of the records.
         columns: Value of every listed example, by column name.
         stored: Examples of each split, int[num_examples], in stored order.
-        sizes: Pixels of the files of each split's images, int32[num_examples], in stored order; empty for texts.
-        groups: Group of every listed example; None without groups.
+        sizes: Pixels of the files of each split's images, int32[num_examples], in stored order. Empty for texts.
+        groups: Group of every listed example, or None without groups.
     """
     arrays: dict[str, Any] = {f"{SIZE}.{split}": rows for split, rows in sizes.items()}
     if groups is not None:
@@ -51,12 +51,15 @@ def save_slices(
 
 
 def number_groups(groups: Sequence[str]) -> np.ndarray:
-    """Return the number of each example's group, int32[num_examples]; groups are numbered alphabetically."""
+    """Return the number of each example's group, int32[num_examples]. Groups are numbered alphabetically."""
     return np.unique(np.array(list(map(as_nfc, groups))), return_inverse=True)[1].astype(np.int32)
 
 
 def load_groups(records_dir: Path, split: str) -> np.ndarray | None:
-    """Return the group number of each example of a split, int32[num_examples], in stored order; None without groups."""
+    """Return the group number of each example of a split, int32[num_examples], in stored order.
+
+    Return None if the examples have no groups.
+    """
     return _load(records_dir, split).get(_GROUP)
 
 

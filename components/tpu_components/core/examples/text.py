@@ -1,4 +1,6 @@
-"""Tokenizers for texts: in plain Python for writing and serving, in TensorFlow for SavedModels, with equal results.
+"""Tokenizers for texts: in plain Python for writing and serving, and in TensorFlow for SavedModels.
+
+Both give equal results.
 
 Each data set and model stores the name of its rule, a `Tokenization`. All rules treat ASCII characters alike: letters
 become lower case; `<br />` tags and characters other than letters, digits and apostrophes become spaces; spaces
@@ -70,7 +72,7 @@ def split_words(text: bytes) -> list[bytes]:
 
 
 class Tokenization:
-    """Rule that splits texts into tokens; this class is the rule `words`.
+    """Rule that splits texts into tokens. This class implements the rule `words`.
 
     Attributes:
         name: Name of the rule in data sets and models.
@@ -83,13 +85,15 @@ class Tokenization:
         return find_tokenization, (self.name,)
 
     def split(self, text: bytes) -> list[bytes]:
-        """Split a UTF-8 text into tokens. Bytes that are not UTF-8 give the same tokens as in TensorFlow."""
+        """Split a UTF-8 text into tokens. For bytes that are not UTF-8, the tokens are the same as in TensorFlow."""
         return split_words(text)
 
     def split_ops(self) -> tuple[Callable[[Any], Any], list[Any]]:
-        """Return `split` as TensorFlow operations: a function from string[batch] to a ragged string[batch, (tokens)].
+        """Return `split` as TensorFlow operations.
 
-        Also returns its lookup tables. A module that saves the function must reference them.
+        The result is a function from string[batch] to a ragged string[batch, (tokens)].
+
+        The function's lookup tables are also returned. A module that saves the function must reference them.
         """
         to_space = "[" + "".join(f"\\x{c:02x}" for c in range(128) if _TO_SPACE[c] == 32) + "]"
 
@@ -100,7 +104,7 @@ class Tokenization:
         return split, []
 
     def has_words(self, text: bytes) -> bool:
-        """Return whether a text has a token; splits the text only if necessary.
+        """Return whether a text has at least one token. The text is split only if necessary.
 
         Example:
             >>> rule = find_tokenization("words")
@@ -111,7 +115,7 @@ class Tokenization:
         return _IN_WORDS.search(text) is not None and (is_plain or bool(self.split(text)))
 
     def spellings(self, token: bytes) -> tuple[bytes, ...]:
-        """Return all forms of a token that share its ID: the token itself, and its other Unicode form, if any."""
+        """Return all forms of a token that have the same ID: the token, and its other Unicode form if there is one."""
         return (token,)
 
     def unite(self, counts: Counter[bytes]) -> Counter[bytes]:
@@ -120,7 +124,9 @@ class Tokenization:
 
 
 class UnicodeTokenization(Tokenization):
-    """Rule that uses Unicode character classes, for all scripts; see the module's docstring.
+    """Rule that uses Unicode character classes, for all scripts.
+
+    See the docstring of the module.
 
     Args:
         name: Name of the rule.
@@ -152,7 +158,10 @@ class UnicodeTokenization(Tokenization):
         return folded.replace(_END + _MARK, "").encode()
 
     def split_ops(self) -> tuple[Callable[[Any], Any], list[Any]]:
-        """Return `split` as TensorFlow operations; see `Tokenization.split_ops`. ASCII texts skip most of them."""
+        """Return `split` as TensorFlow operations; see `Tokenization.split_ops`.
+
+        ASCII texts skip most of these operations.
+        """
         split, tables = super().split_ops()
         replaced = {chr(character): chr(other) for character, other in _replacements().items()}
         initializer = tf.lookup.KeyValueTensorInitializer(list(replaced), list(replaced.values()))
@@ -187,7 +196,7 @@ class UnicodeTokenization(Tokenization):
         return bool(self.split(text[:_FIRST_BYTES]) or self.split(text))
 
     def spellings(self, token: bytes) -> tuple[bytes, ...]:
-        """Return a token and, if it is in NFC and its NFD form differs, its NFD form."""
+        """Return the forms of a token: the token and, if the token is in NFC and its NFD form differs, the NFD form."""
         if token.isascii():
             return (token,)
         text = token.decode()
@@ -235,7 +244,7 @@ class _Folded(dict[int, str | None]):
 
 @functools.cache
 def _replacements() -> dict[int, int]:
-    """Return {code point: its replacement}: lower case for capitals, and ASCII for its variants."""
+    """Return the replacement of code points: lower case for capitals, and ASCII for its variants."""
     return {
         **characters.parse_replacements(characters.CAPITALS),
         **characters.parse_replacements(characters.ASCII_VARIANTS),
@@ -255,7 +264,7 @@ TOKENIZATIONS = {rule.name: rule for rule in _RULES}
 
 
 def find_tokenization(name: str) -> Tokenization:
-    """Return the rule with a name.
+    """Return the tokenization rule with a name.
 
     Raises:
         InputError: If this version does not have the rule.
@@ -269,7 +278,7 @@ def find_tokenization(name: str) -> Tokenization:
 
 
 def build_vocabulary(counts: Counter[bytes], size: int) -> tuple[bytes, ...]:
-    """Return the most frequent tokens, sorted by descending frequency, then by bytes; at most `size` - 2.
+    """Return the most frequent tokens, at most `size` - 2, by descending frequency and then by bytes.
 
     The IDs 0 and 1 are padding and unknown.
     """
@@ -293,11 +302,11 @@ class EncodedText:
 
 
 class Tokenizer:
-    """Converter from texts to token ids.
+    """Converter from texts to token IDs.
 
     Args:
         inputs: Description of the inputs.
-        vocabulary: The known tokens; the first has the id 2.
+        vocabulary: The known tokens; the first has the ID 2.
     """
 
     def __init__(self, inputs: TextInput, vocabulary: Sequence[bytes]) -> None:
@@ -310,7 +319,7 @@ class Tokenizer:
         self._ids = _ids_of(rule, vocabulary)
 
     def encode(self, text: bytes) -> EncodedText:
-        """Return the ids of a text in UTF-8, cut or padded at the side `truncate`."""
+        """Return the IDs of a text in UTF-8, cut or padded at the side `truncate`."""
         tokens = self._split(text)
         wanted = self._given.num_tokens
         kept = tokens[:wanted] if self._given.truncate == END else tokens[-wanted:]
@@ -320,7 +329,7 @@ class Tokenizer:
         return EncodedText(ids, len(tokens), int(np.count_nonzero(numbers == UNKNOWN)))
 
     def encode_stored(self, content: bytes) -> EncodedText:
-        """Return the token ids of a text from a file or table; training and predict_batch share this function.
+        """Return the token IDs of a text from a file or table. Training and predict_batch share this function.
 
         Raises:
             UnreadableError: If the text is not UTF-8, or contains no word.
@@ -335,7 +344,7 @@ class Tokenizer:
         return encoded
 
     def read(self, text: str) -> np.ndarray:
-        """Return the token ids of a text, int32[num_tokens].
+        """Return the token IDs of a text, int32[num_tokens].
 
         Raises:
             InputError: If the text contains half a surrogate pair, which UTF-8 cannot encode.
@@ -346,7 +355,7 @@ class Tokenizer:
             raise InputError(f"Expected text that UTF-8 can encode. Received: {error}.") from error
 
     def read_all(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the ids of texts, int32[len(texts), num_tokens]; see `read`."""
+        """Return the IDs of texts, int32[len(texts), num_tokens]; see `read`."""
         return np.stack([self.read(text) for text in texts])
 
 
@@ -381,7 +390,10 @@ def tokenizer_ops(inputs: TextInput, vocabulary: Sequence[bytes]) -> tuple[Calla
 
 
 def vocabulary_bytes(vocabulary: Sequence[bytes]) -> bytes:
-    """Return the content of the vocabulary's file: one token per line, in the order of IDs; first `[PAD]`, `[UNK]`."""
+    """Return the content of the vocabulary's file: one token per line, in the order of IDs.
+
+    The first lines are `[PAD]` and `[UNK]`.
+    """
     return b"\n".join((*_RESERVED, *vocabulary)) + b"\n"
 
 
@@ -415,7 +427,7 @@ def load_vocabulary(directory: Path, inputs: TextInput) -> tuple[bytes, ...]:
 
 
 def copy_vocabulary(source: Path, target: Path, inputs: AnyInput) -> None:
-    """Copy the vocabulary of text inputs from one folder to another; other inputs have none.
+    """Copy the vocabulary of text inputs from one folder to another. Other inputs have no vocabulary.
 
     Raises:
         InputError: See `load_vocabulary`.

@@ -55,8 +55,8 @@ class CsvFile:
         location: Place of the file, for messages.
         content: The file in UTF-8, without a byte order mark and without Excel's line `sep=;`.
         delimiter: Character between the cells.
-        newline: Argument of `open`: with `\n`, lines end only there; with the empty string, also at `\r`.
-        escape: Character that escapes a quotation mark in a cell; None if such marks are doubled instead.
+        newline: Argument of `open`. With `\n`, lines end only at `\n`; with the empty string, also at `\r`.
+        escape: Character that escapes a quotation mark in a cell, or None if such marks are doubled instead.
         first_line: Line number in the file at which `content` starts.
     """
 
@@ -69,7 +69,7 @@ class CsvFile:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns in Unicode NFC; empty for a column without a name."""
+        """Names of the columns in Unicode NFC. The name of a column without a name is empty."""
         with self._reading():
             _, _, header = next(self._records(), (0, [], []))
         return [as_nfc(name.strip()) for name in header]
@@ -95,9 +95,9 @@ class CsvFile:
                 yield number, cells if len(cells) == len(columns) else self._fit(cells, columns, lines, number)
 
     def readable_characters(self) -> float:
-        """Return the number of characters up to the first malformed row; infinity if every row is well-formed.
+        """Return the number of characters up to the first malformed row, or infinity if every row is well-formed.
 
-        A malformed row itself counts if it has the wrong number of cells, but not if it is not strict CSV.
+        The characters of the malformed row count if it has the wrong number of cells, but not if it is not strict CSV.
         """
         count = 0
         try:
@@ -110,7 +110,7 @@ class CsvFile:
         return math.inf
 
     def _records(self, strict: bool = False) -> Iterator[tuple[int, list[str], list[str]]]:
-        """Yield the first line number, the lines and the cells of the header and of each row, without empty lines.
+        """Yield the first line number, the lines and the cells of the header and of each row. Empty lines are left out.
 
         The list of lines is reused for the next row.
         """
@@ -128,7 +128,9 @@ class CsvFile:
             lines.clear()
 
     def _fit(self, cells: list[str], columns: Sequence[str], lines: Sequence[str], number: int) -> list[str]:
-        """Return the cells of a row, one for each column. Empty cells without a column name may be missing or extra.
+        """Return the cells of a row, one for each column.
+
+        Empty cells without a column name may be missing or extra.
 
         Raises:
             InputError: If other cells are missing or extra.
@@ -152,7 +154,7 @@ class CsvFile:
         """Check that no unclosed quotation mark joins several lines into one row.
 
         Raises:
-            InputError: If one does; the message names the first line.
+            InputError: If a quotation mark does. The message names the first line of the row.
         """
         try:
             for _ in csv.reader(lines, delimiter=self.delimiter, escapechar=self.escape, strict=True):
@@ -165,17 +167,17 @@ class CsvFile:
             ) from error
 
     def _reading(self) -> contextlib.AbstractContextManager[None]:
-        return reading(self.location, "a CSV file in UTF-8", "Save it as one.", csv.Error)
+        return reading(self.location, "a CSV file in UTF-8", "Save the file as CSV in UTF-8.", csv.Error)
 
 
 def open_csv(location: str, content: bytes) -> CsvFile:
     r"""Open a CSV file as spreadsheet programs write it.
 
     - The encoding is UTF-8, or UTF-16 or UTF-32 with a byte order mark.
-    - The delimiter is the one that Excel's first line `sep=;` names, or the one of the header. If the header has a
-      comma and others, another one is used only if it makes more rows well-formed.
+    - The delimiter is the one in Excel's first line `sep=;`, or the one of the header. If the header has a comma and
+      other delimiters, another one is used only if it makes more rows well-formed.
     - Lines end with `\n`, `\r\n` or `\r`.
-    - Quotation marks in a cell are doubled, or escaped as `\"` if only this makes the file strict CSV.
+    - Quotation marks in a cell are doubled. They may be escaped as `\"` if only this makes the file strict CSV.
 
     Args:
         location: Place of the file, for messages.
@@ -209,7 +211,8 @@ def _as_utf8(location: str, content: bytes) -> bytes:
     """Return the content of a CSV file in UTF-8, without a byte order mark.
 
     Raises:
-        InputError: If the encoding is neither UTF-8 nor marked. The message names the likely encoding or kind of file.
+        InputError: If the encoding is not UTF-8 and has no byte order mark. The message names the likely encoding or
+            kind of file.
     """
     for mark, encoding in _MARKS:
         if content.startswith(mark):
@@ -224,7 +227,7 @@ def _as_utf8(location: str, content: bytes) -> bytes:
     if max(nulls) > len(content[:200]) // 4:
         encoding = "UTF-16BE" if nulls[0] > nulls[1] else "UTF-16LE"
         raise InputError(
-            f"Cannot read {location}: expected a CSV file in UTF-8, received what looks like {encoding} without a byte "
+            f"Cannot read {location}: expected a CSV file in UTF-8. Its content looks like {encoding} without a byte "
             f"order mark. Save it as UTF-8, or convert it with `iconv -f {encoding} -t UTF-8`."
         )
     try:
@@ -241,13 +244,15 @@ def _as_utf8(location: str, content: bytes) -> bytes:
 
 
 def shortened(value: Any) -> Any:
-    """Shorten a long text for a message; other values are returned unchanged."""
+    """Shorten a long text for a message. Other values are returned unchanged."""
     is_long = isinstance(value, str) and len(value) > _SHOWN_CHARACTERS
     return f"{value[:_SHOWN_CHARACTERS]}… ({len(value):,} characters)" if is_long else value
 
 
 def find_delimiter(text: str) -> str:
-    r"""Find the delimiter of a header line: a comma if there is one outside quotation marks, else `;`, a tab or `|`.
+    r"""Find the delimiter of a header line.
+
+    The delimiter is a comma if there is one outside quotation marks, otherwise `;`, a tab or `|`.
 
     Example:
         >>> find_delimiter("review;sentiment\n"), find_delimiter("a,b;c\n"), find_delimiter('"a, b";c\n')
@@ -258,7 +263,7 @@ def find_delimiter(text: str) -> str:
 
 
 def _header_of(text: str) -> str:
-    """Return the first line that is not empty, without cells in quotation marks."""
+    """Return the first line that is not empty, without the cells that are in quotation marks."""
     return re.split(r"[\r\n]", _QUOTED.sub("", text.lstrip("\r\n")), maxsplit=1)[0]
 
 
@@ -283,7 +288,7 @@ def is_number(cell: str) -> bool:
 
 
 def with_points(cells: Sequence[str]) -> Sequence[str]:
-    """Convert a column of numbers to decimal points, if one of the numbers has a decimal comma.
+    """Convert a column of numbers to decimal points if one of the numbers has a decimal comma.
 
     Example:
         >>> with_points(["80,50", "1.250", "7"]), with_points(["80.5", "7"])
@@ -298,7 +303,9 @@ def with_points(cells: Sequence[str]) -> Sequence[str]:
 
 
 def find_column(name: str, columns: Sequence[str]) -> str:
-    """Return `name` if it is a column, else the only column that is an alias (see `ALIASES`), else `name`.
+    """Return `name` if there is such a column, otherwise the only column that is an alias of it (see `ALIASES`).
+
+    If there is no such alias, return `name`.
 
     Example:
         >>> find_column("text", ["review", "stars"]), find_column("text", ["text", "review"])

@@ -23,9 +23,9 @@ _URI = re.compile(r"([a-z][a-z0-9+.-]+://)([^/]*)/?(.*)", re.IGNORECASE | re.DOT
 
 
 class Location(str):
-    """A path on this machine, or a URI such as `gs://BUCKET/KEY`: the text as the user wrote it, and its parts.
+    """The path of a file or folder on this machine, or a URI such as `gs://BUCKET/KEY`, with its parts.
 
-    A location equals its text. It is stored, hashed and sent to a step as this text.
+    A location is equal to the text that the user wrote. It is stored, hashed and sent to a step as this text.
 
     Example:
         >>> place = Location("gs://bucket/data/list.csv")
@@ -37,13 +37,13 @@ class Location(str):
 
     @functools.cached_property
     def _parts(self) -> tuple[str, str, str]:
-        """Scheme, bucket and key as they are written; empty for a path."""
+        """Scheme, bucket and key as written. They are empty for a path."""
         match = _URI.match(self) if "://" in self else None
         return (match[1], match[2], match[3]) if match else ("", "", "")
 
     @property
     def scheme(self) -> Scheme | None:
-        """The object store; None for a path or any other URI.
+        """The object store, or None for a path and for any other URI.
 
         Case is ignored: https://www.rfc-editor.org/rfc/rfc3986#section-3.1.
         """
@@ -52,12 +52,12 @@ class Location(str):
 
     @property
     def is_remote(self) -> bool:
-        """Whether the location is in an object store, which this project reads itself."""
+        """Whether the location is in an object store that this project can read."""
         return self.scheme is not None
 
     @property
     def is_path(self) -> bool:
-        """Whether the location is a path on this machine; a URI such as `file:///data` is not."""
+        """Whether the location is a path on this machine. A URI such as `file:///data` is not."""
         return not self._parts[0]
 
     @property
@@ -65,7 +65,7 @@ class Location(str):
         """Name of the bucket.
 
         Raises:
-            InputError: If there is none, or the object store does not allow its name.
+            InputError: If there is no bucket, or the object store does not allow its name.
         """
         scheme, bucket, _ = self._parts
         if not bucket:
@@ -79,22 +79,28 @@ class Location(str):
 
     @property
     def key(self) -> str:
-        """Name of the object or folder in the bucket, without a slash before it; empty for a bucket or a path."""
+        """Name of the object or folder in the bucket, without a leading slash. It is empty for a bucket or a path."""
         return self._parts[2]
 
     @property
     def folder(self) -> "Location":
-        """The location without trailing slashes: in an object store, `a//b` and `a/b` are two objects."""
+        """The location without trailing slashes.
+
+        In an object store, `a//b` and `a/b` are two different objects.
+        """
         return Location(self.rstrip("/") or self[:1])
 
     @property
     def name(self) -> str:
-        """Last part of the path or key; empty for a bucket."""
+        """Last part of the path or key, or an empty string for a bucket."""
         return (self if self.is_path else self.key).rstrip("/").rpartition("/")[2]
 
     @property
     def parent(self) -> "Location":
-        """Folder of the file or folder: `.` for a name without a folder; a bucket or root is its own parent."""
+        """Folder of the file or folder.
+
+        It is `.` for a name without a folder. The parent of a bucket or root is the bucket or root itself.
+        """
         if not self.is_path and not self.name:
             return self.folder
         folder, slash, _ = self.folder.rpartition("/")
@@ -104,16 +110,16 @@ class Location(str):
         """Return the location of a relative path below this folder.
 
         Raises:
-            InputError: If `name` is absolute, has a part `..`, or contains a NUL. Symbolic links are accepted: anyone
-                who can create one in the folder can also write the file.
+            InputError: If `name` is absolute, has a part `..`, or contains a NUL. Symbolic links are accepted, because
+                anyone who can create a link in the folder can also write the file.
         """
         if "\0" in name:
             raise InputError(
-                f"Cannot use the path {name!r}: expected a file name, received one with a NUL byte. Correct it."
+                f"Cannot use the path {name!r}: expected a file name, received one with a NUL byte. Remove this byte."
             )
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
-            what = "an absolute path" if path.is_absolute() else "a path out of it"
+            what = "an absolute path" if path.is_absolute() else "a path that leads out of it"
             raise InputError(
                 f"Cannot use the path {name!r}: expected a path below {self!r}, received {what}. Write paths relative "
                 "to that folder, without '..'."
@@ -124,11 +130,11 @@ class Location(str):
         """Return the location as a local path.
 
         Raises:
-            InputError: If it is a URI, which as a path would be a folder such as `gs:`.
+            InputError: If the location is a URI. Used as a path, it would name a folder such as `gs:`.
         """
         if not self.is_path:
             raise InputError(
                 f"Cannot use {self!r}: expected a path on this machine, received a URI. Use a local path, and copy "
-                "the files to or from the bucket yourself."
+                "the files from or to the bucket with another program."
             )
         return Path(self)

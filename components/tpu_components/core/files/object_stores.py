@@ -20,10 +20,12 @@ _LISTED_LEVELS = 2  # Levels of folders, such as SPLIT/CLASS, that are listed on
 
 
 class StoredFile(NamedTuple):
-    """File below a root: POSIX path relative to the root, size in bytes, and a version that changes with the content.
+    """A file below a root folder: POSIX path relative to the root, size in bytes, and a version of the content.
 
-    `version` is the CRC32C on gs://, the ETag on s3://, and modification time, change time and inode on a disk. Names
-    of objects that a store lists are relative to the bucket.
+    The version changes when the content changes.
+
+    `version` is the CRC32C on gs://, the ETag on s3://, and the modification time, change time and inode on a disk.
+    When a store lists its objects, their names are relative to the bucket.
     """
 
     name: str
@@ -32,10 +34,10 @@ class StoredFile(NamedTuple):
 
 
 def store_of(uri: str) -> "ObjectStore | None":
-    """Return the store that a URI names by its scheme; None for a local path.
+    """Return the store that a URI names by its scheme, or None for a local path.
 
     Raises:
-        InputError: If no store has this scheme: a path such as `file:/data` would be a new folder `file:`.
+        InputError: If no store has this scheme. Used as a path, `file:/data` would create a folder `file:`.
     """
     if "://" not in str(uri):  # A fast path: there may be millions of local paths.
         return None
@@ -50,7 +52,10 @@ def store_of(uri: str) -> "ObjectStore | None":
 
 
 def in_threads(function: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
-    """Yield the results of a function like `map`, with several calls at a time: a request to a bucket mostly waits."""
+    """Yield the results of a function like `map`, with several calls at a time.
+
+    A request to a bucket consists mostly of waiting.
+    """
     from concurrent.futures import ThreadPoolExecutor  # Imported here for the sake of `--help`.
 
     calls = zip(*arguments, strict=False)
@@ -65,11 +70,13 @@ Level = tuple[list[StoredFile], list[str]]
 
 
 def list_by_prefix(list_below: Callable[[str, bool], Level], prefix: str) -> Iterator[StoredFile]:
-    """Yield all objects below a prefix; folders are listed in parallel, each at a few thousand objects a second.
+    """Yield all objects below a prefix.
+
+    Folders are listed in parallel, each at a few thousand objects per second.
 
     Args:
-        list_below: Function of a prefix and a flag: returns the objects and the folders' prefixes of one level, or all
-            objects if the flag is false.
+        list_below: Function that takes a prefix and a flag. If the flag is true, it returns the objects and folder
+            prefixes of one level, otherwise all objects.
         prefix: Prefix of the names. If it does not end with a slash, all objects are listed by one call.
     """
     is_folder = not prefix or prefix.endswith("/")
@@ -93,8 +100,9 @@ class GoogleStorage:
         """Yield (bucket, object name) of a URI, and translate the client's exceptions in the block.
 
         Raises:
-            InputError: If the user can correct the name, a role or the sign-in. Contains the service's message.
-            PlatformError: If the service does not answer.
+            InputError: If the user can correct the error: in the name, a role or the sign-in. The message contains the
+                service's message.
+            PlatformError: If the service does not respond.
         """
         import requests
         from google.api_core.exceptions import BadRequest, Forbidden, NotFound, RetryError, ServerError, Unauthorized
@@ -137,12 +145,15 @@ class GoogleStorage:
         return list_by_prefix(list_below, prefix)
 
     def read(self, bucket: str, name: str, start: int | None = None, end: int | None = None) -> bytes:
-        """Return the content of an object, or its bytes [start, end); fewer if the object is shorter."""
+        """Return the content of an object, or its bytes [start, end).
+
+        If the object ends before `end`, fewer bytes are returned.
+        """
         last = None if end is None else end - 1  # The last byte is included.
         return self.bucket(bucket).blob(name).download_as_bytes(start=start, end=last)
 
     def size(self, bucket: str, name: str) -> int | None:
-        """Return the size of an object in bytes; None if the object does not exist."""
+        """Return the size of an object in bytes, or None if the object does not exist."""
         blob = self.bucket(bucket).get_blob(name)
         return None if blob is None else int(blob.size)
 
@@ -161,14 +172,19 @@ class GoogleStorage:
 
 @functools.cache
 def google_client() -> Any:
-    """Return the client of this process. A client per file would look up credentials and connect every time."""
+    """Return the client of this process.
+
+    A client per file would look up the credentials and connect for every file.
+    """
     import google.cloud.storage
 
     return google.cloud.storage.Client()
 
 
 class S3:
-    """S3 and compatible stores such as MinIO. AWS_ENDPOINT_URL_S3 is the address; AWS_… variables are the credentials.
+    """S3 and compatible stores such as MinIO.
+
+    AWS_ENDPOINT_URL_S3 is the address. The other AWS_… variables are the credentials.
 
     The methods are those of `GoogleStorage`.
     """
@@ -240,7 +256,7 @@ class S3:
         return response["Body"].read()
 
     def size(self, bucket: str, name: str) -> int | None:
-        """Return the size of an object in bytes; None if the object does not exist."""
+        """Return the size of an object in bytes, or None if the object does not exist."""
         from botocore.exceptions import ClientError
 
         try:
@@ -277,7 +293,7 @@ def _memory_bytes() -> int:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's message without the credentials that a store's address may contain."""
+    """Return an error's message without the credentials that may be in a store's address."""
     return hide_credentials(str(error))
 
 
@@ -296,7 +312,7 @@ def s3_client() -> Any:
 class HuggingFaceHub:
     """The Hugging Face hub, read-only: `hf://datasets/OWNER/NAME/PATH`, or `…/NAME@REVISION/PATH`.
 
-    HF_TOKEN is the access token; HF_ENDPOINT replaces the hub's address. The methods are those of `GoogleStorage`; the
+    HF_TOKEN is the access token. HF_ENDPOINT replaces the hub's address. The methods are those of `GoogleStorage`. The
     bucket of a path is always `datasets`.
     """
 
@@ -337,7 +353,7 @@ class HuggingFaceHub:
         return self._ask("cat_file", bucket, name, start=start, end=end)
 
     def size(self, bucket: str, name: str) -> int | None:
-        """Return the size of an object in bytes; None if the object does not exist."""
+        """Return the size of an object in bytes, or None if the object does not exist."""
         return int(self._ask("info", bucket, name)["size"]) if self._ask("isfile", bucket, name) else None
 
     def download(self, bucket: str, name: str, path: str) -> None:
@@ -347,19 +363,28 @@ class HuggingFaceHub:
 
     def write(self, bucket: str, name: str, content: bytes) -> None:
         """Raise InputError, because the hub is read-only."""
-        raise InputError(f"Cannot write hf://{bucket}/{name}: writing to the hub is not supported. Use another place.")
+        raise InputError(
+            f"Cannot write hf://{bucket}/{name}: writing to the Hugging Face hub is not supported. Use a local "
+            "folder, gs:// or s3://."
+        )
 
     def upload(self, bucket: str, name: str, path: str) -> None:
         """Raise InputError, because the hub is read-only."""
         self.write(bucket, name, b"")
 
     def _check_size(self, bucket: str, name: str, room_bytes: int, what: str) -> None:
-        """Check that an object fits: HF_ENDPOINT may be an untrusted server whose answer never ends."""
+        """Check that an object fits into the available space.
+
+        HF_ENDPOINT may be an untrusted server whose response never ends.
+        """
         _require_room(f"hf://{bucket}/{name}", int(self._ask("info", bucket, name)["size"] or 0), room_bytes, what)
 
     @staticmethod
     def _ask(method: str, bucket: str, name: str, **options: Any) -> Any:
-        """Call a method of the client, and retry transient errors, because the client retries only some requests."""
+        """Call a method of the client, and retry transient errors.
+
+        The client itself retries only some requests.
+        """
         import tenacity
         from huggingface_hub import HfFileSystem  # Keeps one for each thread.
 
@@ -381,7 +406,10 @@ def _hub_is_out(error: BaseException) -> bool:
 
 
 def _http_error() -> type[Exception]:
-    """Return the error of the HTTP client of huggingface_hub: httpx2 since huggingface_hub 2.3, httpx before."""
+    """Return the exception class of huggingface_hub's HTTP client.
+
+    The client is httpx2 since huggingface_hub 2.3, and httpx in earlier versions.
+    """
     from huggingface_hub.errors import HfHubHTTPError
 
     return HfHubHTTPError.__bases__[0]

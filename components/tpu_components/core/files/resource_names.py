@@ -1,7 +1,8 @@
 """Forms of names in Google Cloud and S3, as regular expressions.
 
-Each form has only characters that the service accepts in such a name, so a name cannot be an option or another command
-where an administrator copies it. Lengths are left to the service where a shorter name does no harm.
+A form contains only characters that the service accepts in the name. So, if an administrator copies a name into a
+shell, it cannot act as an option or another command. Lengths are not checked where the service checks them without
+harm.
 """
 
 # google/cloud/resourcemanager/v3/projects.proto, Project.project_id; older projects begin with a domain and a colon.

@@ -63,7 +63,9 @@ _LOCK_POLL_SECONDS = 0.1
 
 
 def common_folder(uris: Sequence[str]) -> str | None:
-    """Return the common folder of absolute paths; None if they are in several buckets, or both in a bucket and local.
+    """Return the common folder of absolute paths.
+
+    Return None if the paths are in several buckets, or some are in a bucket and others are local.
 
     Example:
         >>> common_folder(["gs://bucket/a/1.png", "gs://bucket/a/b/2.png"])
@@ -79,13 +81,18 @@ def common_folder(uris: Sequence[str]) -> str | None:
 
 
 def mounted(uri: str) -> Path:
-    """Return the local path of a folder; a gs:// folder is below `/gcs`, where Vertex AI mounts all buckets."""
+    """Return the local path of a folder.
+
+    Vertex AI mounts all buckets below `/gcs`, so a gs:// folder is below that path.
+    """
     place = Location(uri)
     return BUCKETS_MOUNT / place.bucket / place.key.lstrip("/") if place.scheme is Scheme.GOOGLE else place.as_path()
 
 
 def list_files(root: str) -> list[StoredFile]:
-    """List the files below `root`, sorted by name; hidden files (a leading dot, or made by Windows) are left out.
+    """List the files below `root`, sorted by name.
+
+    Hidden files are left out: those with a leading dot, and those that Windows makes.
 
     Raises:
         InputError: If `root` does not exist or contains no file.
@@ -94,7 +101,7 @@ def list_files(root: str) -> list[StoredFile]:
 
 
 def each_file(root: str) -> Iterator[StoredFile]:
-    """Yield the files of `list_files`; on a disk, only one folder at a time is kept in memory.
+    """Yield the files of `list_files`. For a disk, only one folder at a time is kept in memory.
 
     Raises:
         InputError: If `root` does not exist or contains no file.
@@ -108,7 +115,7 @@ def each_file(root: str) -> Iterator[StoredFile]:
 
 
 def list_known(root: str) -> list[StoredFile]:
-    """Return the files of `list_files`; an empty list if the folder is missing or empty."""
+    """Return the files of `list_files`, or an empty list if the folder is missing or empty."""
     if store := store_of(root):
         return list(_in_bucket(root, store))
     return list(_on_disk(root)) if os.path.isdir(root) else []  # `Path.is_dir` raises OSError if the name is too long.
@@ -132,11 +139,13 @@ def _on_disk(root: str) -> Iterator[StoredFile]:
     try:
         yield from _walk(str(root), "", frozenset())
     except PermissionError as error:
-        raise InputError(f"Cannot list {error.filename!r}: permission denied. Change its mode or its owner.") from error
+        raise InputError(
+            f"Cannot list {error.filename!r}: permission denied. Change the permissions or the owner of the folder."
+        ) from error
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder of this name is left out of listings."""
+    """Return whether listings leave out a file or folder with this name."""
     return name.startswith(".") or name in _OF_THE_SYSTEM
 
 
@@ -145,7 +154,7 @@ def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Ite
 
     Args:
         directory: The folder.
-        prefix: Path of the folder below the root, with a slash at its end; empty for the root.
+        prefix: Path of the folder below the root, with a slash at its end. Empty for the root.
         above: Device and inode of every parent folder, to detect links that form a cycle.
     """
     here = os.stat(directory)
@@ -170,7 +179,9 @@ def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Ite
 
 
 def read_bytes(uri: str) -> bytes:
-    """Read the content of a file, also if its name exists only in another Unicode form; see `existing_form`.
+    """Read the content of a file.
+
+    The name may exist only in another Unicode form; see `existing_form`.
 
     Raises:
         InputError: If the file does not exist or cannot be read.
@@ -199,7 +210,9 @@ def read_bytes(uri: str) -> bytes:
         finally:
             os.close(file)
     except PermissionError as error:
-        raise InputError(f"Cannot read {uri!r}: permission denied. Change its mode or its owner.") from error
+        raise InputError(
+            f"Cannot read {uri!r}: permission denied. Change the permissions or the owner of the file."
+        ) from error
     except InputError:
         raise
     except ValueError as error:  # A NUL in the path.
@@ -213,7 +226,7 @@ def read_bytes(uri: str) -> bytes:
 
 
 def read_range(uri: str, offset: int, length: int) -> bytes:
-    """Read `length` bytes of a file; fewer only if the file ends before.
+    """Read `length` bytes of a file. Fewer bytes are returned only if the file ends before.
 
     Raises:
         InputError: If the file does not exist or cannot be read.
@@ -229,7 +242,7 @@ def read_range(uri: str, offset: int, length: int) -> bytes:
 
 
 def open_file(uri: str) -> io.BufferedReader:
-    """Open a file for reading at any position; a file in a bucket is fetched part by part.
+    """Open a file for reading at any position. A file in a bucket is downloaded in parts.
 
     Raises:
         InputError: If the file does not exist or cannot be read.
@@ -241,11 +254,13 @@ def open_file(uri: str) -> io.BufferedReader:
     try:
         return open(uri, "rb")
     except PermissionError as error:
-        raise InputError(f"Cannot read {uri!r}: permission denied. Change its mode or its owner.") from error
+        raise InputError(
+            f"Cannot read {uri!r}: permission denied. Change the permissions or the owner of the file."
+        ) from error
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file in a bucket; every read requests a range of bytes."""
+    """A file in a bucket. Every read requests a range of bytes."""
 
     def __init__(self, uri: str, size: int) -> None:
         self._uri = uri
@@ -278,7 +293,7 @@ def exists(uri: str) -> bool:
 
 
 def _size(uri: str) -> int | None:
-    """Return the size of a file in bytes; None if the file does not exist."""
+    """Return the size of a file in bytes, or None if the file does not exist."""
     if not (store := store_of(uri)):
         return os.stat(uri).st_size if Path(uri).is_file() else None
     with store.reach(uri) as place:
@@ -286,17 +301,17 @@ def _size(uri: str) -> int | None:
 
 
 def existing_form(root: str, name: str) -> str | None:
-    """Return a path in the Unicode form that exists, if the path does not exist as written.
+    """Return the Unicode form of a path that exists, if the path does not exist as written.
 
     macOS writes file names in NFD, and a table of these files may list them in NFC.
 
     Args:
-        root: Folder, local or in a bucket; empty if `name` is a whole path or URI.
+        root: Folder, local or in a bucket. Empty if `name` is a complete path or URI.
         name: Path below the folder.
 
     Returns:
-        The path below the folder; None if it exists as written, or does not exist in any form. In a bucket, only paths
-        whose parts all have the same form are tried.
+        The path below the folder, or None if it exists as written, or does not exist in any form. In a bucket, only
+        paths whose parts all have the same form are tried.
     """
     if name.isascii():
         return None
@@ -318,7 +333,10 @@ def existing_form(root: str, name: str) -> str | None:
 
 
 def names_in(root: str) -> set[str]:
-    """Return the names of the files in a folder, local or in a bucket; an empty set if the folder is missing."""
+    """Return the names of the files in a folder, local or in a bucket.
+
+    Return an empty set if the folder is missing.
+    """
     if not Location(root).is_remote and os.path.isdir(root):
         with os.scandir(root) as entries:
             return {entry.name for entry in entries if entry.is_file() and not is_hidden(entry.name)}
@@ -326,7 +344,7 @@ def names_in(root: str) -> set[str]:
 
 
 def localize(uri: str, into: Path) -> Path:
-    """Return a local path of the file or folder `uri`: `uri` itself if it is local, else a copy below `into`."""
+    """Return a local path of the file or folder `uri`: `uri` itself if it is local, otherwise a copy below `into`."""
     if not (store := store_of(uri)):
         return Path(uri)
     target = into / hashlib.sha256(uri.encode()).hexdigest()[:16]
@@ -346,7 +364,7 @@ def localize(uri: str, into: Path) -> Path:
 
 
 def upload(path: Path, uri: str) -> None:
-    """Copy a local file or folder to a bucket; each object is written atomically.
+    """Copy a local file or folder to a bucket. Each object is written atomically.
 
     Raises:
         InputError: If there is no file at `path`, `uri` is not in a bucket, or the bucket is not writable.
@@ -367,7 +385,7 @@ def upload(path: Path, uri: str) -> None:
 
 @contextlib.contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Raise an InputError that names the disk, if a write in the block fails because the disk is full or read-only."""
+    """Raise an InputError that names the disk if a write in the block fails because the disk is full or read-only."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -377,15 +395,15 @@ def naming_full_disk(path: Path) -> Iterator[None]:
         where = f" in {place}" if _staging_dir(path) else ""
         free = shutil.disk_usage(place).free
         raise InputError(
-            f"Could not write {path}: {fault} ({free / 2**20:,.0f} MiB free{where}). An earlier file or folder of that "
-            "name is unchanged. Free some space or choose another folder, then run again."
+            f"Could not write {path}: {fault} ({free / 2**20:,.0f} MiB free{where}). An earlier file or folder with "
+            "this name is unchanged. Free some space or choose another folder, then run again."
         ) from error
 
 
 def _number(error: OSError | RuntimeError) -> int:
-    """Return the errno of an error, which some libraries give only in the message; 0 if there is none.
+    """Return the errno of an error, or 0 if it has none. Some libraries give the errno only in the message.
 
-    If shutil has collected several errors while copying a folder, the first counts. HDF5 raises RuntimeError.
+    If shutil collects several errors while it copies a folder, the first error counts. HDF5 raises RuntimeError.
     """
     if isinstance(error, OSError) and error.errno:
         return error.errno
@@ -397,7 +415,10 @@ def _number(error: OSError | RuntimeError) -> int:
 
 @contextlib.contextmanager
 def _said_once() -> Iterator[None]:
-    """Suppress the stack traces that HDF5 prints when it closes a file after a disk error, which is raised anyway."""
+    """Suppress the stack traces that HDF5 prints when it closes a file after a disk error.
+
+    The error itself is still raised.
+    """
     ignored, printed = sys.unraisablehook, sys.excepthook  # Cython calls both.
 
     def is_fault(error: Any) -> bool:
@@ -416,8 +437,8 @@ def _said_once() -> Iterator[None]:
 def naming_faults() -> Iterator[None]:
     """Translate errors of the machine in the block, such as a full disk, to InputError or PlatformError.
 
-    If a file on a mounted bucket is changed while it is open, reading the rest fails, and the first of several writers
-    wins:
+    If a file on a mounted bucket is changed while it is open, reading the rest of the file fails. If there are several
+    writers, the first one wins:
     https://github.com/GoogleCloudPlatform/gcsfuse/blob/master/docs/semantics.md#stale-file-handle-errors
 
     Raises:
@@ -448,13 +469,13 @@ def naming_faults() -> Iterator[None]:
             raise
         what = "use" if number in _FORBIDDEN else "write"
         raise InputError(
-            f"Cannot {what} {name or 'a file or the output'}: {fault}. Free some space, change its mode or choose "
-            "another place, then run again."
+            f"Cannot {what} {name or 'a file or the output'}: {fault}. Free some space, change the permissions or "
+            "choose another place, then run again."
         ) from error
 
 
 def _staging_dir(path: Path) -> Path | None:
-    """Return the local folder where files for a mounted bucket are written first; None for any other path."""
+    """Return the local folder where files for a mounted bucket are written first, or None for any other path."""
     return Path(tempfile.gettempdir()) if path.is_relative_to(BUCKETS_MOUNT) else None
 
 
@@ -465,11 +486,11 @@ def _existing_parent(path: Path) -> Path:
 
 
 def require_output(directory: Path, marker: str) -> None:
-    """Check, before any long work, that a step can write `directory`, and would replace only an earlier result.
+    """Check before a step starts work that it can write `directory` and would replace only an earlier result.
 
     Args:
         directory: The folder to write.
-        marker: Name of a file that is in every result of the step.
+        marker: Name of a file that every result of the step contains.
 
     Raises:
         InputError: If the folder cannot be written, or is neither empty nor contains `marker`.
@@ -477,8 +498,8 @@ def require_output(directory: Path, marker: str) -> None:
     require_writable(directory)
     if directory.is_dir() and any(directory.iterdir()) and not (directory / marker).is_file():
         raise InputError(
-            f"Cannot write to {directory}: expected an empty folder or an earlier result with {marker}, received other "
-            f"files ({next(directory.iterdir()).name!r}). Choose another folder, or remove this one."
+            f"Cannot write to {directory}: expected an empty folder, or an earlier result with {marker}. Received a "
+            f"folder with other files ({next(directory.iterdir()).name!r}). Choose another folder, or remove this one."
         )
 
 
@@ -502,7 +523,9 @@ def require_writable(directory: Path) -> None:
 
 
 def require_utf8(path: Path) -> None:
-    """Check that a path is valid UTF-8: the JSON files of a run contain paths, and JSON must be UTF-8.
+    """Check that a path is valid UTF-8.
+
+    The JSON files of a run contain paths, and JSON must be UTF-8.
 
     Raises:
         InputError: If the path is not valid UTF-8.
@@ -514,7 +537,7 @@ def require_utf8(path: Path) -> None:
 
 
 def require_file(path: Path, is_added_to: bool = False) -> None:
-    """Check, before any work, that a local file can be written. Creates missing parent folders.
+    """Check before any work that a local file can be written. Missing parent folders are created.
 
     Args:
         path: The file.
@@ -534,7 +557,9 @@ def require_file(path: Path, is_added_to: bool = False) -> None:
 
 
 def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
-    """Yield the `StoredFile` of each name below `root`; a missing file has no bytes and the version `missing`.
+    """Yield the `StoredFile` of each name below `root`.
+
+    A missing file has no bytes and the version `missing`.
 
     If a name exists only in another Unicode form, the result has the existing name; see `existing_form`.
     """
@@ -556,7 +581,10 @@ def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
 
 
 def stat_paths(paths: Sequence[str]) -> Iterator[StoredFile]:
-    """Yield the `StoredFile` of each path, without its folder in the name; all are local, or all in one bucket."""
+    """Yield the `StoredFile` of each path. Its name does not contain the folder.
+
+    All paths are local, or all are in one bucket.
+    """
     if Location(paths[0]).is_remote:  # One listing serves all paths.
         root = common_folder(paths) or ""
         yield from stat_files(root, [path.removeprefix(root).lstrip("/") for path in paths])
@@ -566,7 +594,7 @@ def stat_paths(paths: Sequence[str]) -> Iterator[StoredFile]:
 
 
 def _is_mounted(directory: str) -> bool:
-    """Return whether a folder is in a bucket that Vertex AI has mounted."""
+    """Return whether a folder is in a bucket that Vertex AI mounts."""
     return f"{directory}/".startswith(f"{BUCKETS_MOUNT}/")
 
 
@@ -579,10 +607,10 @@ def _stored(name: str, status: os.stat_result, is_mounted: bool) -> StoredFile:
 
 
 def require_free_bytes(path: Path, num_bytes: int) -> None:
-    """Check, before any long work, that `num_bytes` will fit on the disk of `path`.
+    """Check before a step starts work that `num_bytes` will fit on the disk of `path`.
 
-    For a mounted bucket, the bytes must also fit in the staging folder. If both are on one disk, as in a pod whose
-    mount is a folder of its node, twice the size is needed.
+    For a mounted bucket, the bytes must also fit in the staging folder. If the bucket and the staging folder are on one
+    disk, as in a pod whose mount is a folder of its node, twice the size is needed.
 
     Raises:
         InputError: If the disk has less free space.
@@ -601,7 +629,7 @@ def require_free_bytes(path: Path, num_bytes: int) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a local file atomically, and flush it to the disk. Missing folders are created."""
+    """Write a local file atomically and flush it to the disk. Missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming_full_disk(path):
         handle, staged = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -641,8 +669,8 @@ def write_json(path: Path, value: Any) -> None:
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
     """Hold an exclusive lock on a file within the block.
 
-    The file is created if missing, and never changed. The system releases the lock when the process ends, even if it is
-    killed.
+    The file is created if it is missing. Its content is never changed. The system releases the lock when the process
+    ends, even if it is killed.
 
     Raises:
         BlockingIOError: If another process holds the lock, and `wait` is false.
@@ -679,7 +707,7 @@ def _lock(descriptor: int, wait: bool) -> None:
 
 
 def new_file(path: Path) -> TextIO:
-    """Open an empty text file for writing; an existing file or link with this name is removed first."""
+    """Open an empty text file for writing. An existing file or link with this name is removed first."""
     path.unlink(missing_ok=True)
     return open(path, "x")
 
@@ -688,11 +716,11 @@ def new_file(path: Path) -> TextIO:
 def staged_directory(final: Path | str) -> Iterator[Path]:
     """Yield a temporary folder that becomes `final` if the block succeeds, and is deleted otherwise.
 
-    On a disk, the folder is renamed atomically. To a bucket, mounted or not, the files are copied, and the JSON files
-    at the top level are copied last, because no step reads a folder without them.
+    On a disk, the folder is renamed atomically. If `final` is in a bucket, mounted or not, the files are copied. The
+    JSON files at the top level are copied last, because no step reads a folder without them.
 
     Args:
-        final: Folder to create; a string if it may be in a bucket.
+        final: Folder to create, as a string if it may be in a bucket.
 
     Raises:
         InputError: If the disk fills up inside the block.
@@ -723,7 +751,7 @@ def staged_directory(final: Path | str) -> Iterator[Path]:
 
 
 def drop_half_written(folder: Path) -> None:
-    """Delete the temporary files and folders that a killed process has left in a folder.
+    """Delete the temporary files and folders that a killed process left in a folder.
 
     The caller must ensure that no other process writes to the folder.
     """
@@ -735,7 +763,7 @@ def drop_half_written(folder: Path) -> None:
 
 
 def replace_directory(source: Path, final: Path) -> None:
-    """Rename the folder `source` to `final`; an existing `final` is moved away first, and then deleted."""
+    """Rename the folder `source` to `final`. An existing `final` is moved away first, and deleted afterwards."""
     if not final.exists():
         os.rename(source, final)
         return
@@ -752,7 +780,10 @@ def replace_directory(source: Path, final: Path) -> None:
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """Copy a folder atomically, by hard links or, if the file system has none, by copies of the files."""
+    """Copy a folder atomically.
+
+    Files are hard links or, if the file system does not have hard links, copies.
+    """
 
     def link(from_path: str, to_path: str) -> None:
         try:
@@ -765,7 +796,10 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy a folder to new read-only files, atomically; the file system clones the files if it can."""
+    """Copy a folder to new read-only files, atomically.
+
+    The file system clones the files if it supports that.
+    """
 
     def copy(from_path: str, to_path: str) -> None:
         with open(from_path, "rb", buffering=0) as source_file, open(to_path, "xb", buffering=0) as made:

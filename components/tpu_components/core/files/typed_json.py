@@ -18,21 +18,22 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def decode(content: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
-    """Parse untrusted JSON; every error is a ValueError.
+    """Parse untrusted JSON. Every error is a ValueError.
 
     Args:
         content: The text, or its bytes in UTF-8.
-        constant: Function that converts NaN, Infinity and -Infinity, which are not valid JSON; None makes floats.
+        constant: Function that converts NaN, Infinity and -Infinity, which are not valid JSON. With None, they become
+            floats.
 
     Raises:
-        ValueError: If it is not valid JSON, is nested more than 100 levels deep, so that recursive functions would
-            fail, or contains half of a surrogate pair, which UTF-8 cannot encode.
+        ValueError: If the content is not valid JSON, is nested more than 100 levels deep, so that recursive functions
+            would fail, or contains half of a surrogate pair, which UTF-8 cannot encode.
     """
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
     try:
         value = json.loads(text, parse_constant=constant)
     except RecursionError as error:
-        raise ValueError(f"it is nested more than {_DEEPEST} levels deep") from error
+        raise ValueError(f"The JSON is nested more than {_DEEPEST} levels deep") from error
     if _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()  # Raises a UnicodeEncodeError, which is a ValueError.
     level: list[dict[str, Any] | list[Any]] = [[value]]
@@ -40,7 +41,7 @@ def decode(content: bytes | str, constant: Callable[[str], Any] | None = None) -
         held = (node.values() if isinstance(node, dict) else node for node in level)
         level = [item for items in held for item in items if isinstance(item, dict | list)]
     if level:
-        raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
+        raise ValueError(f"The JSON is nested more than {_DEEPEST} levels deep")
     return value
 
 
@@ -51,7 +52,7 @@ def load(path: Path | str, what: str, step: str, parse: Callable[[Any], T]) -> T
         path: The file, local or in a bucket.
         what: Expected content for messages, for example `a data set manifest`.
         step: Name of the step that writes the file.
-        parse: Turns parsed JSON into a value, or raises KeyError, TypeError or ValueError.
+        parse: Function that converts parsed JSON to a value, or raises KeyError, TypeError or ValueError.
 
     Raises:
         InputError: If the file is missing or malformed. The message names the file and the field.
@@ -76,10 +77,10 @@ def load(path: Path | str, what: str, step: str, parse: Callable[[Any], T]) -> T
 class JsonFile:
     """Base of dataclasses that are stored as a JSON file in a folder.
 
-    Class arguments are the file's name and, for error messages, its description and the step that writes it:
-    `class Facts(JsonFile, name="facts.json", what="a model's facts", step="train_model")`.
+    Class arguments are the file's name and, for error messages, its description and the step that writes it: `class
+    Facts(JsonFile, name="facts.json", what="a model's facts", step="train_model")`.
 
-    Files of other versions can be read too; see `typed_values.read`.
+    Files of other versions can be read, too; see `typed_values.read`.
     """
 
     _name: ClassVar[str]
@@ -117,7 +118,7 @@ class JsonFile:
 
     @classmethod
     def find(cls, directory: Path) -> Self | None:
-        """Read the file from a folder; None if it is missing or malformed."""
+        """Read the file from a folder. Return None if the file is missing or malformed."""
         try:
             return cls.load(directory)
         except InputError:

@@ -1,7 +1,7 @@
 """Limits for the decompressed size of a file, checked for every source before memory or disk is used.
 
-A file may unpack to 256 MiB, or to 100 times its own size if that is more. Typical compression ratios are 5 to 10 for
-images and texts, and 50 for binary masks.
+The limit is 256 MiB, or 100 times the size of the compressed file if that is more. Typical compression ratios are 5 to
+10 for images and texts, and 50 for binary masks.
 """
 
 import io
@@ -29,7 +29,7 @@ DAMAGED = (
 
 
 def require_plausible(place: str, num_bytes: int, unpacked: int) -> None:
-    """Check that a compressed file does not unpack to an implausible size (a decompression bomb).
+    """Check that a compressed file does not unpack to an implausible size, as a decompression bomb does.
 
     Args:
         place: The file.
@@ -51,13 +51,14 @@ def require_plausible(place: str, num_bytes: int, unpacked: int) -> None:
 def read_arrays(
     place: str | Path, content: bytes | None = None, only: str = "", is_own: bool = False
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz file, as {name: array}; the array of an .npy file has the name ''.
+    """Return the arrays of an .npz file, as {name: array}. The array of an .npy file has the name ''.
 
     Args:
         place: The file.
-        content: Bytes of the whole file; None reads them from `place`.
-        only: Name of the only array to read; empty reads all. The result is empty if the array does not exist.
-        is_own: Whether this project has written the file, which may then unpack to any size.
+        content: Bytes of the whole file. With None, they are read from `place`.
+        only: Name of the only array to read. If empty, all arrays are read. The result is empty if the array does not
+            exist.
+        is_own: Whether this project wrote the file. Such a file may unpack to any size.
 
     Raises:
         InputError: If the file unpacks to more than `require_plausible` allows.
@@ -86,11 +87,11 @@ def read_arrays(
 
 
 def _read_array(file: IO[bytes], num_bytes: int) -> np.ndarray:
-    """Read the array of an .npy file of `num_bytes`; raise ValueError if the header claims more."""
+    """Read the array of an .npy file of `num_bytes`. Raise ValueError if its header claims a larger array."""
     version = np.lib.format.read_magic(file)
     is_first = version == (1, 0)
     shape, _, kind = (np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0)(file)
     if math.prod(shape) * kind.itemsize > num_bytes:
-        raise ValueError(f"an array of {kind}{list(shape)} in {num_bytes:,} bytes")
+        raise ValueError(f"an array of {kind}{list(shape)} in only {num_bytes:,} bytes")
     file.seek(0)
     return np.lib.format.read_array(file, allow_pickle=False)

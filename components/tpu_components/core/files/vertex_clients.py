@@ -1,4 +1,7 @@
-"""Vertex AI's clients, with Google's errors translated to this project's. The first call imports them and signs in."""
+"""Vertex AI's clients.
+
+Google's errors are translated to this project's exceptions. The first call imports the clients and signs in.
+"""
 
 import contextlib
 import functools
@@ -21,7 +24,7 @@ _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
 def join_errors(errors: Mapping[str, Any]) -> str:
-    """Join the error messages of a pipeline job's tasks as `step: message`; empty messages are left out.
+    """Join the error messages of a pipeline job's tasks as `step: message`. Empty messages are left out.
 
     Args:
         errors: Error of each task, as the service returns it.
@@ -37,9 +40,9 @@ class VertexService:
     Args:
         project: Google Cloud project.
         region: Default region of calls.
-        address: Address of the service, if it is not the regional one; by default the value of
+        address: Address of the service, if it is not the regional one. The default is the value of
             TPU_PIPELINES_VERTEX_ENDPOINT.
-        credentials: Google credentials; None uses those of the environment.
+        credentials: Google credentials. With None, the credentials of the environment are used.
     """
 
     def __init__(self, project: str, region: str, address: str = "", credentials: Any = None) -> None:
@@ -73,24 +76,25 @@ class VertexService:
             kind: Name of the service, for example `PipelineService`.
             method: Name of the method.
             request: Request of the method.
-            region: Region of the service; empty uses the default region.
+            region: Region of the service. If empty, the default region is used.
 
         Raises:
             OutageError: If the same call may succeed later.
             MissingError: If the requested resource does not exist.
             ExistsError: If the resource exists already.
-            InputError: If the service refuses for another reason. Contains its message.
+            InputError: If the service rejects the request for another reason. The message contains the service's
+                message.
         """
         with self._translated(method):
             client = self._client(kind, region or self.region)
             return getattr(client, method)(request=request, retry=None, timeout=_TIMEOUT_SECONDS)
 
     def predict(self, request: Any, address: str = "") -> Any:
-        """Request predictions from an endpoint, without retries. Raises the same errors as `call`.
+        """Request predictions from an endpoint, without retries. The exceptions are those of `call`.
 
         Args:
             request: The request, in the service's types.
-            address: The endpoint's own address, with or without a scheme; empty uses the address of the service.
+            address: Address of the endpoint, with or without a scheme. If empty, the address of the service is used.
         """
         if not address:
             return self.call("PredictionService", "predict", request)
@@ -107,16 +111,16 @@ class VertexService:
             return types().PredictResponse.from_json(answer.text, ignore_unknown_fields=True)
 
     def list(self, kind: str, method: str, request: Any, region: str = "") -> list[Any]:
-        """Call a method that lists resources, and return the items of all pages; see `call`."""
+        """Call a method that lists resources. Return the items of all pages. See `call`."""
         pages = self.call(kind, method, request, region)
         with self._translated(method):
             return list(pages)
 
     def is_done(self, operation: Any, method: str) -> bool:
-        """Check once whether a long-running operation, which `call` returned for `method`, has ended.
+        """Check once whether a long-running operation has ended. `call` returned the operation for `method`.
 
         Raises:
-            PlatformError: If the operation has failed. Contains the service's message.
+            PlatformError: If the operation has failed. The message contains the service's message.
         """
         with self._translated(method):
             is_done: bool = operation.done(retry=None)
@@ -141,13 +145,13 @@ def google_errors(service: str, doing: str, where: str, advice: str, hint: str =
         doing: Requested action for messages, for example `list models`.
         where: Project and region.
         advice: Advice to the user if the account lacks a permission.
-        hint: Advice to the user if the service refuses for another reason.
+        hint: Advice to the user if the service rejects the request for another reason.
 
     Raises:
         OutageError: If the same call may succeed later.
         MissingError: If the requested resource does not exist.
         ExistsError: If the resource exists already.
-        InputError: If the service refuses for another reason. Contains its message.
+        InputError: If the service rejects the request for another reason. The message contains the service's message.
     """
     import requests
     from google.api_core import exceptions
@@ -204,7 +208,7 @@ def sign_in() -> Any:
 
 
 def types() -> Any:
-    """Return `google.cloud.aiplatform_v1`, the module with the service's clients and types."""
+    """Return `google.cloud.aiplatform_v1`, the module with Vertex AI's clients and types."""
     import google.cloud.aiplatform_v1
 
     return google.cloud.aiplatform_v1

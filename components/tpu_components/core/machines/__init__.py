@@ -1,1 +1,1 @@
-"""Machine specifications and their catalogue, devices, the process group of hosts, footprints of a training."""
+"""Machine specifications and their catalogue, devices, the process group of hosts, and footprints of training runs."""

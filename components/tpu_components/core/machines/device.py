@@ -1,7 +1,7 @@
 """Choice of the device for a model: backend, replicas, precision and compilation.
 
 All code for TPUs, GPUs and simulated replicas is here. Call `prepare` before anything imports Keras, because Keras
-reads its backend only once; import modules that import Keras after the call.
+reads its backend only once. Import modules that use Keras after this call.
 """
 
 import contextlib
@@ -46,12 +46,15 @@ class Device:
 
     @property
     def jit_compile(self) -> bool:
-        """Whether `Model.compile` uses XLA, which makes TensorFlow's convolutions on a CPU three times slower."""
+        """Whether `Model.compile` uses XLA.
+
+        XLA makes TensorFlow's convolutions on a CPU three times slower.
+        """
         return self.backend == "jax"
 
     @property
     def mesh(self) -> Any:
-        """Devices that share a batch, a `jax.sharding.Mesh`; None with one replica or TensorFlow."""
+        """Devices that share a batch, as a `jax.sharding.Mesh`, or None with one replica or TensorFlow."""
         is_shared = self.backend == "jax" and self.distribution is not None
         return self.distribution.device_mesh.backend_mesh if is_shared else None
 
@@ -63,18 +66,18 @@ class Device:
 
 
 def cpu_flags() -> Sequence[str]:
-    """Return the instruction sets of this machine's processor; empty if unknown."""
+    """Return the instruction sets of this machine's processor, or an empty result if they are unknown."""
     return _processor("flags", "Features").split()
 
 
 def describe_host() -> str:
-    """Describe this machine: number of cores, and model of the processor if known."""
+    """Describe this machine: number of cores, and model of the processor if it is known."""
     make = _processor("model name") or platform.machine()
     return f"{os.cpu_count()} × {' '.join(make.split())}"
 
 
 def _processor(*names: str) -> str:
-    """Return the first value in /proc/cpuinfo with one of these names; empty if there is none."""
+    """Return the first value in /proc/cpuinfo with one of these names, or an empty string if there is none."""
     try:
         with open("/proc/cpuinfo") as file:
             return next((line.partition(":")[2].strip() for line in file if line.startswith(names)), "")
@@ -83,7 +86,9 @@ def _processor(*names: str) -> str:
 
 
 def choose_precision(accelerator: str, backend: str, flags: Sequence[str]) -> str:
-    """Return mixed_bfloat16 for a TPU, and with TensorFlow for a CPU that has bf16 units; else float32.
+    """Return the precision for a device.
+
+    It is mixed_bfloat16 for a TPU and, with TensorFlow, for a CPU with bf16 units; otherwise float32.
 
     On a CPU, bf16 units accelerate oneDNN, which TensorFlow uses, but not XLA, which JAX uses.
 
@@ -108,15 +113,16 @@ def prepare(
     """Choose a device, configure Keras for it, connect the hosts, and return the device.
 
     Args:
-        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, else tensorflow.
-        accelerator: `cpu`, `gpu`, `tpu`, or `auto`: a GPU if there is one, else the CPU. `auto` never chooses a TPU.
-        num_replicas: Number of devices of all hosts together; 0 uses all devices, but one per host on a CPU. On a CPU
+        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, otherwise tensorflow.
+        accelerator: `cpu`, `gpu`, `tpu`, or `auto`: a GPU if there is one, otherwise the CPU. `auto` never chooses a
+            TPU.
+        num_replicas: Number of devices of all hosts together. 0 uses all devices, or one per host on a CPU. On a CPU,
             any number can be simulated.
         precision: Keras dtype policy; `auto` uses `choose_precision`.
         hosts: Hosts that train together.
 
     Raises:
-        InputError: If the device is missing, Keras already runs another backend, or the backend does not support
+        InputError: If the device is missing, Keras already uses another backend, or the backend does not support
             several hosts.
         Terminated: If another host does not connect in time.
     """
@@ -124,7 +130,7 @@ def prepare(
         backend = "jax" if accelerator in ("tpu", "gpu") else "tensorflow"
     if hosts.count > 1 and backend != "jax":
         raise InputError(
-            f"Cannot train on {hosts.count} hosts with the {backend} backend, which supports one host. Set "
+            f"Cannot train on {hosts.count} hosts with the {backend} backend: it supports only one host. Set "
             "training.backend=jax."
         )
     _claim_backend(backend)
@@ -176,8 +182,8 @@ def _claim_backend(backend: str) -> None:
     current = loaded.backend.backend() if loaded is not None else backend
     if current != backend:
         raise InputError(
-            f"Cannot use the {backend} backend: Keras already runs {current} in this process. Start a new "
-            f"process, or set KERAS_BACKEND={backend} before importing keras."
+            f"Cannot use the {backend} backend: Keras already uses {current} in this process. Start a new process, or "
+            f"set KERAS_BACKEND={backend} before importing keras."
         )
     os.environ["KERAS_BACKEND"] = backend
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -235,8 +241,8 @@ def _connect_tensorflow_tpu(num_replicas: int) -> tuple[str, int, Any]:
 def _check_all_cores(num_replicas: int, available: int) -> None:
     if num_replicas not in (0, available):
         raise InputError(
-            f"A training must use the whole TPU slice: expected num_replicas={available} or 0, received "
-            f"{num_replicas}. Choose another machine instead."
+            f"A training run must use the whole TPU slice: expected num_replicas={available} or 0, received "
+            f"{num_replicas}. Set num_replicas=0, or choose another machine."
         )
 
 

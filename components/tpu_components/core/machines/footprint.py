@@ -1,4 +1,6 @@
-"""Memory, step time and price of a training on a machine, from the compiled step, to compare two trainings.
+"""Memory, step time and price of a training run on a machine, computed from the compiled step.
+
+They are used to compare two training runs.
 
 The speed of the input pipeline is not included, because it differs between hosts.
 """
@@ -14,11 +16,11 @@ from tpu_components.core.examples.feeding import steps_per_epoch
 
 @dataclasses.dataclass(frozen=True)
 class Footprint:
-    """Memory, step time and price of a training on a machine, estimated from the compiled step.
+    """Memory, step time and price of a training run on a machine, estimated from the compiled step.
 
     Attributes:
         machine: Short name of the machine.
-        region: Region of the price; empty is the cheapest.
+        region: Region of the price. Empty means the cheapest region.
         spot: Whether the price is for a spot machine.
         num_examples: Number of examples in the training split.
         num_validation: Number of examples in the validation split.
@@ -28,9 +30,9 @@ class Footprint:
         step_ms: Time of a step on the device, in milliseconds.
         peak_bytes: Peak memory use of a device, in bytes.
         capacity_bytes: Memory of a device that a program may use, in bytes.
-        usd_per_hour: Price of the whole slice in US dollars; 0 if unknown.
+        usd_per_hour: Price of the whole slice in US dollars, or 0 if unknown.
         compiler: Versions of libtpu, JAX and Keras.
-        target: Platform of the price; empty in files of old versions, which have Compute Engine's price.
+        target: Platform of the price. Empty in files of old versions, which contain Compute Engine's price.
         price_factor: Ratio of `usd_per_hour` to Compute Engine's list price.
     """
 
@@ -57,9 +59,10 @@ class Footprint:
 
     @property
     def device_usd_per_run(self) -> float:
-        """Price of all epochs in US dollars, if the device never waits for the host; 0 if no price is known.
+        """Price of all epochs in US dollars if the device never waits for the host, or 0 if no price is known.
 
-        Preflight's expected price of a run, `Cost.usd_per_run`, includes the waiting.
+        Preflight's expected price of a run, `Cost.usd_per_run`, includes the time in which the device waits for the
+        host.
         """
         return self.usd_per_hour * self.epochs * self.device_epoch_seconds / 3600
 

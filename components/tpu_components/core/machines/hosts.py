@@ -1,6 +1,7 @@
 """Process group of the hosts that train together: discovery, messages and common shutdown.
 
-Host 0 runs JAX's coordination service. Messages go through its key-value store, arrays from device to device.
+Host 0 runs JAX's coordination service. Messages are sent through the key-value store of this service. Arrays are sent
+from device to device.
 """
 
 import atexit
@@ -52,12 +53,12 @@ LOST = 128 + signal.SIGABRT
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Hosts of a training, and the index of this host.
+    """Hosts of a training run, and the index of this host.
 
     Attributes:
         index: Index of this host, from 0. Only host 0 writes.
         count: Number of hosts.
-        coordinator: Address and port of host 0's coordination service; empty for a single host.
+        coordinator: Address and port of host 0's coordination service. Empty for a single host.
     """
 
     index: int = 0
@@ -79,7 +80,7 @@ ALONE = Hosts()
 
 
 def parse_host(text: str) -> Hosts:
-    """Parse `INDEX/COUNT@ADDRESS[:PORT]`; ADDRESS is the address of host 0.
+    """Parse `INDEX/COUNT@ADDRESS[:PORT]`, where ADDRESS is the address of host 0.
 
     Raises:
         InputError: If the text has another form.
@@ -98,7 +99,9 @@ def parse_host(text: str) -> Hosts:
 
 
 def find_hosts(environment: Mapping[str, str]) -> Hosts:
-    """Return the hosts that train together, from TPU_PIPELINES_HOST or the platform's variables; default: one host.
+    """Return the hosts that train together.
+
+    They come from TPU_PIPELINES_HOST or the platform's variables. The default is one host.
 
     Raises:
         InputError: If the variables contradict each other, or describe fewer hosts than TPU_PIPELINES_HOST_COUNT.
@@ -109,28 +112,32 @@ def find_hosts(environment: Mapping[str, str]) -> Hosts:
     for addresses, index, variables in _told(environment, expected):
         if not addresses or not 0 <= index < len(addresses):
             raise InputError(
-                f"Cannot find the hosts of this training: {variables} give this host the index {index} of "
+                f"Cannot find the hosts of this training run: {variables} give this host the index {index} of "
                 f"{len(addresses)} hosts. Expected an index from 0 to one less than the number of hosts."
             )
         if len(addresses) > 1:
             if expected not in (1, len(addresses)):
                 raise InputError(
-                    f"Cannot find the hosts of this training: {variables} list {len(addresses)} hosts, but its machine "
-                    f"has {expected}. {_say_it(expected)}"
+                    f"Cannot find the hosts of this training run: {variables} list {len(addresses)} hosts, but its "
+                    f"machine has {expected}. {_say_it(expected)}"
                 )
             return _hosts(index, len(addresses), addresses[0], environment.get("JAX_COORDINATOR_PORT", _PORT))
     if expected > 1:
         raise InputError(
-            f"Cannot find the index of this host among the {expected} hosts of its machine, and hosts that train "
-            "separately would overwrite each other's outputs: expected TPU_WORKER_HOSTNAMES and TPU_WORKER_ID, "
+            f"Cannot find the index of this host among the {expected} hosts of its machine; hosts that train "
+            "separately would overwrite each other's outputs. Expected TPU_WORKER_HOSTNAMES and TPU_WORKER_ID, "
             f"CLUSTER_SPEC with {expected} members, or {_ENDPOINTS} and {_NUMBER} from the metadata server. Received: "
-            f"{'; '.join(f'{name}: {answer}' for name, answer in tell_hosts(environment).items())}. {_say_it(expected)}"
+            f"{'; '.join(f'{name}: {answer}' for name, answer in tell_hosts(environment).items())}. "
+            f"{_say_it(expected)}"
         )
     return ALONE
 
 
 def _say_it(count: int) -> str:
-    return f"Start each host with --hosts INDEX/{count}@ADDRESS, or set {HOST_VARIABLE}, with the address of host 0."
+    return (
+        f"Start each host with --hosts INDEX/{count}@ADDRESS, where ADDRESS is the address of host 0, or set "
+        f"{HOST_VARIABLE} to the same value."
+    )
 
 
 def _hosts(index: int, count: int, first: str, port: int | str = _PORT) -> Hosts:
@@ -143,7 +150,7 @@ def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[
     """Yield the platform's descriptions of the hosts, as (addresses of all hosts, index of this host, source's name).
 
     The TPU's variables come first, because libtpu numbers the hosts by them. Vertex AI does not document the variables
-    of the hosts of one slice; the environment report of a training lists them.
+    of the hosts of one slice; the environment report of a training run lists them.
     """
     # GKE sets both for a container that requests google.com/tpu, and JAX uses the first list:
     # https://cloud.google.com/kubernetes-engine/docs/how-to/tpus and jax/_src/clusters/cloud_tpu_cluster.py
@@ -151,7 +158,9 @@ def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[
         if workers := environment.get(variable):
             index = environment.get("TPU_WORKER_ID", "0")
             if not index.isdecimal():
-                raise InputError(f"Cannot find the index of this host: TPU_WORKER_ID={index!r} is not a number.")
+                raise InputError(
+                    f"Cannot find the index of this host: TPU_WORKER_ID must be a number. Received: {index!r}."
+                )
             # Drop the port: libtpu's own process listens on it.
             addresses = [address.strip().partition(":")[0] for address in workers.split(",") if address.strip()]
             yield addresses, int(index), f"{variable} and TPU_WORKER_ID"
@@ -165,7 +174,7 @@ def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[
             yield [member for _, members in pools for member in members], before + int(task["index"]), "CLUSTER_SPEC"
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                f"Cannot find the hosts of this training: CLUSTER_SPEC does not have Vertex AI's format "
+                "Cannot find the hosts of this training run: CLUSTER_SPEC does not have Vertex AI's format "
                 f"({describe(error)}). Received: {spec[:200]!r}."
             ) from error
     if expected > 1 and "TPU_SKIP_MDS_QUERY" not in environment:
@@ -177,9 +186,9 @@ def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[
 
 
 def tell_hosts(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables and metadata of this environment that describe hosts, by name, for reports.
+    """Return the variables and metadata of this environment that describe the hosts, by name, for reports.
 
-    Unused variables are included: Vertex AI documents only TPU_NODE_NAME and TPU_CONFIG, and a report shows the others
+    Variables that this project does not use are included, because Vertex AI documents only TPU_NODE_NAME and TPU_CONFIG
     (https://cloud.google.com/vertex-ai/docs/training/training-with-tpu-vm).
     """
     told = {name: environment[name] for name in sorted(environment) if _TELLS_HOSTS.fullmatch(name)}
@@ -194,7 +203,7 @@ def _server(environment: Mapping[str, str]) -> str:
 
 @functools.cache
 def _metadata(host: str, key: str) -> str:
-    """Return a value from the metadata server; empty if the server or the value is missing."""
+    """Return a value from the metadata server, or an empty string if the server or the value is missing."""
     import urllib.request
 
     request = urllib.request.Request(_METADATA.format(host=host, key=key), headers={"Metadata-Flavor": "Google"})
@@ -205,9 +214,9 @@ def _metadata(host: str, key: str) -> str:
 
 
 def is_writer() -> bool:
-    """Return whether this process writes the outputs of a step: only host 0 does.
+    """Return whether this process writes the outputs of a step. Only host 0 does.
 
-    Also True if the environment is invalid: training has then failed on this host, and the error must be written.
+    The result is also True if the environment is invalid: training has failed on this host, so it must write the error.
     """
     try:
         return find_hosts(os.environ).is_writer
@@ -216,14 +225,16 @@ def is_writer() -> bool:
 
 
 def connect(hosts: Hosts) -> None:
-    """Connect to the other hosts, before JAX initialises its devices; JAX then has the devices of all hosts.
+    """Connect to the other hosts before JAX initialises its devices. JAX then has the devices of all hosts.
 
     Raises:
         Terminated: If a host does not connect in time.
     """
     if hosts.count == 1 or jax.distributed.is_initialized():
         return
-    progress.say("train_model", f"host {hosts.index} of {hosts.count}: waiting for the others at {hosts.coordinator}")
+    progress.say(
+        "train_model", f"host {hosts.index} of {hosts.count}: waiting for the other hosts at {hosts.coordinator}"
+    )
     try:
         jax.distributed.initialize(
             hosts.coordinator,
@@ -234,7 +245,7 @@ def connect(hosts: Hosts) -> None:
             shutdown_timeout_seconds=_HEARTBEAT_SECONDS,
         )
     except RuntimeError as error:
-        raise _lost(f"not all of the {hosts.count} hosts connected ({describe(error)})") from error
+        raise _lost(f"Not all of the {hosts.count} hosts connected in time ({describe(error)})") from error
     progress.say("train_model", f"all {hosts.count} hosts are connected")
 
 
@@ -262,7 +273,10 @@ class ProcessGroup:
             self._listener.start()
 
     def gather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all hosts, unchanged and concatenated in the order of hosts; lengths may differ."""
+        """Return the arrays of all hosts, unchanged and concatenated in the order of hosts.
+
+        The arrays may have different lengths.
+        """
         if self._is_alone:
             return array
         from jax.experimental import multihost_utils
@@ -277,11 +291,11 @@ class ProcessGroup:
         return np.concatenate([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def agree(self, value: int) -> int:
-        """Return host 0's value on every host; a collective call."""
+        """Return host 0's value on every host. All hosts must call this method."""
         return value if self._is_alone else int(self.gather(np.array([value], np.int64))[0])
 
     def broadcast(self, content: bytes) -> bytes:
-        """Return on every host the bytes that host 0 passes; a collective call."""
+        """Return on every host the bytes that host 0 passes. All hosts must call this method."""
         return self.gather(np.frombuffer(content if self.hosts.is_writer else b"", np.uint8)).tobytes()
 
     def broadcast_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -301,12 +315,12 @@ class ProcessGroup:
         }
 
     def wait_for_all(self, what: str) -> None:
-        """Wait until all hosts have made this call; `what` names the barrier."""
+        """Wait until all hosts have made this call. `what` is the name of the barrier."""
         if not self._is_alone:
             self._store.wait_at_barrier(f"tpu_pipelines/{what}", _FOREVER_MS)
 
     def tell(self, name: str, content: str) -> None:
-        """Send a message to all hosts. `name` identifies it and is used once."""
+        """Send a message to all hosts. Its `name` must be used only once."""
         self._store.key_value_set(f"{_TOLD}/{name}", content)
 
     def hear(self, name: str) -> str:
@@ -314,13 +328,15 @@ class ProcessGroup:
         return str(self._store.blocking_key_value_get(f"{_TOLD}/{name}", _FOREVER_MS))
 
     def meet(self, wish: bool) -> bool:
-        """Return whether all hosts act together at this block of steps; the same on every host, without a barrier.
+        """Return whether all hosts act together at this block of steps.
 
-        Host 0 requests a meeting two blocks ahead. All hosts call this once per block, after the block before is done.
-        No host is therefore two calls ahead of host 0, and every host reads the request in time.
+        The result is the same on every host, and no barrier is needed.
+
+        Host 0 requests a meeting two blocks ahead. All hosts call this method once per block, after the preceding block
+        is done. So no host is two calls ahead of host 0, and every host reads the request in time.
 
         Args:
-            wish: Whether host 0 requests a meeting; ignored on other hosts.
+            wish: Whether host 0 requests a meeting. It is ignored on other hosts.
         """
         self._blocks += 1
         if self._meeting_at == 0:
@@ -338,13 +354,16 @@ class ProcessGroup:
         return True
 
     def ask_to_end(self) -> None:
-        """Inform host 0 that the platform ends this host. Host 0 saves a checkpoint, and all hosts end."""
+        """Inform host 0 that the platform is stopping this host. Host 0 saves a checkpoint, and all hosts exit."""
         if not self._is_alone and not self._has_asked:
             self._has_asked = True
             self._store.key_value_set(f"{_END}/{self.hosts.index}", "")
 
     def is_asked_to_end(self) -> bool:
-        """Return whether another host has called `ask_to_end`. Checks every half second; returns False in between."""
+        """Return whether another host has called `ask_to_end`.
+
+        The check is made every half second; in between, the result is False.
+        """
         if self._is_alone or time.monotonic() - self._asked_at < _ASK_EVERY_SECONDS:
             return False
         self._asked_at = time.monotonic()
@@ -352,7 +371,9 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Run the block on all hosts together: if one host fails, all end; at the end, all wait for host 0's outputs.
+        """Run the block on all hosts together.
+
+        If one host fails, all hosts exit. At the end of the block, all hosts wait for host 0's outputs.
 
         Raises:
             Terminated: If another host is lost.
@@ -373,12 +394,12 @@ class ProcessGroup:
             if (cause := find_lost_host_error(error)) is None:
                 self._leave(2, str(error)) if isinstance(error, InputError) else self._leave(1, describe(error))
                 raise
-            lost = f"lost another host ({describe(cause)})"
+            lost = f"connection to another host lost ({describe(cause)})"
             self._leave(LOST, lost)
             raise _lost(lost) from error
 
     def _leave(self, code: int, reason: str) -> None:
-        """Send exit code and reason to the other hosts, give them 5 s to read them, and skip JAX's shutdown."""
+        """Send the exit code and the reason to the other hosts, wait 5 s, and exit without JAX's shutdown."""
         _end_at_once(code)
         word = json.dumps({"host": self.hosts.index, "code": code, "reason": reason})
         with contextlib.suppress(Exception):  # Another host was first, or host 0 has ended.
@@ -387,21 +408,21 @@ class ProcessGroup:
             self._store.wait_at_barrier(f"{_LEAVE}/heard", _FAREWELL_SECONDS * 1000)
 
     def _listen(self) -> None:
-        """Wait until training is done, or another host fails; then exit with the exit code of that host."""
+        """Wait until training is done or another host fails. In the second case, exit with that host's exit code."""
         try:
             told = json.loads(self._store.blocking_key_value_get(_LEAVE, _FOREVER_MS))
         except Exception:  # Host 0 has ended: JAX ends this process.
             return
         if told is None or told["host"] == self.hosts.index:
             return
-        print(paragraph(f"error: host {told['host']} ended: {told['reason']}"), file=sys.stderr, flush=True)
+        print(paragraph(f"error: host {told['host']} exited: {told['reason']}"), file=sys.stderr, flush=True)
         with contextlib.suppress(Exception):
             self._store.wait_at_barrier(f"{_LEAVE}/heard", _FAREWELL_SECONDS * 1000)
         os._exit(told["code"])
 
 
 def find_lost_host_error(error: BaseException) -> BaseException | None:
-    """Return the cause of `error` that shows the loss of another host; None if there is none."""
+    """Return the cause of `error` that shows that another host was lost, or None if there is no such cause."""
     from jax.errors import JaxRuntimeError
 
     for cause in chain_of(error):
@@ -413,7 +434,7 @@ def find_lost_host_error(error: BaseException) -> BaseException | None:
 
 def _lost(what: str) -> termination.Terminated:
     _end_at_once(LOST)
-    return termination.Terminated(LOST, f"{what}; start all hosts again to continue from the checkpoint")
+    return termination.Terminated(LOST, f"{what}. Start all hosts again to continue from the checkpoint")
 
 
 def _end_at_once(code: int) -> None:

@@ -48,13 +48,16 @@ BILLED_BY = {VERTEX: "Vertex AI's price", KUBEFLOW: "Compute Engine's list price
 
 
 def billed_by(target: str) -> str:
-    """Return the name of a target's price list; an empty target, in files of old versions, means Compute Engine's."""
+    """Return the name of a target's price list.
+
+    An empty target, in files of old versions, means Compute Engine's list.
+    """
     return BILLED_BY.get(target, BILLED_BY[KUBEFLOW])
 
 
 @dataclasses.dataclass(frozen=True)
 class Citation:
-    """Source of a value, and its date; only a year if the day is unknown."""
+    """Source of a value, and its date, which is only a year if the day is unknown."""
 
     text: str
     date: str
@@ -66,28 +69,30 @@ class Generation:
 
     Attributes:
         name: `v2`, `v3`, `v4`, `v5e`, `v5p`, `v6e` or `7x`; `t4`, `l4`, `a100`, `a100-80gb` or `h100`.
-        hbm_usable_bytes: Memory of a JAX device that a compiled program may use, in bytes; for a GPU, all its memory.
-        supports_tensorflow: Whether Vertex runs TensorFlow on it.
+        hbm_usable_bytes: Memory of a JAX device that a compiled program may use, in bytes. For a GPU, all of its
+            memory.
+        supports_tensorflow: Whether Vertex AI supports TensorFlow on it.
         boot_disk_types: Types of boot disk for its hosts.
         regions: Regions for training on one host.
         accelerator: `tpu` or `gpu`.
         pod_regions: Regions for training on several hosts.
         device_kind: Name of the device, as JAX reports it.
-        devices_per_chip: JAX devices per chip: two (one per core) for v2, v3 and 7x, else one.
+        devices_per_chip: JAX devices per chip: two (one per core) for v2, v3 and 7x, otherwise one.
         hbm_bytes_per_second: Memory bandwidth of a chip.
         peak_bf16_flops: Peak bfloat16 operations per second of a chip.
-        clock_hz: Converts the TPU compiler's cycles to seconds; derived from the peak, not published.
+        clock_hz: Clock rate that converts the TPU compiler's cycles to seconds. It is derived from the peak and is not
+            published.
         mxu_size: Rows and columns of a matrix unit.
         targets: Platforms that train on it: `vertex`, `kubeflow`.
-        chip_config: Configuration of a chip for the TPU compiler; empty is its default.
-        vertex_factor: Ratio of Vertex AI's price to Compute Engine's; None if Vertex AI does not offer it.
+        chip_config: Configuration of a chip for the TPU compiler. Empty means the compiler's default.
+        vertex_factor: Ratio of Vertex AI's price to Compute Engine's, or None if Vertex AI does not offer it.
         serving_only_regions: Regions for serving only.
-        ici_bytes_per_second: Bandwidth of one link between chips in one direction; None if unknown.
-        gke_accelerator: Value of GKE's node label, for example `tpu-v5-lite-podslice`; empty if GKE does not offer it.
-        gke_pod_accelerator: GKE's label for slices of several hosts; empty if it is `gke_accelerator`.
-        vertex_quota: Part of the name of Vertex AI's quota; empty if Vertex AI does not offer it.
-        vertex_pod_quota: Vertex AI's quota for slices of several hosts; empty if it is `vertex_quota`.
-        compute_quota: Metric of Compute Engine's quota, such as `NVIDIA_L4_GPUS`; empty if `doctor` does not check it.
+        ici_bytes_per_second: Bandwidth of one link between chips in one direction, or None if unknown.
+        gke_accelerator: Value of GKE's node label, for example `tpu-v5-lite-podslice`. Empty if GKE does not offer it.
+        gke_pod_accelerator: GKE's label for slices of several hosts. Empty if it is `gke_accelerator`.
+        vertex_quota: Part of the name of Vertex AI's quota. Empty if Vertex AI does not offer it.
+        vertex_pod_quota: Vertex AI's quota for slices of several hosts. Empty if it is `vertex_quota`.
+        compute_quota: Metric of Compute Engine's quota, such as `NVIDIA_L4_GPUS`. Empty if `doctor` does not check it.
         sources: Sources of these values, by attribute.
     """
 
@@ -168,21 +173,22 @@ class Slice:
     """TPU slice, or machine with GPUs: one entry of the catalogue.
 
     Attributes:
-        name: Short name. v2 to v4 and v5p count cores (`v2-8`), the others chips (`v5e-8`) or GPUs (`l4-1`). A slice of
-            two hosts with as many chips as a single host has the suffix of its machine type (`v5e-8-4t`).
+        name: Short name. The number counts cores for v2 to v4 and v5p (`v2-8`), and chips (`v5e-8`) or GPUs (`l4-1`)
+            for others. A slice of two hosts with as many chips as a single host has the suffix of its machine type
+            (`v5e-8-4t`).
         generation: Generation of its chips.
         machine_type: Vertex's machine type of a host.
         chips: Number of chips.
-        devices: Number of JAX devices, and so of replicas.
-        hosts: Number of virtual machines. Vertex derives it: `replica_count` is always 1.
+        devices: Number of JAX devices, which is the number of replicas.
+        hosts: Number of virtual machines. Vertex AI derives it, so `replica_count` is always 1.
         source: Source of these values.
         date: Date of the source.
-        libtpu_topology: Name of the slice for the TPU compiler; empty for GPUs.
-        accelerator_type: `TPU_V2`, `TPU_V3` or, for example, `NVIDIA_L4`; empty for generations with a topology.
-        accelerator_count: Number of TPU cores or GPUs; 0 without an `accelerator_type`.
-        tpu_topology: Chips along each axis (`2x4`); empty for generations with an accelerator type.
-        chips_per_host_bounds: A host's part of the topology, for the TPU compiler; None is its default.
-        host: CPUs and memory of each host; None if not published.
+        libtpu_topology: Name of the slice for the TPU compiler. Empty for GPUs.
+        accelerator_type: `TPU_V2`, `TPU_V3` or, for example, `NVIDIA_L4`. Empty for generations with a topology.
+        accelerator_count: Number of TPU cores or GPUs, or 0 without an `accelerator_type`.
+        tpu_topology: Chips along each axis (`2x4`). Empty for generations with an accelerator type.
+        chips_per_host_bounds: A host's part of the topology, for the TPU compiler. None means the compiler's default.
+        host: CPUs and memory of each host, or None if not published.
         prices: Compute Engine's list prices of the whole slice.
         targets: Platforms that train on it; by default those of its generation.
     """
@@ -206,13 +212,17 @@ class Slice:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the slice: a short one; for a TPU also the compiler's, and generation with topology (`v5e:4x4`)."""
+        """Names of the slice.
+
+        A slice has a short name. A TPU slice also has the TPU compiler's name and its generation with topology
+        (`v5e:4x4`).
+        """
         topology = self.libtpu_topology
         return (self.name, *((topology, f"{self.generation.name}:{topology.partition(':')[2]}") if topology else ()))
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a machine with GPUs."""
+        """Whether the slice is a machine with GPUs."""
         return self.generation.accelerator == GPU
 
     @property
@@ -222,23 +232,23 @@ class Slice:
 
     @property
     def host_cpus(self) -> int:
-        """Number of CPUs of each host; 0 if not published."""
+        """Number of CPUs of each host, or 0 if not published."""
         return self.host.vcpus if self.host else 0
 
     @property
     def vertex_fields(self) -> dict[str, Any]:
-        """Fields of Vertex's machine spec; unused ones are empty or 0."""
+        """Fields of Vertex AI's machine spec. Unused fields are empty or 0."""
         return {key: getattr(self, key) for key in VERTEX_FIELDS}
 
     def price(self, region: str = "", spot: bool = False, target: str = VERTEX) -> Price | None:
-        """Return the price of the whole slice in a region.
+        """Return the price of the whole slice in a region, or None if no price is published.
 
-        None if no price is published: prices are not derived from other slices or regions.
+        Prices are not derived from other slices or regions.
 
         Args:
-            region: Region of the price; empty is the cheapest region for training.
+            region: Region of the price. Empty means the cheapest region for training.
             spot: Whether to return the price of a spot machine.
-            target: Platform that trains: Kubeflow pays Compute Engine's list price, Vertex AI costs more.
+            target: Platform that trains. Kubeflow costs Compute Engine's list price, and Vertex AI costs more.
 
         Example:
             >>> machine = load_catalogue().find("v5e-8")
@@ -252,7 +262,7 @@ class Slice:
         return self._by_vertex(cheapest) if cheapest and target == VERTEX else cheapest
 
     def _by_vertex(self, price: Price) -> Price:
-        """Convert Compute Engine's price to Vertex AI's."""
+        """Convert a price of Compute Engine to the price of Vertex AI."""
         factor = self.generation.vertex_factor or 1.0
         origin = self.generation.sources["vertex_factor"]
         is_attested = not price.is_spot and not origin.text.startswith("assumed")
@@ -270,7 +280,7 @@ class Slice:
         """Check that this slice supports a backend: `tensorflow`, `jax`, or `auto`, which chooses a supported one.
 
         Raises:
-            InputError: If the slice does not support it; the message lists the nearest slices that do.
+            InputError: If the slice does not support it. The message lists the nearest slices that do.
         """
         if backend == "tensorflow" and not self.generation.supports_tensorflow:
             able = [entry for entry in load_catalogue().slices if entry.generation.supports_tensorflow]
@@ -281,10 +291,10 @@ class Slice:
             )
 
     def require_target(self, target: str) -> None:
-        """Check that a platform trains on this slice.
+        """Check that a platform offers this slice for training.
 
         Raises:
-            InputError: If the platform does not; the message lists the platform's nearest slices.
+            InputError: If the platform does not offer it. The message lists the platform's nearest slices.
         """
         if target not in self.targets:
             there = [entry for entry in load_catalogue().slices if target in entry.targets and not entry.is_gpu]
@@ -310,7 +320,7 @@ class Catalogue:
         """Return the slice with a short name, Cloud TPU's name (`v5litepod-8`) or the TPU compiler's (`v5e:4x4`).
 
         Raises:
-            InputError: If no slice has the name, or several have it; the message lists the nearest slices.
+            InputError: If no slice has the name, or several have it. The message lists the nearest slices.
 
         Example:
             >>> load_catalogue().find("v5e-8").machine_type
@@ -321,13 +331,15 @@ class Catalogue:
         if not matches:
             raise InputError(_explain_unknown(self, name, plain))
         if len(matches) > 1:
-            raise InputError(f"{name!r} is ambiguous: {' or '.join(map(str, matches))}. Use the short name of one.")
+            raise InputError(
+                f"{name!r} is ambiguous: {' or '.join(map(str, matches))}. Use the short name of one of them."
+            )
         return matches[0]
 
 
 @functools.cache
 def load_catalogue() -> Catalogue:
-    """Return the catalogue of this package; the file is read once."""
+    """Return the catalogue of this package. The file is read only once."""
     raw = json.loads(CATALOGUE_FILE.read_text(encoding="utf-8"))
     sources = {key: Citation(**source) for key, source in raw["sources"].items()}
 
@@ -358,7 +370,10 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _read_prices(rows: Iterable[Mapping[str, Any]], entry: Slice) -> Iterator[Price]:
-    """Yield the prices of a slice from the rows of the price list, which are per slice or per chip of a generation."""
+    """Yield the prices of a slice.
+
+    The rows of the price list are per slice, or per chip of a generation.
+    """
     for row in rows:
         is_own = row.get("slice") == entry.name
         is_per_chip = row.get("generation") == entry.generation.name
@@ -375,18 +390,18 @@ def _how(spot: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PaidMachine:
-    """Machine, and the settings that determine the cost of a training on it.
+    """Machine, and the settings that determine the cost of a training run on it.
 
     Attributes:
         machine: Short name of a machine, from `tpu-pipelines machines`.
-        region: Region of the price; empty is the cheapest region for training on the machine.
+        region: Region of the price. Empty means the cheapest region for training on the machine.
         spot: Whether the price is that of a spot machine.
         target: Platform that trains and sets the price: `vertex` or `kubeflow`.
-        timeout_seconds: Time limit of the training, in seconds; 0 derives it from preflight's estimate.
-        attempts: Largest number of starts of the training; each has `timeout_seconds`.
+        timeout_seconds: Time limit of the training run, in seconds. 0 derives it from preflight's estimate.
+        attempts: Largest number of starts of the training run. Each start may take `timeout_seconds`.
 
     Raises:
-        InputError: If the target does not offer the machine; the message lists similar ones.
+        InputError: If the target does not offer the machine. The message lists similar machines.
     """
 
     machine: str = CHEAPEST_MACHINE
@@ -411,7 +426,7 @@ class PaidMachine:
 
     @property
     def price(self) -> Price | None:
-        """Price on the platform `target`; None if unknown."""
+        """Price on the platform `target`, or None if unknown."""
         return self.slice.price(self.region, self.spot, self.target)
 
 
@@ -420,32 +435,34 @@ class MachineSpec:
     """Machine of a training job. Every instance is valid on the platforms in `slice.targets`.
 
     Attributes:
-        name: Short name from `tpu-pipelines machines`, which may replace the whole section. The next four fields are
-            Vertex AI's own names for the same machine, and are derived from the short name if left out.
+        name: Short name from `tpu-pipelines machines`. It may replace the whole section. The next four fields are
+            Vertex AI's names for the same machine; those that are left out are derived from the short name.
         machine_type: `cloud-tpu` for v2 and v3, `ct5lp-hightpu-…` for v5e, `ct6e-standard-…`, `tpu7x-standard-4t`; for
             GPUs, for example, `g2-standard-8`.
-        accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`; the type of a GPU, such as `NVIDIA_L4`; else empty.
-        accelerator_count: Number of TPU cores with `cloud-tpu`; number of GPUs; else 0.
+        accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`; the type of a GPU, such as `NVIDIA_L4`; otherwise
+            empty.
+        accelerator_count: Number of TPU cores with `cloud-tpu`, or number of GPUs; otherwise 0.
         tpu_topology: Chips along each axis, such as `2x4`, for all TPUs except `cloud-tpu`.
-        region: Region for the training; empty is the settings' region.
-        boot_disk_type: `pd-ssd` or `pd-standard` up to v5e and for GPUs, `hyperdisk-balanced` from v6e on; empty is
-            Vertex's default for the machine.
+        region: Region for the training run. If empty, it is the region of the settings.
+        boot_disk_type: `pd-ssd` or `pd-standard` up to v5e and for GPUs, `hyperdisk-balanced` from v6e on. If empty, it
+            is Vertex AI's default for the machine.
         boot_disk_size_gb: Size of the boot disk, from 100 (Vertex's default) to 64,000 GB.
         spot: Use a spot machine, which is cheaper and may be preempted at any time; only for one host.
-        reservation: `projects/PROJECT/zones/ZONE/reservations/NAME`; empty uses none.
-        timeout_seconds: Time limit of the training; 0 derives it from preflight's estimate for a TPU on Vertex AI, else
-            from `preflight.max_price_usd`, or else is one day.
+        reservation: `projects/PROJECT/zones/ZONE/reservations/NAME`. Empty means no reservation.
+        timeout_seconds: Time limit of the training run. With 0, it is derived from preflight's estimate for a TPU on
+            Vertex AI, otherwise from `preflight.max_price_usd`. If this is not set, the limit is one day.
         restart_job_on_worker_restart: Restart the whole job when one of its workers is restarted.
         disable_retries: Do not restart the job after an error of the platform.
         enable_web_access: Open a shell in the training's container on Vertex AI, from the job's page.
-        persistent_resource_id: Persistent resource on Vertex AI, whose machines the job uses; empty starts machines.
+        persistent_resource_id: Persistent resource on Vertex AI whose machines the job uses. If empty, machines are
+            started for the job.
         nfs_mounts: NFS shares that Vertex AI mounts at `/mnt/nfs/NAME`, each as `SERVER:/PATH=NAME`. The server must be
             in the network of the settings.
-        max_wait_seconds: Seconds to wait for the machine before the next fallback is tried; 0 waits without limit.
+        max_wait_seconds: Seconds to wait for the machine before the next fallback is tried. 0 means no limit.
         fallbacks: Machines to try, in order, if this one is not available. They cannot have fallbacks.
 
     Raises:
-        InputError: If Vertex AI would reject the machine; the message lists the nearest machines.
+        InputError: If Vertex AI would reject the machine. The message lists the nearest machines.
     """
 
     name: str = ""
@@ -488,7 +505,8 @@ class MachineSpec:
             ),
             (
                 self.reservation and self.spot,
-                f"A spot machine cannot use a reservation. Received: spot=True, {self.reservation!r}. Remove one.",
+                f"A spot machine cannot use a reservation. Received: spot=True, reservation={self.reservation!r}. "
+                "Remove one of them.",
             ),
             (
                 self.boot_disk_type and self.boot_disk_type not in able,
@@ -497,7 +515,8 @@ class MachineSpec:
             ),
             (
                 self.disable_retries and self.restart_job_on_worker_restart,
-                "disable_retries would override restart_job_on_worker_restart. Received: both true. Set one of them.",
+                "disable_retries would override restart_job_on_worker_restart. Received: both are true. Set only one "
+                "of them.",
             ),
             (
                 any(fallback.fallbacks for fallback in self.fallbacks),
@@ -507,7 +526,7 @@ class MachineSpec:
         if reserved and self.region and reserved["region"] != self.region:
             raise InputError(
                 f"The reservation must be in the region {self.region!r}. Received: {self.reservation!r}, which is in "
-                f"{reserved['region']!r}."
+                f"{reserved['region']!r}. Change the region or the reservation."
             )
         if others := [other.slice.name for other in self.fallbacks if other.slice.is_gpu != machine.is_gpu]:
             raise InputError(
@@ -526,7 +545,9 @@ class MachineSpec:
         received = {key: getattr(self, key) for key in VERTEX_FIELDS}
         if not self.name:
             if not self.machine_type:
-                raise InputError("Expected a name or a machine_type. Received: neither. Add, for example, name: v5e-8.")
+                raise InputError(
+                    "The machine needs a name or a machine_type. Received: neither. Add, for example, name: v5e-8."
+                )
             matches = [entry for entry in load_catalogue().slices if entry.vertex_fields == received]
             if not matches:
                 raise InputError(_explain_mismatch(received))
@@ -535,19 +556,21 @@ class MachineSpec:
         for key, expected in named.vertex_fields.items():
             if received[key] and received[key] != expected:
                 raise InputError(
-                    f"The name {self.name!r} means {key}={expected!r}. Received: {key}={received[key]!r}. Remove one "
-                    "of them."
+                    f"The machine {self.name!r} has {key}={expected!r}. Received: {key}={received[key]!r}. Remove "
+                    f"name or {key}."
                 )
         return named
 
     @property
     def paid(self) -> PaidMachine:
-        """This machine priced on Vertex AI, or on GKE if only GKE offers it."""
+        """This machine with the price of Vertex AI, or of GKE if only GKE offers it."""
         target = self.slice.targets[0]
         return PaidMachine(self.name, self.region, self.spot, target, timeout_seconds=self.timeout_seconds)
 
     def choose_accelerator(self, requested: str, field: str) -> str:
-        """Return the accelerator of a step on this machine: the machine's own for `auto`, else the requested one.
+        """Return the accelerator of a step on this machine.
+
+        For `auto`, it is the machine's accelerator, otherwise the requested one.
 
         Args:
             requested: `auto`, `cpu`, `gpu` or `tpu`.
@@ -591,15 +614,15 @@ def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: 
     """Parse the section `machine` of a configuration.
 
     Args:
-        value: A short name, or a mapping with `name` or Vertex's own fields, and any other field of `MachineSpec`.
-            `fallbacks` is a list of names or mappings, which inherit missing fields from the machine, except the
-            reservation: a reservation is for one machine type.
+        value: A short name, or a mapping with `name` or Vertex AI's fields and any other field of `MachineSpec`.
+            `fallbacks` is a list of names or mappings. They inherit missing fields from the machine, except the
+            reservation, because a reservation is for one machine type.
         backend: Backend of the training: `tensorflow`, `jax` or `auto`, which chooses one that the machine supports.
         where: Name of the field in error messages.
 
     Raises:
-        InputError: If Vertex AI would reject the machine, or it does not support the backend; the message lists the
-            nearest machines.
+        InputError: If Vertex AI would reject the machine, or the machine does not support the backend. The message
+            lists the nearest machines.
 
     Example:
         >>> parse_machine({"name": "v5e-8", "spot": True, "fallbacks": ["v6e-8"]}).fallbacks[0].machine_type
@@ -616,14 +639,22 @@ def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: 
 
 
 def _with_fallbacks(value: Any, where: str) -> dict[str, Any]:
-    """Return a machine as a mapping. Its fallbacks become mappings too, and inherit each field that they do not set."""
+    """Return a machine as a mapping.
+
+    Its fallbacks become mappings, too, and inherit each field that they do not set.
+    """
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping):
-        raise InputError(f"Cannot use {where}: expected a short name or a mapping of fields. Received: {value!r}.")
+        raise InputError(
+            f"Cannot use {where}: expected the short name of a machine, such as v5e-8, or a mapping of fields. "
+            f"Received: {value!r}."
+        )
     fallbacks = value.get("fallbacks", ())
     if not isinstance(fallbacks, list | tuple):
-        raise InputError(f"Cannot use {where}.fallbacks: expected a list of machines. Received: {fallbacks!r}.")
+        raise InputError(
+            f"Cannot use {where}.fallbacks: expected a list of machines, such as [v5e-8]. Received: {fallbacks!r}."
+        )
     shared = {key: item for key, item in value.items() if key not in _OWN_FIELDS}
     whole = [_with_fallbacks(fallback, f"{where}.fallbacks[{i}]") for i, fallback in enumerate(fallbacks)]
     return {**value, "fallbacks": [shared | fallback for fallback in whole]}
@@ -634,7 +665,7 @@ def _names(slices: Iterable[Slice]) -> str:
 
 
 def _nearest(slices: Iterable[Slice], chips: int) -> str:
-    """Return the names of some slices as a text: of each generation, the slice with about as many chips as `chips`."""
+    """Return the names of the slice with about `chips` chips of each generation, as a text."""
     generations: defaultdict[str, list[Slice]] = defaultdict(list)
     for entry in slices:
         generations[entry.generation.name].append(entry)
@@ -642,12 +673,15 @@ def _nearest(slices: Iterable[Slice], chips: int) -> str:
 
 
 def _of_one_host(generation: Generation) -> str:
-    """Return the names of a generation's single-host slices."""
+    """Return the names of a generation's slices with one host."""
     return _names(entry for entry in load_catalogue().slices if entry.generation == generation and entry.hosts == 1)
 
 
 def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
-    """Return an error message for an unknown name. It lists the slices of the same generation or machine type."""
+    """Return an error message for an unknown name.
+
+    The message lists the slices of the same generation or machine type.
+    """
     names = [entry.name for entry in catalogue.generations if re.match(rf"(tpu)?{entry.name}([-:]|$)", plain)]
     family = max(names, key=len, default="")
     if siblings := [entry for entry in catalogue.slices if entry.generation.name == family]:
@@ -664,7 +698,10 @@ def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
 
 
 def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
-    """Return an error message for fields of Vertex's machine spec that no slice has. It lists the nearest slices."""
+    """Return an error message for fields of Vertex AI's machine spec that no slice has.
+
+    The message lists the nearest slices.
+    """
     slices = load_catalogue().slices
     machine_type = wanted["machine_type"]
     generations = {entry.generation for entry in slices if entry.machine_type == machine_type}
@@ -690,7 +727,10 @@ def _fields(values: Mapping[str, Any]) -> str:
 
 
 def _explain_region(machine: Slice, region: str) -> str:
-    """Return an error message for a region in which a slice cannot train. It lists other regions and other slices."""
+    """Return an error message for a region in which a slice cannot train.
+
+    The message lists other regions and other slices.
+    """
     generation = machine.generation
     there = [
         entry

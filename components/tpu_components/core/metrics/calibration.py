@@ -34,18 +34,20 @@ def calibration_bins(hit: np.ndarray, probabilities: np.ndarray) -> list[dict[st
 
 
 def _confidence(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return float64[examples], the confidence of every prediction, and int[examples], the index of its bin."""
+    """Return the confidence of every prediction, float64[examples], and the index of its bin, int[examples]."""
     confidence = probabilities.max(axis=1).astype(np.float64).clip(0, 1)
     return confidence, np.digitize(confidence, _EDGES[1:-1], right=True)
 
 
 def calibration_error(hit: np.ndarray, probabilities: np.ndarray, members: Any) -> Estimate:
-    """Estimate the mean distance, over the examples, between the confidence and the accuracy of an example's bin.
+    """Estimate the calibration error: the mean over the examples of the distance between confidence and accuracy.
+
+    Confidence and accuracy are those of the example's bin.
 
     Args:
         hit: bool[examples]: correct predictions.
         probabilities: float[examples, classes].
-        members: Examples of every group, a result of `members_of`; None if all examples are independent.
+        members: Examples of every group, a result of `members_of`, or None if all examples are independent.
     """
     bins = calibration_bins(hit, probabilities)
     value = sum(item["count"] * abs(item["accuracy"] - item["confidence"]) for item in bins) / len(hit)
@@ -69,12 +71,12 @@ def calibration_error(hit: np.ndarray, probabilities: np.ndarray, members: Any) 
 def _interval(
     bins: list[dict[str, Any]], shared: np.ndarray, freedom: float, sure: float
 ) -> tuple[float, float] | None:
-    """Return the confidence interval of the calibration error; None if all examples belong to one group.
+    """Return the confidence interval of the calibration error, or None if all examples belong to one group.
 
     The error is a weighted sum of absolute gaps between confidence and accuracy, one for each bin. Chance alone gives
-    every bin a gap, so the error is too high, especially for a calibrated model. For the lower bound, the gaps
-    are scaled down until, with noise from Student's distribution, an error as high as the computed one has the
-    probability (1 - `sure`) / 2. The upper bound does not correct for the error's upward bias.
+    every bin a gap, so the error is too high, especially for a calibrated model. For the lower bound, the gaps are
+    scaled down until, with noise from Student's distribution, an error as high as the computed one has the probability
+    (1 - `sure`) / 2. The upper bound does not correct for the error's upward bias.
 
     Args:
         bins: See `calibration_bins`.

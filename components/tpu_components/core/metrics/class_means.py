@@ -13,7 +13,7 @@ _FEW = 5  # Fewer examples of a class do not suffice to estimate the variance wi
 
 
 class ClassCounts(NamedTuple):
-    """Counts of 0 or 1 by example and class or label: float64[examples, classes], for classes sparse.
+    """Counts of 0 or 1 by example and class or label, float64[examples, classes]. They are sparse for classes.
 
     Attributes:
         right: 1 for a correct prediction.
@@ -27,7 +27,7 @@ class ClassCounts(NamedTuple):
 
 
 def count_classes(labels: np.ndarray, probabilities: np.ndarray) -> ClassCounts:
-    """Count the classes of int[examples], and the most probable ones of float[examples, classes]."""
+    """Count the true classes, int[examples], and the most probable classes of float[examples, classes]."""
     places = np.arange(len(labels))
     shape = probabilities.shape
     true, predicted = (
@@ -45,7 +45,7 @@ def count_labels(labels: np.ndarray, probabilities: np.ndarray) -> ClassCounts:
 
 
 def ranks(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Return int[examples]: rank of the true class by probability, from 0; the first class wins a tie."""
+    """Return the rank of the true class by probability, from 0, int[examples]. In a tie, the first class wins."""
     own = probabilities[np.arange(len(labels)), labels][:, None]
     tied_before = (probabilities == own) & (np.arange(probabilities.shape[1]) < labels[:, None])
     return ((probabilities > own) | tied_before).sum(axis=1)
@@ -57,7 +57,7 @@ def mean_of_shares(parts: Any, wholes: Any, members: Any, is_f1: bool = False) -
     Args:
         parts: Numerators, float64[examples, classes].
         wholes: Denominators, of the same shape.
-        members: Examples of every group, a result of `members_of`; None if all examples are independent.
+        members: Examples of every group, a result of `members_of`, or None if all examples are independent.
         is_f1: Whether the ratio is F1, whose bias on few examples is corrected.
     """
     right = parts.sum(axis=0)
@@ -82,7 +82,7 @@ def _mean_over_classes(
     bias: float = 0.0,
     smallest: tuple[float, float] = (0.0, 1.0),
 ) -> Estimate:
-    """Estimate the mean over classes of `values`; `decide` is the number of examples behind each value."""
+    """Estimate the mean of `values` over classes. `decide` is the number of examples behind each value."""
     inverse = 1 / decide[decide > 0]
     # Support is all examples if classes are equally large; otherwise mainly the examples of the smallest classes.
     support = float(inverse.sum() ** 2 / (inverse**3).sum()) if len(inverse) else 0.0
@@ -94,9 +94,9 @@ def _mean_over_classes(
 def _centers(right: np.ndarray, counts: np.ndarray, decide: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return two float64[classes]: the center that deviations are measured from, and the weight of a deviation.
 
-    The center is the class's own share `right / counts`. For few examples it is the share of all classes: the variance
-    of few examples around their own share is far too small, and 0 for one example. Around another number it is never
-    too small.
+    The center is the share of the class, `right / counts`. For few examples, the center is the share of all classes.
+    The variance of few examples around their own share is far too small, and it is 0 for one example. The variance
+    around another number is never too small.
 
     Args:
         right: float64[classes]: sum of the parts, for example of hits.
@@ -124,10 +124,10 @@ def mean_area(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> 
     Args:
         positive: bool[examples, labels]: which examples have a label.
         scores: float[examples, labels]: scores of the labels.
-        members: Examples of every group, a result of `members_of`; None if all examples are independent.
+        members: Examples of every group, a result of `members_of`, or None if all examples are independent.
 
     Returns:
-        The estimate; None if no label has both positive and negative examples.
+        The estimate, or None if no label has both positive and negative examples.
     """
     mixed = positive.any(axis=0) & ~positive.all(axis=0)
     positive, scores = positive[:, mixed], scores[:, mixed]
@@ -150,7 +150,10 @@ def mean_area(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> 
 
 
 def _rights(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Return float64[examples]: share of the opposite class that is ranked on the correct side; a tie counts half."""
+    """Return the share of the opposite class that is ranked on the correct side, float64[examples].
+
+    A tie counts as one half.
+    """
     _, places, true, false = count_scores(positive, scores)
     above_false = (false.cumsum() - false / 2) / false.sum()
     below_true = 1 - (true.cumsum() - true / 2) / true.sum()
@@ -158,10 +161,10 @@ def _rights(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 
 def mean_average_precision(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> Estimate | None:
-    """Estimate the average precision, averaged over labels; None if no example has a label.
+    """Estimate the average precision, averaged over labels, or None if no example has a label.
 
-    The influence of an example on a label's average precision is the precision at its score, if the example is
-    positive, and its effect on the precision at lower scores.
+    The influence of an example on a label's average precision has two parts: the precision at its score if the example
+    is positive, and its effect on the precision at lower scores.
     """
     has_any = positive.any(axis=0)
     positive, scores = positive[:, has_any], scores[:, has_any]

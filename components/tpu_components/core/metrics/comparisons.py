@@ -1,4 +1,4 @@
-"""Comparison of the metrics of two models on the same examples: a challenger with the champion.
+"""Comparison of the metrics of two models, the challenger and the champion, on the same examples.
 
 Both models predict the same examples, so the influence of an example on the difference of their metrics is the
 difference of its influences on the metrics, see `estimates`.
@@ -25,19 +25,20 @@ _POWER = 0.8
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Difference of a model from the champion in one metric on the same examples, with its confidence bounds.
+    """Difference between a model and the champion in one metric on the same examples, with confidence bounds.
 
     Attributes:
         advantage: Difference by which the model is better; negative if it is worse.
-        least: Lower confidence bound of the true difference, at the gate's confidence; None if there are too few
+        least: Lower confidence bound of the true difference, at the gate's confidence, or None if there are too few
             examples.
-        most: Upper confidence bound of the true difference, at the same confidence; None if there are too few examples.
+        most: Upper confidence bound of the true difference, at the same confidence, or None if there are too few
+            examples.
         luck: One-sided p-value: the probability of such an advantage, or a larger one, if the model is no better.
-        detectable: True difference that a test with these examples would detect with a power of 80%; None if there are
-            too few examples.
-        num_better: Number of examples that only the model predicts correctly; None if the metric is not a share of
+        detectable: True difference that a test with these examples would detect with a power of 80%, or None if there
+            are too few examples.
+        num_better: Number of examples that only the model predicts correctly, or None if the metric is not a share of
             correct predictions.
-        num_worse: Number of examples that only the champion predicts correctly; None if `num_better` is None.
+        num_worse: Number of examples that only the champion predicts correctly, or None if `num_better` is None.
     """
 
     advantage: float
@@ -50,7 +51,7 @@ class Difference:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """`least` and `most`; None if there are too few examples."""
+        """`least` and `most`, or None if there are too few examples."""
         return None if self.least is None or self.most is None else (self.least, self.most)
 
     @property
@@ -60,7 +61,7 @@ class Difference:
 
 
 def compare_metrics(challenger: ModelMetrics, champion: ModelMetrics, confidence: float) -> dict[str, Difference]:
-    """Return the differences of a model from the champion on the same examples, by metric, with confidence bounds.
+    """Return the differences between a model and the champion on the same examples, by metric, with confidence bounds.
 
     Metrics that are undefined, or have too few examples to compare, are left out.
     """
@@ -73,7 +74,7 @@ def compare_metrics(challenger: ModelMetrics, champion: ModelMetrics, confidence
 
 
 def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: float) -> Difference | None:
-    """Compare a metric of two models on the same examples; None if there are too few examples.
+    """Compare a metric of two models on the same examples, or None if there are too few examples.
 
     Args:
         challenger: Metric of the model.
@@ -161,8 +162,8 @@ def _least_share(better: int, worse: int, num_examples: int, confidence: float) 
     """Return the lower confidence bound of (`better` - `worse`) / `num_examples`, found by bisection.
 
     Args:
-        better: Number of examples that the challenger alone has right.
-        worse: Number of examples that the champion alone has right.
+        better: Number of examples that only the challenger predicts correctly.
+        worse: Number of examples that only the champion predicts correctly.
         num_examples: Number of all examples.
         confidence: One-sided confidence.
     """
@@ -199,10 +200,10 @@ def find_chance(better: int, worse: int, n: int, difference: float) -> float:
 def _detectable_share(differ: int, num_examples: int, quantile: float) -> float:
     """Return the smallest difference of two shares that McNemar's test detects with the probability `_POWER`.
 
-    Uses the normal approximation (Connor, Biometrics 43, 1987) with a continuity correction.
+    It is computed with the normal approximation (Connor, Biometrics 43, 1987) with a continuity correction.
 
     Args:
-        differ: Number of examples that only one of the two models answers right.
+        differ: Number of examples that only one of the two models predicts correctly.
         num_examples: Number of all examples.
         quantile: Quantile of the normal distribution for the test's confidence.
     """

@@ -57,7 +57,7 @@ class ScoredExamples:
         targets: Targets of all examples.
         outputs: Predictions for all examples.
         top_k: Number of classes for `top_k_accuracy`.
-        members: Examples of every group, a result of `members_of`; None if all examples are independent.
+        members: Examples of every group, a result of `members_of`, or None if all examples are independent.
     """
 
     task: Task
@@ -155,11 +155,11 @@ class Metric:
         name: Name in evaluation.json, in thresholds and in registries.
         label: Name in reports; `{top_k}` is replaced by the number of classes of top-k accuracy.
         direction: Whether `HIGHER` or `LOWER` is better; equal for all tasks with a metric of this name.
-        estimate: Estimates the metric from the `ScoredExamples` of the task; None if the metric is undefined.
+        estimate: Estimates the metric from the `ScoredExamples` of the task, or None if the metric is undefined.
         most: Largest possible value.
         is_share: Whether reports show it as a percentage.
         is_headline: Whether reports show it at the top.
-        needs: Condition under which the metric is defined on a split; empty if it always is.
+        needs: Condition under which the metric is defined on a split. Empty if it always is.
     """
 
     task: str
@@ -231,7 +231,7 @@ METRICS: tuple[Metric, ...] = (
         lambda scored: calibration_error(scored.is_right, scored.outputs, scored.members),
         is_share=True,
     ),
-    Metric(CLASSIFICATION, "roc_auc", "ROC AUC", HIGHER, _roc_auc, needs="two classes, both in the split"),
+    Metric(CLASSIFICATION, "roc_auc", "ROC AUC", HIGHER, _roc_auc, needs="both classes in the split"),
     Metric(MULTI_LABEL, "micro_f1", "Micro F1", HIGHER, _micro_f1),
     Metric(MULTI_LABEL, "macro_f1", "Macro F1", HIGHER, _macro_f1),
     Metric(MULTI_LABEL, "macro_precision", "Macro precision", HIGHER, _macro_precision, is_headline=False),
@@ -251,7 +251,7 @@ METRICS: tuple[Metric, ...] = (
         "Mean average precision",
         HIGHER,
         lambda scored: mean_average_precision(scored.targets > 0, scored.outputs, scored.members),
-        needs="an example in the split that has a label",
+        needs="at least one example in the split that has a label",
     ),
     Metric(
         MULTI_LABEL,
@@ -259,7 +259,7 @@ METRICS: tuple[Metric, ...] = (
         "Mean ROC AUC",
         HIGHER,
         lambda scored: mean_area(scored.targets > 0, scored.outputs, scored.members),
-        needs="a label that some examples of the split have and others have not",
+        needs="a label that only some examples of the split have",
     ),
     Metric(MULTI_LABEL, "loss", "Loss", LOWER, _loss, most=math.inf),
     Metric(
@@ -268,7 +268,7 @@ METRICS: tuple[Metric, ...] = (
         "R²",
         HIGHER,
         lambda scored: r_squared(scored.exact_targets, scored.outputs),
-        needs="targets that differ within the split",
+        needs="targets with different values within the split",
     ),
     Metric(
         REGRESSION,
@@ -309,7 +309,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         LANGUAGE_MODEL,
         "accuracy",
-        "Next character right",
+        "Next character correct",
         HIGHER,
         lambda scored: ratio_of_hits(scored.hits, scored.num_characters, scored.members),
         is_share=True,
@@ -320,12 +320,15 @@ BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
 
 def task_metrics(task: str) -> Mapping[str, Metric]:
-    """Return the metrics of a task by name; the metric that the gate compares comes first."""
+    """Return the metrics of a task by name.
+
+    The first is the metric that the gate compares.
+    """
     return {metric.name: metric for metric in METRICS if metric.task == task}
 
 
 def direction(name: str) -> int:
-    """Return `HIGHER` or `LOWER`, whichever is better for a metric; `NEITHER` for an unknown name."""
+    """Return `HIGHER` or `LOWER`, whichever is better for a metric, or `NEITHER` for an unknown name."""
     return BY_NAME[name].direction if name in BY_NAME else NEITHER
 
 
@@ -335,7 +338,7 @@ Estimators = Mapping[str, Callable[[], Estimate | None]]
 def estimators(
     task: Task, targets: np.ndarray, outputs: np.ndarray, top_k: int = 1, groups: np.ndarray | None = None
 ) -> Estimators:
-    """Return a task's metrics by name, each as a function that returns its estimate, or None if it is undefined.
+    """Return a task's metrics by name, each as a function that returns its estimate or, if it is undefined, None.
 
     Args:
         task: The task.
@@ -343,7 +346,7 @@ def estimators(
         outputs: Predictions for all examples, all finite, each of the shape `Interface.output_shape`. For a language
             model float64[passages, num_tokens, 2], see `score_passages`.
         top_k: Number of classes for `top_k_accuracy`.
-        groups: int[examples]: the group that each example belongs to; None if all are independent.
+        groups: int[examples]: the group that each example belongs to, or None if all are independent.
     """
     members = None if groups is None else members_of(groups)
     scored = _SCORED[task.name](task, targets, outputs, top_k, members)

@@ -1,4 +1,4 @@
-"""Details of predictions beyond single numbers: figures of every class, label or target, and curves."""
+"""Details of predictions beyond scalar metrics: metrics of every class, label or target, and curves."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -43,7 +43,7 @@ def _rows(names: Sequence[str], **columns: Any) -> list[dict[str, Any]]:
 
 
 def _describe_names(names: Sequence[str], counts: ClassCounts, **more: Any) -> dict[str, Any]:
-    """Return the number of classes without examples, and support, precision, recall and F1 per class or label.
+    """Return the number of classes without examples, and support, precision, recall and F1 for each class or label.
 
     Undefined values are 0.
     """
@@ -113,9 +113,11 @@ def list_confusions(figures: Mapping[str, Any]) -> list[tuple[int, int, int]]:
 
 
 def _roc_points(positive: np.ndarray, scores: np.ndarray) -> list[dict[str, float]]:
-    """Return at most 200 points of the ROC curve, by falling threshold, the last at (1, 1); [] for a single class.
+    """Return at most 200 points of the ROC curve, by falling threshold. The last point is (1, 1).
 
-    A point has the rates that result when a score of at least `threshold` is called positive.
+    Return [] if there is only one class.
+
+    A point contains the true and false positive rates when a score of at least `threshold` counts as positive.
     """
     if positive.all() or not positive.any():
         return []
@@ -164,7 +166,7 @@ _DETAILS: Mapping[str, Callable[[np.ndarray, np.ndarray, Sequence[str]], dict[st
 
 
 def macro_notes(details: Mapping[str, Any]) -> dict[str, str]:
-    """Return notes on macro-averaged metrics about classes without examples, by metric; {} if all have examples."""
+    """Return notes on macro-averaged metrics about classes without examples, by metric, or {} if all have examples."""
     absent = details.get("num_absent_classes", 0)
     present = [item for item in details["per_class"] if item["support"]] if absent else []
     text = f"{absent:,} of {len(present) + absent:,} classes have no examples and count 0; the mean of the others is"

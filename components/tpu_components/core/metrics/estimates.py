@@ -3,8 +3,8 @@
 The influence of an example is the first-order change of a metric with the weight of the example. The standard deviation
 of the influences divided by √n is the metric's standard error (the infinitesimal jackknife: Efron, 1982).
 
-Examples of one group, as the pictures of a patient, depend on each other. The influences of a group are added up, and
-the groups replace the examples (the cluster-robust variance: Liang and Zeger, Biometrika 73, 1986).
+Examples of one group, such as the images of one patient, depend on each other. The influences of a group are added up,
+and the groups replace the examples (the cluster-robust variance: Liang and Zeger, Biometrika 73, 1986).
 """
 
 import dataclasses
@@ -24,21 +24,23 @@ _WOODRUFF_CONFIDENCE = 0.99
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A metric of one model, and what its standard error and confidence interval are computed from.
+    """A metric of one model, and the values that its standard error and confidence interval are computed from.
 
     Attributes:
         value: Value of the metric.
         influence: float64[examples]: influence of every example, or group of examples, on the metric. The mean is 0,
             except for classes with few examples, see `class_means`.
-        hits: bool[examples]: correct predictions, if the metric is their share; None for other metrics.
-        support: Number of examples, or groups, that determine a metric between 0 and 1 that has no `hits`; None for
+        hits: bool[examples]: correct predictions, if the metric is the share of correct predictions, or None for other
+            metrics.
+        support: Number of examples, or groups, that determine a metric between 0 and 1 that has no `hits`, or None for
             other metrics.
         correction: Factor by which the standard error is multiplied; above 1 for few examples.
         freedom: Upper limit of the degrees of freedom of the standard error.
         bias: Expected value of the metric on many examples, minus that on this number of examples.
         smallest: Weight of the smallest class in a mean over classes, and the number of examples of that class.
-        interval_method: Returns the interval for a confidence, if the metric has a method of its own; else None.
-        num_independent: Number of independent examples that would give the same standard error; None without groups.
+        interval_method: Function that returns the interval for a confidence, if the metric has a special method,
+            otherwise None.
+        num_independent: Number of independent examples that would give the same standard error, or None without groups.
     """
 
     value: float
@@ -69,13 +71,16 @@ def standard_error(influence: np.ndarray) -> tuple[float, float]:
 
 
 def members_of(groups: np.ndarray) -> Any:
-    """Return float64[groups, examples], sparse: 1 where an example belongs to a group."""
+    """Return a sparse matrix, float64[groups, examples], that is 1 where an example belongs to a group."""
     codes = np.unique(groups, return_inverse=True)[1]
     return sparse.csr_array((np.ones(len(codes)), (codes, np.arange(len(codes)))))
 
 
 def by_group(estimate: Estimate, members: Any) -> Estimate:
-    """Return an estimate with the influences of groups instead of examples; `members` is a result of `members_of`."""
+    """Return an estimate with the influences of groups instead of examples.
+
+    `members` is a result of `members_of`.
+    """
     (num_groups, num_examples), sizes = members.shape, members.sum(axis=1)
     influence = members @ estimate.influence * (num_groups / num_examples)
     (error, freedom), single = standard_error(influence), standard_error(estimate.influence)[0]
@@ -92,9 +97,10 @@ def by_group(estimate: Estimate, members: Any) -> Estimate:
 
 
 def count_deciding(present: Any, members: Any) -> Any:
-    """Return float64[classes]: number of examples where `present`, bool[examples, classes], is true.
+    """Return the number of examples with a true value in `present`, bool[examples, classes], for each class.
 
-    With `members`, a result of `members_of`, the number of groups that contain such an example.
+    With `members`, a result of `members_of`, return the number of groups that contain such an example. The result is
+    float64[classes].
     """
     return present.sum(axis=0) if members is None else (members @ present > 0).sum(axis=0)
 
@@ -111,13 +117,13 @@ def share_of(hits: np.ndarray) -> Estimate:
 
 
 def ratio(parts: np.ndarray, wholes: np.ndarray) -> Estimate:
-    """Estimate the sum of parts divided by the sum of wholes; 0 if the sum of wholes is 0."""
+    """Estimate the sum of parts divided by the sum of wholes, or 0 if the sum of wholes is 0."""
     value = float(parts.sum() / (wholes.sum() or 1))
     return Estimate(value, (parts - value * wholes) / (wholes.mean() or 1))
 
 
 def ratio_of_hits(parts: np.ndarray, wholes: np.ndarray, members: Any) -> Estimate:
-    """Estimate like `ratio` a metric from 0 to 1, as F1: each part is between 0 and its whole."""
+    """Estimate a ratio from 0 to 1, such as F1, in which each part is between 0 and its whole. See `ratio`."""
     decide = float(count_deciding(wholes[:, None] != 0, members).sum())
     estimate = ratio(parts, wholes)
     # A hit counts twice in the denominator of F1, a mistake once. Mistakes alone are therefore half the evidence.
@@ -126,7 +132,7 @@ def ratio_of_hits(parts: np.ndarray, wholes: np.ndarray, members: Any) -> Estima
 
 
 def r_squared(targets: np.ndarray, values: np.ndarray) -> Estimate | None:
-    """Estimate R², averaged over the targets; None if a target has the same value in all examples."""
+    """Estimate R², averaged over the targets, or None if a target has the same value in all examples."""
     errors = np.square(targets - values)
     whole = np.square(targets - targets.mean(axis=0))
     variance = targets.var(axis=0)
@@ -158,10 +164,10 @@ def median(values: np.ndarray) -> Estimate:
 
 
 def score_passages(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """Return float64[passages, num_tokens, 2]: two scores of every target character; 0 for padding.
+    """Return two scores of every target character, float64[passages, num_tokens, 2]. The scores of padding are 0.
 
     The first score is minus the logarithm of the target's probability, clipped at 1e-7. The second is 1 if the target
-    is the most probable class, else 0; the first class wins a tie.
+    is the most probable class, otherwise 0. In a tie, the first class wins.
 
     Args:
         targets: int[passages, num_tokens]: IDs of the characters; 0 is padding.
@@ -175,7 +181,9 @@ def score_passages(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
 def jackknife(
     measure: Callable[..., float], targets: np.ndarray, outputs: np.ndarray, groups: np.ndarray | None = None
 ) -> Estimate | None:
-    """Estimate any metric by the jackknife, which leaves out one part of the examples at a time; None if not finite.
+    """Estimate any metric by the jackknife, which leaves out one part of the examples at a time.
+
+    Return None if the estimate is not finite.
 
     The standard error is that of the delete-a-group jackknife (Kott, Journal of Official Statistics 17, 2001). The
     examples of a group, which depend on each other, are in one part.

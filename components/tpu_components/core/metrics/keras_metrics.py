@@ -1,4 +1,4 @@
-"""Additional Keras metrics of a model: those in `TrainParams.metrics`, and those that come with the model.
+"""Additional Keras metrics of a model: those of `TrainParams.metrics` and those that come with the model.
 
 They are saved in `architecture.json`, so that evaluation computes the same metrics as training.
 """
@@ -34,12 +34,12 @@ def direction_of(metric: Any) -> int:
 
 
 def adapt(metric: Any, interface: Interface, has_one_output: bool) -> Any:
-    """Make a model's metric convert the targets of a data set (see `convert_targets`), and return the metric.
+    """Make a metric of a model convert the targets of a data set (see `convert_targets`), and return the metric.
 
     Args:
         metric: The Keras metric.
         interface: Input and output of the model.
-        has_one_output: Whether a user's model has one output, the second class's probability; see
+        has_one_output: Whether a user's model has only one output, the probability of the second class; see
             `core.models.lookup.has_added_class`.
     """
     plain = functools.partial(type(metric).update_state, metric)
@@ -79,11 +79,12 @@ def convert_targets(
 
     For a user's model with one output, the function gets the same as in Keras: targets of 0 and 1, and the probability
     of the second class, both [batch, 1]. So `Precision` is the precision for the second class. A loss or metric for
-    several classes cannot tell right from wrong by a single output, so it gets the probabilities of both classes.
+    several classes cannot judge a single output, so it gets the probabilities of both classes.
 
     Args:
         function: Function of targets, outputs and, for a metric, weights.
-        try_on: Returns why the function cannot be used with some targets and outputs; empty if it can.
+        try_on: Function that returns why `function` cannot be used with some targets and outputs, or an empty string if
+            it can.
         what: Name of the function, for errors.
         interface: Input and output of the model.
         is_softened: Whether label smoothing or mixup turns class numbers into a probability for each class.
@@ -115,7 +116,7 @@ def convert_targets(
         others = f"data.task={interface.task_name} has a number for each class"
         if has_numbers:
             others = "label_smoothing and mixup_alpha give a number for each class"
-        problem = "" if has_numbers and not is_softened else f"it takes the number of a class; {others}"
+        problem = "" if has_numbers and not is_softened else f"it expects the number of a class; {others}"
     if problem:
         raise InputError(
             f"{what} does not fit the data, {interface.task_name} with outputs of shape {interface.output_shape}: "
@@ -134,7 +135,7 @@ def convert_targets(
 
 
 def _with_one_output(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a loss or metric so that it gets the targets and outputs of only the second class."""
+    """Wrap a loss or metric so that it gets only the targets and outputs of the second class."""
 
     def converted(targets: Any, outputs: Any, *weights: Any, **named: Any) -> Any:
         targets, outputs = ops.convert_to_tensor(targets), ops.convert_to_tensor(outputs)

@@ -1,4 +1,4 @@
-"""All metrics of a model on some examples."""
+"""All metrics of a model on a set of examples."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ class GroundTruth:
         task: The task.
         targets: Targets of the examples, each shaped as `Interface.target_shape` says.
         names: Names of the classes, labels or targets.
-        groups: Group of each example: int[examples]; None if all are independent.
+        groups: Group of each example: int[examples], or None if all are independent.
         properties: Properties of all examples, by name: those of `load_slices`; for texts also `length`, int[examples],
             the number of tokens that a model reads.
     """
@@ -40,7 +40,7 @@ class GroundTruth:
     properties: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def select(self, rows: np.ndarray) -> Self:
-        """Return the examples at some indices."""
+        """Return the examples at given indices."""
         return dataclasses.replace(
             self,
             targets=self.targets[rows],
@@ -62,7 +62,7 @@ class ModelMetrics:
         num_examples: Number of scored examples; for a language model, of passages.
         estimates: The metrics of the task that are defined, by name.
         details: Results that are not scalar metrics, as JSON values by name; see `details`.
-        directions: For each further metric among the estimates, 1 if more is better, -1 if less is.
+        directions: For each additional metric among the estimates: 1 if higher is better, -1 if lower is better.
     """
 
     task: str
@@ -83,11 +83,11 @@ class ModelMetrics:
         return {name: interval for name, interval in intervals.items() if interval}
 
     def sign_of(self, name: str) -> int:
-        """Return `HIGHER` or `LOWER`, whichever is better for a metric; `NEITHER` if that is unknown."""
+        """Return `HIGHER` or `LOWER`, whichever is better for a metric, or `NEITHER` if that is unknown."""
         return self.directions.get(name) or direction(name)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return `num_examples`, metrics and details in the form of `evaluation.json`; an undefined metric is None."""
+        """Return `num_examples`, metrics and details in the form of `evaluation.json`. An undefined metric is None."""
         metrics = {**dict.fromkeys(task_metrics(self.task)), **self.metrics}
         return {"num_examples": self.num_examples, **metrics, **self.details}
 

@@ -1,1 +1,1 @@
-"""Models: finding, building and loading them by name, ready-made models, and the compiled training step."""
+"""Models: finding, building and loading models by name, ready-made models, and the compiled training step."""

@@ -1,8 +1,8 @@
 """Bundles: a user's model as one file with its code and data files, so that it can run on another machine.
 
-A bundle is a zip archive of the modules that the model's file imports and of the data files that they name, without the
-standard library, installed libraries and this project. A bundle's reference is its path, `ROOT/SHA256/NAME.zip`, or
-NAME.keras for a model saved by Keras. Before a bundle is opened, its digest is verified.
+A bundle is a zip archive. It contains the modules that the model's file imports and the data files that these modules
+name, but not the standard library, installed libraries and this project. A bundle's reference is its path,
+`ROOT/SHA256/NAME.zip`, or NAME.keras for a model saved by Keras. Before a bundle is opened, its digest is verified.
 """
 
 import atexit
@@ -102,20 +102,20 @@ def _check_may_travel(model: str, files: Mapping[str, Path]) -> None:
     if (total := sum(sizes.values())) > _MOST_BYTES:
         raise InputError(
             f"Cannot bundle the model {model!r} for other machines: expected at most {_MOST_BYTES:,} bytes of files, "
-            f"received {total:,}, most of them in {largest!r}. Put large files on gs://BUCKET/… and read them from "
-            "there."
+            f"received {total:,} bytes. The largest file is {largest!r}. Put large files on gs://BUCKET/… and read "
+            "them from there."
         )
     for name, path in files.items():
         if sizes[name] <= _MOST_CREDENTIAL_BYTES and _opens_an_account(path.read_bytes()):
             raise InputError(
                 f"Cannot bundle the model {model!r} for other machines: its code uses {name!r}, which contains "
-                "credentials, and everybody who can read the bucket could use them. Remove the file from the code: a "
-                "step signs in as its service account."
+                "credentials that everybody who can read the bucket could use. Remove the file from the code: on a "
+                "platform, the step signs in with its service account."
             )
 
 
 def _opens_an_account(content: bytes) -> bool:
-    """Return whether a file contains a private key in PEM, or is JSON with a `private_key` or Google credentials."""
+    """Return whether a file contains a private key in PEM, or JSON with a `private_key` or Google credentials."""
     if _PRIVATE_KEY.search(content):
         return True
     try:
@@ -142,7 +142,7 @@ class Opened:
 
     Attributes:
         folder: Folder of the extracted files.
-        model: Name to pass to `build_model`, inside a block of `importing_from`.
+        model: Name to pass to `build_model` inside a block of `importing_from`.
     """
 
     folder: Path
@@ -172,7 +172,8 @@ def fetch(reference: str) -> Opened:
     match = _REFERENCE.fullmatch(reference)
     if match is None:
         raise InputError(
-            f"Cannot open the bundle {reference!r}: expected the path …/SHA256/NAME.zip or …/SHA256/NAME.keras."
+            f"Cannot open the bundle {reference!r}: expected a path like …/SHA256/NAME.zip or …/SHA256/NAME.keras. "
+            "Check the path."
         )
     return open_bundle(storage.read_bytes(reference), match[1], reference)
 
@@ -208,14 +209,14 @@ def open_bundle(content: bytes, digest: str, where: str) -> Opened:
         return Opened(folder, str(folder / entry) if entry.endswith(".py") else entry)
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"Cannot open the code in {where}: expected a bundle of a model's code, received another or an incomplete "
-            f"file ({describe(error)}). Give the path of a bundle that `tpu-pipelines compile` wrote."
+            f"Cannot open the code in {where}: it is not a bundle of a model's code, or it is incomplete "
+            f"({describe(error)}). Expected the path of a bundle that `tpu-pipelines compile` wrote."
         ) from error
 
 
 @functools.cache
 def _scratch() -> Path:
-    """Return a temporary folder that is deleted at the exit of this process."""
+    """Return a temporary folder that is deleted when this process exits."""
     folder = Path(tempfile.mkdtemp(prefix="tpu-pipelines-code-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -223,10 +224,10 @@ def _scratch() -> Path:
 
 @contextlib.contextmanager
 def importing_from(opened: Opened) -> Iterator[None]:
-    """Import the bundle's modules from its folder while the block runs, instead of modules with the same names.
+    """Import the bundle's modules from its folder while the block runs, instead of other modules with the same names.
 
-    Afterwards the modules that were imported before are restored. Other modules of the bundle stay imported, for layers
-    that import a module when they are called.
+    After the block, the modules that were imported before are restored. Other modules of the bundle stay imported,
+    because layers may import a module when they are called.
     """
     names = (*opened.modules, "" if opened.model.endswith(".py") else opened.model.partition(":")[0])
     tops = {name.partition(".")[0] for name in names if name}
@@ -251,7 +252,7 @@ def importing_from(opened: Opened) -> Iterator[None]:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a model's own file as a module."""
+    """Import a model's file as a module."""
     spec = importlib.util.spec_from_file_location(USER_MODULE, path)
     assert spec is not None
     assert spec.loader is not None
@@ -262,7 +263,7 @@ def import_file(path: Path) -> ModuleType:
 
 @functools.cache
 def custom_objects(opened: Opened) -> dict[str, Any]:
-    """Import a bundle's modules, and return the objects that they register with Keras, by registered name.
+    """Import a bundle's modules. Return the objects that they register with Keras, by registered name.
 
     Raises:
         InputError: If a module cannot be imported.
@@ -283,7 +284,7 @@ def custom_objects(opened: Opened) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def objects_of_keras_only() -> Iterator[dict[str, Any]]:
-    """Hide the objects that are registered with Keras in this process, and yield those registered in the block."""
+    """Hide the objects that are registered with Keras in this process. Yield the objects that the block registers."""
     registered = keras.saving.get_custom_objects()
     before = dict(registered)
     registered.clear()

@@ -1,4 +1,7 @@
-"""A language model as a step function: one character and a state in, probabilities and the next state out."""
+"""A language model as a step function.
+
+A step takes one character and a state, and returns probabilities and the next state.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,14 +42,14 @@ class StepModel:
             elif kind not in _POSITION_WISE or getattr(layer, "mask_zero", False):
                 raise InputError(
                     f"The language model {model.name!r} cannot predict one character at a time, because of the {kind} "
-                    f"{layer.name!r}. Expected a Sequential of {', '.join((*_RECURRENT, *_POSITION_WISE))}; "
-                    "recurrent layers need return_sequences=True and go_backwards=False, embeddings mask_zero=False. "
-                    "Replace this layer."
+                    f"{layer.name!r}. Expected a Sequential with only these layers: "
+                    f"{', '.join((*_RECURRENT, *_POSITION_WISE))}. Recurrent layers need return_sequences=True and "
+                    "go_backwards=False, and embeddings need mask_zero=False. Replace this layer."
                 )
         if not self._sizes:
             raise InputError(
                 f"The language model {model.name!r} has no memory: expected at least one layer of type "
-                f"{', '.join(_RECURRENT)}, received none. Add one."
+                f"{', '.join(_RECURRENT)}, received none. Add such a layer."
             )
         self.state_size = sum(self._sizes)
 
@@ -75,7 +78,7 @@ class StepModel:
         return values, ops.concatenate(after, axis=-1)
 
     def compiled(self) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Return `step` compiled for NumPy arrays; each batch size is compiled once."""
+        """Return `step` compiled for NumPy arrays. It is compiled once for each batch size."""
         step = jax.jit(self.step) if keras.backend.backend() == "jax" else tf.function(self.step)
 
         def run(tokens: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

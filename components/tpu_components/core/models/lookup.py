@@ -52,7 +52,7 @@ _NEUTRAL = ("Reshape", "Flatten", "Identity", "Squeeze", "ExpandDims", "Cast", "
 
 
 _TORCH_PACKAGES = ("torch", "torchvision", "pytorch_lightning", "lightning", "timm")
-_TORCH = " This is PyTorch code, but a Keras model is required: write it with keras.layers."
+_TORCH = " This is PyTorch code, but a Keras model is required: write the model with keras.layers."
 
 
 _ENDINGS = {"linear": "without an activation", "softmax": "with softmax", "sigmoid": "with sigmoid"}
@@ -60,11 +60,11 @@ _ENDINGS = {"linear": "without an activation", "softmax": "with softmax", "sigmo
 
 @dataclasses.dataclass(frozen=True)
 class Brought:
-    """Training settings that come with a model: arguments of its `compile`, or functions in its file.
+    """Training settings that come with a model, from its `compile` or from functions in its file.
 
     Attributes:
-        optimizer: Keras optimizer; None if the model is not compiled.
-        loss: Loss as `keras.Model.compile` takes it; None if the model has none.
+        optimizer: Keras optimizer, or None if the model is not compiled.
+        loss: Loss as `keras.Model.compile` takes it, or None if the model has none.
         metrics: Keras metrics.
         callbacks: Keras callbacks.
         has_step: Whether the model's class defines `train_step`.
@@ -83,7 +83,7 @@ def brought_by(model: Any) -> Brought:
 
 
 def has_added_class(model: Any) -> bool:
-    """Return whether `build_model` added the first of two classes to a user's model with one output."""
+    """Return whether `build_model` added the probability of the first class to a user's model with one output."""
     last = model.outputs[0]._keras_history.operation  # A layer of the user may have this name, too.
     return last.name == BOTH_CLASSES_LAYER and type(last).__name__ == "Concatenate"
 
@@ -93,14 +93,14 @@ def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
 
     Raises:
         InputError: If `name` is not a registered name, an existing `.py` or `.keras` file, `module:function`, or the
-            reference of a bundle; or if a parameter is unknown.
+            reference of a bundle, or if a parameter is unknown.
     """
     if is_reference(name):  # The bundle is checked when it is opened, possibly on another machine.
         return
     if name.endswith((".py", ".keras")):
         if not Path(name).is_file():
             raise InputError(
-                f"Cannot read the model {name!r}: there is no file {os.path.abspath(name)}. Check the path, which is "
+                f"Cannot read the model {name!r}: there is no file {os.path.abspath(name)}. Check the path. It is "
                 "relative to the current folder."
             )
         if name.endswith(".keras") and parameters:
@@ -123,7 +123,7 @@ def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
 
 
 def _signature_in_file(path: Path) -> set[str] | None:
-    """Return the parameter names of the file's `build_model`, without running the file; None if they are unknown."""
+    """Return the parameter names of the file's `build_model`, without running the file, or None if they are unknown."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:
@@ -141,7 +141,7 @@ def _check_parameters(name: str, arguments: set[str] | None, parameters: Mapping
     for parameter in parameters:
         if parameter not in known:
             raise InputError(
-                f"Unknown parameter {parameter!r} of the model {name!r}: expected some of {sorted(known)}."
+                f"Unknown parameter {parameter!r} of the model {name!r}: expected one of {sorted(known)}."
                 + did_you_mean(parameter, known)
             )
 
@@ -155,13 +155,14 @@ def _find_module(module_name: str) -> str:
         spec = None
     if spec is None or spec.origin is None:
         raise InputError(
-            f"Cannot import the model's module {module_name!r}: it does not exist. Check its name and the path."
+            f"Cannot import the model's module {module_name!r}: it does not exist. Check its name and Python's import "
+            "path."
         )
     return spec.origin
 
 
 def bundle_of(name: str) -> Bundle | None:
-    """Return a user's model as a bundle; None for a model that is part of this project.
+    """Return a user's model as a bundle, or None for a model that is part of this project.
 
     Raises:
         InputError: If the model cannot be packed.
@@ -181,7 +182,7 @@ def bundle_of(name: str) -> Bundle | None:
 
 
 def source_files(name: str) -> list[Path]:
-    """Return the Python files of a user's model: its file and the user's files that it imports."""
+    """Return the Python files of a user's model: its file, and the user's other files that it imports."""
     if name in REGISTRY or name.endswith(".keras"):
         return []
     return sorted(path for path in model_code(name).files.values() if path.suffix == ".py")
@@ -245,7 +246,10 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _builder(name: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
-    """Return the function that builds a model, and its module's variables (empty for a registered model)."""
+    """Return the function that builds a model, and the variables of its module.
+
+    A registered model has no variables.
+    """
     function = _BUILDER
     try:
         if name.endswith(".py"):
@@ -263,9 +267,12 @@ def _builder(name: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
         ) from error
     if not callable(getattr(module, function, None)):
         raise InputError(
-            f"Cannot use the model {name!r}: it does not define {function}(image_shape, num_classes), or, for texts, "
-            f"{function}(vocabulary_size, num_tokens, num_classes). Add it, for a regression with num_targets instead "
-            "of num_classes." + (_TORCH if any(map(_is_torch, vars(module).values())) else "")
+            (
+                f"Cannot use the model {name!r}: it does not define {function}(image_shape, num_classes) or, for "
+                f"texts, {function}(vocabulary_size, num_tokens, num_classes). Add this function. For a regression, "
+                "its argument is num_targets instead of num_classes."
+            )
+            + (_TORCH if any(map(_is_torch, vars(module).values())) else "")
         )
     return getattr(module, function), {} if name in REGISTRY else vars(module)
 
@@ -286,7 +293,10 @@ def explain(error: Exception) -> str:
 
 
 def _place_of(error: Exception) -> str:
-    """Return the line of the user's code that raised an error, as ` (model.py, line 3)`; empty for other code."""
+    """Return the line of the user's code that raised an error, as ` (model.py, line 3)`.
+
+    Return an empty string for other code.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_installed(Path(frame.filename)) and frame.filename != __file__]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
@@ -305,7 +315,8 @@ def build_model(
             reference of a bundle.
         interface: Required input and output.
         parameters: Hyper-parameters, passed on by name.
-        warn: Function that gets each warning, for example that a layer is added or that the input is not scaled.
+        warn: Function that is called with each warning, for example that a layer is added or that the input is not
+            scaled.
 
     Returns:
         A keras.Model, from dtype[batch, *input.shape] to float[batch, *output_shape]; see also `brought_by`. For a
@@ -315,9 +326,9 @@ def build_model(
         probability of the first class is then added.
 
     Raises:
-        InputError: If the model cannot be imported, contains code that is not Keras's own (a `.keras` file), does not
-            accept the parameters, has its own `train_step` or `compute_loss` that would not be used, or does not fit
-            the data set in shape or activation.
+        InputError: If the model cannot be imported, does not accept the parameters, has a `train_step` or
+            `compute_loss` that would not be used, or does not fit the data set in shape or activation; or if a `.keras`
+            file contains custom code.
     """
     if is_reference(name):
         opened = fetch(name)
@@ -371,7 +382,7 @@ def fit_to_data(
     if isinstance(getattr(model, "output", None), dict):
         raise InputError(
             f"The output of the model {name!r} is a mapping: expected a tensor. Return keras.Model(inputs, outputs) "
-            "with the tensor itself."
+            "with a tensor as outputs."
         )
     expected = (None, *interface.input.shape), (None, *interface.output_shape)
     has_one_output = _may_have_one_output(interface) and model.output_shape == (None, 1)
@@ -382,8 +393,8 @@ def fit_to_data(
         )
     if isinstance(interface.input, ImageInput) and not _may_scale(model):
         warn(
-            f"The model {name!r} has no layer that scales its input. Its input is pixels from 0 to 255, even if the "
-            "source has numbers from 0 to 1. Begin it with keras.layers.Rescaling(1 / 255)."
+            f"The model {name!r} has no layer that scales its input. The input is pixels from 0 to 255, even if the "
+            "source has numbers from 0 to 1. Begin the model with keras.layers.Rescaling(1 / 255)."
         )
     task = interface.task
     activation = "sigmoid" if has_one_output else task.activation
@@ -391,7 +402,10 @@ def fit_to_data(
     # All added layers are float32: the 8 bits of bfloat16 would lose a small deviation from a large mean, or the
     # difference of a probability from 1.
     if _ending(answer) == "linear" and task.name in (CLASSIFICATION, MULTI_LABEL) and not brought.has_step:
-        warn(f"The model {name!r} ends without an activation: its outputs are logits, and {activation} is added.")
+        warn(
+            f"The model {name!r} ends without an activation. Its outputs are treated as logits, and {activation} is "
+            "added."
+        )
         answer = keras.layers.Activation(activation, name=PROBABILITIES_LAYER, dtype="float32")(answer)
     else:
         _check_ending(name, answer, task, activation)
@@ -406,14 +420,14 @@ def fit_to_data(
         vars(model)[_BROUGHT] = brought
         return model
     if brought.has_step:
-        what = "a layer that converts to the targets' units is added to a regression model"
+        what = "a regression model gets an additional layer that converts to the targets' units"
         advice = ""
         if has_one_output:
-            what = "a layer that adds the probability of the first class is added to a model with one output"
+            what = "a model with one output gets an additional layer with the probability of the first class"
             advice = ', or end the model with keras.layers.Dense(num_classes, activation="softmax")'
         raise InputError(
             f"Cannot train the model {name!r} with its own train_step: {what}, and the resulting model does not have "
-            f"it. Remove train_step{advice}."
+            f"this train_step. Remove train_step{advice}."
         )
     try:
         # Not `model.input`, which a Sequential model lacks before it is called.
@@ -425,14 +439,17 @@ def fit_to_data(
             raise
         raise InputError(
             f"The model {name!r} has a layer with the name {taken!r}, which is reserved for the layer that is added "
-            "after its output. Rename it."
+            "after its output. Rename the model's layer."
         ) from error
     vars(model)[_BROUGHT] = brought
     return model
 
 
 def _may_have_one_output(interface: Interface) -> bool:
-    """Return whether one output is enough, because the probability of one class gives that of the other."""
+    """Return whether a model for the data may have one output.
+
+    It may if the probability of one class determines the other.
+    """
     return interface.task_name == CLASSIFICATION and interface.num_classes == 2
 
 
@@ -448,26 +465,26 @@ def _advise_on_shape(name: str, model: Any, interface: Interface) -> str:
         if name.endswith(".keras"):
             return _advise_on_data(model.input_shape, interface)
         shape = next(fact for fact in ("image_shape", "num_tokens") if fact in interface.facts)
-        return f"Begin it with keras.Input({shape if shape == 'image_shape' else '(num_tokens,)'})."
+        return f"Begin the model with keras.Input({shape if shape == 'image_shape' else '(num_tokens,)'})."
     last = _last_layer(interface.task)
     if isinstance(model.output_shape, list):
-        return f"Return keras.Model(inputs, output) with a single output, which ends with {last}."
+        return f"Return keras.Model(inputs, output) with a single output that ends with {last}."
     received = model.output_shape[1:]
     wanted = interface.output_shape
     if interface.task_name == LANGUAGE_MODEL:
-        return f"End it with {last}, after recurrent layers with return_sequences=True."
+        return f"End the model with {last}, after recurrent layers with return_sequences=True."
     if not received and _may_have_one_output(interface):
-        return "End it with keras.layers.Reshape((1,))."
+        return "End the model with keras.layers.Reshape((1,))."
     if len(received) > 1:
         size = -1 if None in received else math.prod(received)
         if (size,) == wanted or (size == 1 and _may_have_one_output(interface)):
-            return f"End it with keras.layers.Reshape(({size},))."
-        return f"Put keras.layers.Flatten(), or a layer of global pooling, before its last layer, {last}."
-    return f"End it with {last}."
+            return f"End the model with keras.layers.Reshape(({size},))."
+        return f"Put keras.layers.Flatten(), or a global pooling layer, before the model's last layer, {last}."
+    return f"End the model with {last}."
 
 
 def _advise_on_data(batch_shape: Any, interface: Interface) -> str:
-    """Return the settings that give the data the fixed input shape of a saved model, as advice."""
+    """Return advice: the settings that give the data the fixed input shape of a saved model."""
     shape = batch_shape[1:] if isinstance(batch_shape, tuple) else ()
     if None not in shape and len(shape) == len(interface.input.shape):
         if isinstance(interface.input, ImageInput) and shape[-1] in (1, 3):
@@ -478,7 +495,10 @@ def _advise_on_data(batch_shape: Any, interface: Interface) -> str:
 
 
 def _brought(name: str, model: Any, module: Mapping[str, Any]) -> Brought:
-    """Return the settings from a model's `compile`, overridden by `loss`, `metrics` and `callbacks` of its module."""
+    """Return the settings from a model's `compile`.
+
+    `loss`, `metrics` and `callbacks` of the model's module override them.
+    """
     compiled = model._compile_config.config if model.compiled else {}
     own = {kind: item for kind in ("loss", "metrics", "callbacks") if inspect.isfunction(item := module.get(kind))}
     try:
@@ -495,12 +515,12 @@ def _brought(name: str, model: Any, module: Mapping[str, Any]) -> Brought:
     except Exception as error:  # User code may raise anything.
         raise InputError(
             f"Cannot use the metrics or callbacks of the model {name!r}: {explain(error)}. Expected functions without "
-            "arguments that return a list of keras.metrics.Metric, or of keras.callbacks.Callback."
+            "arguments that return a list of keras.metrics.Metric or of keras.callbacks.Callback."
         ) from error
 
 
 def _as_metric(named: Any) -> Any:
-    """Return the Keras metric for a name or a function, as `keras.Model.compile` makes it."""
+    """Return the Keras metric for a name or a function, as `keras.Model.compile` creates it."""
     metric = keras.metrics.get(named)
     if isinstance(metric, keras.metrics.Metric):
         return metric
@@ -508,7 +528,7 @@ def _as_metric(named: Any) -> Any:
 
 
 def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
-    """Call a subclassed or unbuilt model on a symbolic input, and return a functional model, which can be saved."""
+    """Call a subclassed or unbuilt model on a symbolic input. Return a functional model, which can be saved."""
     methods = ("train_step", "compute_loss")
     lost = [method for method in methods if getattr(type(model), method) is not getattr(keras.Model, method)]
     if lost:
@@ -516,8 +536,8 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
         kind = type(model).__name__
         raise InputError(
             f"Cannot train the model {name!r} with its own {own}: the model is saved as a functional model, without "
-            f"this class. Return {kind}(inputs, outputs) from {_BUILDER}, with inputs = keras.Input(…), or remove "
-            f"{own}; a layer may add to the loss with add_loss."
+            f"this class. Return {kind}(inputs, outputs) with inputs = keras.Input(…) from {_BUILDER}, or remove "
+            f"{own}. A layer may add to the loss with add_loss."
         )
     inputs = keras.Input(interface.input.shape, dtype=interface.input.dtype)
     if isinstance(model, keras.Sequential):
@@ -527,19 +547,19 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
     except Exception as error:  # User code may raise anything.
         raise InputError(
             f"Cannot call the model {name!r} on keras.Input({interface.input.shape}): {explain(error)}. Create its "
-            "layers in __init__ and their variables in build, and use keras.ops in call; or return "
+            "layers in __init__ and their variables in build, and use keras.ops in call, or return "
             "keras.Model(inputs, outputs)."
         ) from error
 
 
 def _check_ending(name: str, answer: Any, task: Task, activation: str) -> None:
-    """Raise InputError if the last layer, whose output is `answer`, has a known activation other than `activation`."""
+    """Check that the activation of the last layer, whose output is `answer`, is `activation` or unknown."""
     ending = _ending(answer)
     if ending == "softmax" and answer.shape[-1] == 1:
         sigmoid = 'keras.layers.Dense(1, activation="sigmoid"), or with ' if task.name == CLASSIFICATION else ""
         raise InputError(
-            f"The model {name!r} ends with a softmax over one output, which is always 1. End it with {sigmoid}"
-            f"{_last_layer(task)}."
+            f"The model {name!r} ends with a softmax over one output, whose result is always 1. End the model with "
+            f"{sigmoid}{_last_layer(task)}."
         )
     if ending in _ACTIVATIONS and ending != activation:
         what = {
@@ -551,13 +571,13 @@ def _check_ending(name: str, answer: Any, task: Task, activation: str) -> None:
         last = 'keras.layers.Dense(1, activation="sigmoid")' if has_one_output else _last_layer(task)
         raise InputError(
             f"The model {name!r} does not fit the task {task.name} ({what.get(task.name, 'numbers of any size')}): "
-            f"expected a last layer {_ENDINGS[activation]}, received one {_ENDINGS.get(ending, f'with {ending}')}. End "
-            f"it with {last}, or change data.task."
+            f"expected a last layer {_ENDINGS[activation]}, received one {_ENDINGS.get(ending, f'with {ending}')}. "
+            f"End the model with {last}, or change data.task."
         )
 
 
 def _ending(output: Any) -> str:
-    """Return the Keras name of the activation that produces an output; without an activation, another name."""
+    """Return the Keras name of the activation that produces an output. Without an activation, return another name."""
     operation, node_index, _ = output._keras_history
     if isinstance(operation, keras.Model) and getattr(operation, "outputs", None):
         return _ending(operation.outputs[0])
@@ -570,7 +590,7 @@ def _ending(output: Any) -> str:
 
 
 def _may_scale(model: Any) -> bool:
-    """Return whether a model may scale its input: some layer scales or normalises, or is not built into Keras."""
+    """Return whether a model may scale its input: a layer scales or normalises, or is not built into Keras."""
     parts = [type(part) for part in getattr(model, "operations", model.layers)]
     return any(
         not part.__module__.startswith("keras.src.layers.")
@@ -595,9 +615,10 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
     except TypeError as error:
         keywords = ", ".join(f"{argument}={value!r}" for argument, value in {**facts, **parameters}.items())
         raise InputError(
-            f"Cannot call the function of the model {name!r}, which takes {signature}: {error}. It is called with the "
-            f"keyword arguments {keywords}. Write def {getattr(builder, '__name__', _BUILDER)}({', '.join(facts)}), "
-            "and give every other argument a default or a value in model.parameters."
+            f"Cannot call the function of the model {name!r}, which has the parameters {signature}: {error}. It is "
+            f"called with the keyword arguments {keywords}. Write def "
+            f"{getattr(builder, '__name__', _BUILDER)}({', '.join(facts)}), and give every other parameter a default "
+            "or a value in model.parameters."
         ) from error
     try:
         return builder(**facts, **parameters), module
@@ -605,9 +626,9 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
         raise
     except Exception as error:  # User code may raise anything.
         raise InputError(
-            f"The model {name!r} could not be built for {interface.input} and {interface.task.size_fact}="
-            f"{interface.num_classes} with {dict(parameters)}{_place_of(error)}: {explain(error)}. Correct the "
-            "parameters or the model."
+            f"Cannot build the model {name!r} for {interface.input} and "
+            f"{interface.task.size_fact}={interface.num_classes} with the parameters "
+            f"{dict(parameters)}{_place_of(error)}: {explain(error)}. Correct the parameters or the model."
         ) from error
 
 
@@ -622,10 +643,10 @@ def _load_keras_file(path: str, warn: Callable[[str], None]) -> Any:
     except (ValueError, TypeError, OSError) as error:
         raise InputError(
             f"Cannot load the model file {path!r}: it contains custom code or is damaged ({explain(error)}). Expected "
-            "only Keras's own layers. Use a .py file that builds the model."
+            "only layers that are part of Keras. Use a .py file that builds the model."
         ) from error
     warn(
-        f"The model {path!r} is compiled with a custom loss or metric, which cannot be loaded: training ignores what "
-        "the model is compiled with. Use a .py file to keep it."
+        f"The model {path!r} is compiled with a custom loss or metric, which cannot be loaded. Training ignores the "
+        "settings of its compile. To keep them, use a .py file."
     )
     return model

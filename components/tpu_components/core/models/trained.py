@@ -1,6 +1,8 @@
-"""A trained model on disk: architecture and weights, from which Keras rebuilds it without the original code.
+"""A trained model on disk: architecture and weights.
 
-If a model has custom layers, their code is saved with it, and the digest of the code is in the architecture.
+Keras rebuilds the model from these files without the original code.
+
+If a model has custom layers, their code is saved with the model, and the digest of the code is in the architecture.
 """
 
 import copy
@@ -31,8 +33,8 @@ _CODE, _METRICS, _SAVED_MODEL = "code_sha256", "metrics", "saved_model"
 
 _ADVICE = (
     "Put @keras.saving.register_keras_serializable() above every custom class and function of the model. Give each "
-    "class a get_config that returns the arguments of its __init__, also a keras.Model. Use a registered function "
-    "instead of a lambda."
+    "class, including subclasses of keras.Model, a get_config that returns the arguments of its __init__. Use a "
+    "registered function instead of a lambda."
 )
 
 
@@ -69,12 +71,12 @@ def _in_float32(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_trained_model(directory: Path, weights_file: str = BEST_WEIGHTS_FILE, input_dtype: str | None = None) -> Any:
-    """Rebuild a model in float32 from `architecture.json` and weights, on Keras's current device.
+    """Rebuild a model in float32 from `architecture.json` and its weights, on Keras's current device.
 
     Args:
         directory: Folder that train_model wrote.
         weights_file: File of the weights to load.
-        input_dtype: Dtype of the model's input; None keeps that of the training. Pixels are always in [0, 255].
+        input_dtype: Dtype of the model's input. None keeps the dtype of training. Pixels are always in [0, 255].
 
     Returns:
         The keras.Model, not compiled.
@@ -105,14 +107,14 @@ def load_trained_model(directory: Path, weights_file: str = BEST_WEIGHTS_FILE, i
                 layer.dropout = layer.recurrent_dropout = 0.0
     except FileNotFoundError as error:
         raise InputError(
-            f"Cannot load the model in {directory}: {error}. Expected a folder that train_model wrote; check the path."
+            f"Cannot load the model in {directory}: {error}. Expected a folder that train_model wrote. Check the path."
         ) from error
     except InputError:
         raise
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise InputError(
-            f"Cannot load the model in {directory}: it contains custom code or is damaged ({explain(error)}). Expected "
-            "only Keras's own layers. Train it again with train_model."
+            f"Cannot load the model in {directory}: it contains custom code or is damaged ({explain(error)}). "
+            "Expected only layers that are part of Keras. Train the model again with train_model."
         ) from error
     return model
 
@@ -122,11 +124,11 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
 
     Args:
         model: A keras.Model.
-        name: Name of the model from the user.
+        name: Name of the model in the configuration.
         task: Task of the model.
 
     Returns:
-        The custom code to save with the model; None if all layers and metrics are Keras's own.
+        The custom code to save with the model, or None if all layers and metrics are Keras's own.
 
     Raises:
         InputError: If the model uses custom code that its modules do not register with Keras, or is a language model
@@ -161,7 +163,7 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
 
 
 def _try_to_rebuild(config: dict[str, Any], objects: dict[str, Any]) -> tuple[Any, Exception | None]:
-    """Return the model of a configuration and None; or None and any error that Keras raises."""
+    """Return the model of a configuration and None. If Keras raises an error, return None and the error."""
     try:
         return _rebuild(config, objects), None
     except Exception as error:
@@ -169,7 +171,10 @@ def _try_to_rebuild(config: dict[str, Any], objects: dict[str, Any]) -> tuple[An
 
 
 def _rebuild(config: dict[str, Any], objects: dict[str, Any]) -> Any:
-    """Build a model from its configuration; `objects` take precedence over objects registered in this process."""
+    """Build a model from its configuration.
+
+    `objects` take precedence over objects that are registered in this process.
+    """
     config = copy.deepcopy(config)  # Keras changes what it reads.
     with objects_of_keras_only():
         model, *metrics = (
@@ -181,7 +186,7 @@ def _rebuild(config: dict[str, Any], objects: dict[str, Any]) -> Any:
 
 
 def predict(model: Any, inputs: np.ndarray, batch_size: int, num_replicas: int = 1) -> np.ndarray:
-    """Return the model's outputs for all examples, for any batch size and number of replicas.
+    """Return the model's outputs for all examples. Batch size and number of replicas do not change the outputs.
 
     The last batch is padded to full size and the padding is cut off again. So every replica runs one program on one
     shape, and the result does not depend on the division into batches.

@@ -1,1 +1,1 @@
-"""Reports: blocks that are rendered as an HTML page, in a terminal or as Markdown; and formatted metrics."""
+"""Reports, made of blocks that are rendered as an HTML page, for a terminal or as Markdown, and formatted metrics."""

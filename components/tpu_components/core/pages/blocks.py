@@ -1,6 +1,6 @@
-"""Blocks of a report, which are rendered as HTML, for a terminal or as Markdown.
+"""Blocks of a report. They are rendered as HTML, for a terminal or as Markdown.
 
-`Block` lists the types. A plain text is a paragraph. Figures, cards, passages or drawings in a list are shown side by
+`Block` lists the types. A plain string is a paragraph. Figures, cards, passages or drawings in a list are shown side by
 side. `page.render` renders blocks as an HTML page, `as_text` for a terminal, and `as_markdown` as Markdown. The last
 two leave out matrices and everything that is shown side by side, and `as_text` leaves out markup. A `Markup` is written
 in the language of the output, HTML or Markdown, and is not escaped.
@@ -26,9 +26,10 @@ class Cell:
     Attributes:
         text: The text.
         look: CSS classes: `good`, `bad`, `note`, `best`, or `path` for a text that may break at any character.
-        share: Length of a bar next to the text, or strength of its colour, from 0 to 1; None for neither.
+        share: Length of a bar next to the text, or strength of its colour, from 0 to 1. None means no bar and no
+            colour.
         hint: Tooltip on a page, for cells of a `Matrix` and a `Passage`.
-        link: URL of a link; empty for plain text.
+        link: URL of a link. Empty for plain text.
         strong: Whether Markdown shows it in bold type.
     """
 
@@ -48,7 +49,7 @@ class Table:
     """Rows of cells. The first cell of a row is the name of the row.
 
     Attributes:
-        columns: Alignment of each column, `<` (left) or `>` (right), by its heading, a text or a `Cell`.
+        columns: Alignment of each column, `<` (left) or `>` (right), by the column's heading, a string or a `Cell`.
         rows: A cell for every column.
     """
 
@@ -61,7 +62,7 @@ class Table:
         return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
 
     def lines(self, width: int = 0) -> list[str]:
-        """Return the table as lines of text: headings, then rows. Every column is as wide as its longest cell.
+        """Return the table as lines of text, with the headings first. Every column is as wide as its longest cell.
 
         Args:
             width: Width of the terminal. A wider table gets narrower gaps, then truncated lines; 0 is unlimited.
@@ -78,7 +79,7 @@ class Table:
         return [cut(line, width) for line in laid_out] if width else laid_out
 
     def markdown(self) -> str:
-        """Return the table as Markdown; empty without rows."""
+        """Return the table as Markdown, or an empty string without rows."""
         if not self.rows:
             return ""
         sides = "|".join("--:" if side == ">" else "---" for side in self.columns.values())
@@ -92,7 +93,10 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Names with values. A pair without a value is left out; a value without a name continues the previous value."""
+    """Names with values.
+
+    A pair without a value is left out. A value without a name continues the previous value.
+    """
 
     pairs: Sequence[tuple[str, str]]
 
@@ -118,7 +122,7 @@ class Sentences:
     Attributes:
         texts: The sentences.
         title: Heading of the list; may be empty.
-        passed: Whether the sentences report a success; None if they report neither success nor failure.
+        passed: Whether the sentences report a success, or None if they report neither success nor failure.
     """
 
     texts: Sequence[str | Cell]
@@ -155,11 +159,11 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """An example of the data, with its picture or text.
+    """An example of the data, with its image or text.
 
     Attributes:
         name: Name of the example, for example the path of its file.
-        content: A text, or the markup of a picture.
+        content: A text, or the markup of an image.
         lines: Named values below the content, one in each line.
     """
 
@@ -181,7 +185,10 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class Passage:
-    """A text in parts, with its line breaks. `share` colours a part; the look `read` marks an unpredicted part."""
+    """A text in parts, with its line breaks.
+
+    `share` is the strength of a part's colour. The look `read` marks a part that is not predicted.
+    """
 
     title: str
     parts: Sequence[Cell]
@@ -214,7 +221,7 @@ def as_text(blocks: Sequence[Block], width: int) -> str:
     """Return blocks for a terminal, separated by empty lines.
 
     Args:
-        blocks: The blocks; empty ones are left out.
+        blocks: The blocks. Empty blocks are left out.
         width: Width of the terminal.
     """
     shown = [block for block in blocks if not isinstance(block, markupsafe.Markup | Matrix | list)]
@@ -226,7 +233,7 @@ def as_markdown(blocks: Sequence[Block], level: int = 1) -> str:
     """Return blocks as Markdown, separated by empty lines.
 
     Args:
-        blocks: The blocks; sections and tables without content are left out. A `Markup` must be Markdown.
+        blocks: The blocks. Sections and tables without content are left out. A `Markup` must be Markdown.
         level: Level of the headings of sections, from 1 to 6.
     """
     return "\n\n".join(filter(None, (_render(block, level) for block in blocks)))

@@ -8,13 +8,16 @@ from tpu_components.core.base.terminal import visible
 
 
 class Displayed:
-    """Base class of results with a readable form for consoles, notebooks and pandas. Subclasses need `repr=False`."""
+    """Base class of results with a readable form for consoles, notebooks and pandas.
+
+    Subclasses need `repr=False`.
+    """
 
     def __str__(self) -> str:
         raise NotImplementedError
 
     def rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return a mapping for each row of `to_pandas`; mappings may be nested."""
+        """Return a mapping for each row of `to_pandas`. Mappings may be nested."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -24,7 +27,7 @@ class Displayed:
         return f"<pre>{html.escape(visible(str(self)))}</pre>"
 
     def to_pandas(self) -> Any:
-        """Return a pandas.DataFrame; nested values become columns such as `cost.usd_per_run`."""
+        """Return a pandas.DataFrame. Nested values become columns such as `cost.usd_per_run`."""
         import pandas
 
         return pandas.json_normalize(list(self.rows()))

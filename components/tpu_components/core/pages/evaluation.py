@@ -1,4 +1,4 @@
-"""Blocks about an evaluated model that its report and its model card share."""
+"""Blocks about an evaluated model that are used in its report and its model card."""
 
 import json
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ _BEST_EPOCH = {
 # Title, first column heading and notes of the table of classes, labels or targets.
 _TABLES = {
     CLASSIFICATION: ("Classes, weakest first", "Class"),
-    MULTI_LABEL: ("Labels, weakest first", "Label", "A label is predicted above a probability of 50%."),
+    MULTI_LABEL: ("Labels, weakest first", "Label", "A label is predicted if its probability is above 50%."),
     REGRESSION: (
         "Targets",
         "Target",
-        "Each in its own unit. R² is the share of a target's variance that the model explains.",
+        "Each row is in the unit of its target. R² is the share of a target's variance that the model explains.",
     ),
 }
 _COLUMNS = {
@@ -144,7 +144,10 @@ def list_settings(manifest: Manifest, info: ModelInfo, gate: Mapping[str, Any]) 
 
 
 def compare_slices(evaluation: Evaluation) -> list[Block]:
-    """Return a section that compares slices with the champion, the worst first; empty without a champion."""
+    """Return a section that compares slices with the champion, the worst slice first.
+
+    Return an empty list without a champion.
+    """
     compared = [(part.difference.advantage, i) for i, part in enumerate(evaluation.slices) if part.difference]
     slices = [Score.of_slice(evaluation.slices[i]) for _, i in sorted(compared)[:_MAX_SLICES]]
     if not slices:
@@ -156,16 +159,16 @@ def compare_slices(evaluation: Evaluation) -> list[Block]:
 
 
 def tabulate_names(evaluation: Evaluation, manifest: Manifest, info: ModelInfo, most: int | None = None) -> list[Block]:
-    """Return a table of metrics with a row for each class, label or target; empty for a language model.
+    """Return a table of metrics with a row for each class, label or target, or an empty list for a language model.
 
-    Classes and labels are sorted, the weakest first. Rows of classes also have the champion's metrics, and the weight
-    of the class in the training's loss.
+    Classes and labels are sorted by metric, the weakest first. Rows of classes also have the champion's metrics, and
+    the weight of the class in the training loss.
 
     Args:
         evaluation: The metrics.
         manifest: The data set.
         info: The model.
-        most: Largest number of rows; None for all.
+        most: Largest number of rows, or None for all.
     """
     task = manifest.task
     weights: Mapping[str, float] = info.training.get("weights_by_class", {})
@@ -181,7 +184,7 @@ def tabulate_names(evaluation: Evaluation, manifest: Manifest, info: ModelInfo, 
     ]
     rows = weakest_first or figures["per_target"]
     if most and len(rows) > most:
-        notes.append(f"The first {most:,} of {len(rows):,}.")
+        notes.append(f"The first {most:,} of {len(rows):,} rows.")
     columns = {noun: "<", **dict.fromkeys((_COLUMNS[name] for name in rows[0] if name != "name"), ">")}
     table = Table(columns, [[_show_figure(name, value) for name, value in row.items()] for row in rows[:most]])
     return [Section(title, [*notes, table])]

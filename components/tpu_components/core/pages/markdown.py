@@ -1,4 +1,4 @@
-"""Markdown from untrusted text, such as names of classes, columns and files, which is escaped and shown as text."""
+"""Markdown from untrusted text, such as names of classes, columns and files. The text is escaped."""
 
 import re
 
@@ -18,7 +18,7 @@ _LINKS = re.compile(r"@|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def plain(text: str, longest: int = _LONGEST) -> str:
-    r"""Return a text on one line, with control characters escaped as on pages, truncated to `longest` characters.
+    r"""Return a text on one line, truncated to `longest` characters. Control characters are escaped as on pages.
 
     Example:
         >>> plain("a\n---\nb"), plain("abcdef", 4), plain("a\u202e")
@@ -46,18 +46,21 @@ def escape(text: str) -> str:
 
 
 def in_markdown(text: str) -> str:
-    """Return Markdown that shows a text unchanged, on one line. A `Markup`, which is Markdown, is returned as it is."""
+    """Return Markdown that shows a text unchanged, on one line.
+
+    A `Markup`, which is Markdown already, is returned unchanged.
+    """
     return text if isinstance(text, markupsafe.Markup) else escape(plain(text))
 
 
 def quote(text: str) -> markupsafe.Markup:
-    """Return a text as a Markdown quotation. Line breaks are kept, all other Markdown is escaped."""
+    """Return a text as a Markdown quotation. Line breaks are kept, and all other Markdown is escaped."""
     lines = [escape(plain(line, len(line) + 1)) for line in text.strip().splitlines()]
     ends = ["\\" if line and after else "" for line, after in zip(lines, [*lines[1:], ""], strict=True)]
     return markupsafe.Markup("\n".join(f"> {line}{end}".rstrip() for line, end in zip(lines, ends, strict=True)))
 
 
 def fence(text: str, language: str = "") -> markupsafe.Markup:
-    """Return a text as a Markdown code block. Backticks that would end the block become apostrophes."""
+    """Return a text as a Markdown code block. Backticks that would end the block are replaced by apostrophes."""
     inside = visible(text).replace("```", "'''")
     return markupsafe.Markup(f"```{language}\n{inside}\n```")

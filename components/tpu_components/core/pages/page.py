@@ -90,7 +90,7 @@ def _templates() -> "jinja2.Environment":
 
 
 def run_name() -> str:
-    """Return the name of the run that this step is part of; empty if unknown."""
+    """Return the name of the run that this step is part of, or an empty string if unknown."""
     return os.environ.get(RUN_VARIABLE, "")
 
 
@@ -132,7 +132,7 @@ def draw(name: str, x_label: str, y_label: str, plot: Callable[["Axes"], None]) 
 
 
 def legend(axes: "Axes") -> None:
-    """Move the legend below the drawing, which becomes higher, so that the legend covers no curve."""
+    """Move the legend below the drawing, so that it covers no curve. The drawing becomes higher."""
     from matplotlib.figure import Figure
 
     _, labels = axes.get_legend_handles_labels()

@@ -1,4 +1,4 @@
-"""Pictures for HTML pages, embedded as `data:` URIs."""
+"""Images for HTML pages, embedded as `data:` URIs."""
 
 import base64
 
@@ -15,13 +15,13 @@ _CRISP = markupsafe.Markup(' class="crisp"')
 
 
 def show_picture(pixels: np.ndarray, side: int, name: str, hint: str = "") -> markupsafe.Markup:
-    """Return an `<img>` element: the picture as PNG if it fits into `side`, otherwise reduced and as JPEG.
+    """Return an `<img>` element with an image, as PNG if it fits into `side`, otherwise reduced and as JPEG.
 
     Args:
         pixels: uint8[height, width, 1 or 3].
-        side: Height and width to which the page's style limits the picture, in pixels of CSS.
-        name: Text for readers who do not see the picture.
-        hint: Tooltip; the name by default.
+        side: Height and width to which the page's style limits the image, in CSS pixels.
+        name: Text for readers who do not see the image.
+        hint: Tooltip. The default is the name.
     """
     image = image_of(pixels)
     look = markupsafe.Markup()

@@ -15,17 +15,17 @@ from tpu_components.core.results.evaluation_info import Evaluation, SliceMetric
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """A formatted metric of a model; shares are percentages.
+    """A formatted metric of a model. Shares are shown as percentages.
 
     Attributes:
         metric: Entry in the table of metrics.
         label: Name in reports.
         number: Value of the metric.
         value: Value of the metric, formatted.
-        interval: Confidence interval, formatted; empty if unknown.
-        champion: The champion's value, formatted; empty without a champion.
+        interval: Confidence interval, formatted. Empty if unknown.
+        champion: The champion's value, formatted. Empty without a champion.
         difference: Difference from the champion, formatted, with its confidence interval if known.
-        look: `good` or `bad`; `note` if the difference is not significant; empty without a champion.
+        look: `good` or `bad`, or `note` if the difference is not significant. Empty without a champion.
     """
 
     metric: Metric
@@ -58,7 +58,7 @@ class Score:
             metric: Entry in the table of metrics.
             label: Name in reports.
             number: The model's value.
-            bounds: Confidence interval of the value; it is clipped to the range of the metric.
+            bounds: Confidence interval of the value. It is clipped to the range of the metric.
             before: The champion's value.
             known: Difference from the champion, with its confidence bounds.
         """
@@ -100,12 +100,12 @@ def list_scores(
     differences: Mapping[str, Difference],
     top_k: int | None = None,
 ) -> list[Score]:
-    """Return a score for each metric of a task that has a value; the metric that the gate compares comes first.
+    """Return a score for each metric of a task that has a value. The first is the metric that the gate compares.
 
     Args:
         task: The task.
         ours: Metrics of the model, by name.
-        theirs: Metrics of the champion; empty without a champion.
+        theirs: Metrics of the champion. Empty without a champion.
         intervals: Confidence intervals of the model's metrics.
         differences: Differences from the champion, by metric.
         top_k: Number of classes of top-k accuracy, which is left out for 1.
@@ -125,7 +125,10 @@ def list_scores(
 
 
 def scores_of(evaluation: Evaluation) -> list[Score]:
-    """Return the metrics that the gate used; if examples were left out, these are for the remaining examples."""
+    """Return the metrics that the gate used.
+
+    If examples were left out, these are the metrics on the remaining examples.
+    """
     judged = judged_figure(evaluation.metrics)
     if not judged:
         return []
@@ -137,17 +140,20 @@ def scores_of(evaluation: Evaluation) -> list[Score]:
 
 
 def score_and_loss(metrics: Mapping[str, float | None]) -> tuple[str, str]:
-    """Return two table cells: name and value of the metric that the gate compares, and the loss; `-` if unknown."""
+    """Return two table cells: name and value of the metric that the gate compares, and the loss.
+
+    A cell is `-` if its value is unknown.
+    """
     known = {name: show(value) for name, value in metrics.items() if value is not None}
     judged = judged_figure(known)
     return f"{judged} {known[judged]}" if judged else "-", known.get("loss", "-")
 
 
 def table_of(first: str, scores: Sequence[Score]) -> Table:
-    """Return a table with a row for each score, and with columns of the champion if a score has a champion.
+    """Return a table with a row for each score. If a score has a champion, the table has columns for the champion.
 
     Args:
-        first: Heading of the first column, the metrics' labels.
+        first: Heading of the first column, which has the labels of the metrics.
         scores: The scores.
     """
     columns = {first: "<", "value": ">", "interval": "<"}

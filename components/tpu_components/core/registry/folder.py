@@ -78,16 +78,16 @@ class ModelRegistry:
             )
 
     def versions(self) -> tuple[Version, ...]:
-        """Return all readable versions, the oldest first; each unreadable version gives a warning.
+        """Return all readable versions, the oldest first. A warning is logged for each version that cannot be read.
 
-        If files of a version are missing, for example after an incomplete copy, the other versions stay usable.
+        So the other versions can be used if files of one version are missing, for example after an incomplete copy.
         """
         versions = []
         for path in self._version_dirs():
             try:
                 versions.append(Version.load(path))
             except InputError as error:
-                _warn_once(f"warning: version {path.name} of {self.model_name!r} is skipped. {error}")
+                _warn_once(f"Warning: version {path.name} of {self.model_name!r} is skipped. {error}")
         return tuple(versions)
 
     def numbers(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class ModelRegistry:
         return tuple(path.name for path in self._version_dirs())
 
     def version(self, number: str) -> Version:
-        """Return a version by number; `7` means `0007`.
+        """Return a version by number. `7` means `0007`.
 
         Raises:
             InputError: If the version does not exist, or cannot be read.
@@ -122,14 +122,17 @@ class ModelRegistry:
         return {alias: moves[-1].version for alias, moves in self._read_aliases().items()}
 
     def find(self, version: str) -> Version | None:
-        """Return a version by number or alias; None for an unset alias. An unknown number raises InputError."""
+        """Return a version by number or alias, or None for an unset alias. An unknown number raises InputError."""
         if version.isdecimal():
             return self.version(version)
         moves = self.moves(version)
         return self.version(moves[-1].version) if moves else None
 
     def number_of(self, model_digest: str) -> str:
-        """Return the number of the latest version with this trained model; empty if there is none."""
+        """Return the number of the latest version with this trained model.
+
+        Return an empty string if there is none.
+        """
         label = as_label(model_digest)
         numbers = [version.number for version in self.versions() if as_label(version.model_digest) == label]
         return numbers[-1] if numbers else ""
@@ -137,8 +140,8 @@ class ModelRegistry:
     def champion(self, alias: str, digest: str) -> Version | None:
         """Return the version that a model must beat to get an alias.
 
-        This is the version that has the alias, or, if it has the same model, the version that it replaced. So a model
-        is never compared with itself, and repeating an evaluation gives the same result.
+        This is the version that has the alias. If that version has the same model, it is the version that was replaced
+        by it. So a model is never compared with itself, and repeating an evaluation gives the same result.
 
         Args:
             alias: Alias, for example `champion`, or the number of a version. A run passes the number that the alias had
@@ -146,7 +149,7 @@ class ModelRegistry:
             digest: Digest of the model that would get the alias; see `model_digest`.
 
         Returns:
-            The version; None if there is none to beat.
+            The version, or None if there is none to beat.
         """
         current = self.find(alias)
         if current is None or current.model_digest != digest:
@@ -167,14 +170,14 @@ class ModelRegistry:
     def register(
         self, model_dir: Path, export_dir: Path, *, signing_key: str = "", **facts: Unpack[VersionFacts]
     ) -> Version:
-        """Add a version without an alias, or return the existing version with this content.
+        """Add a version without an alias. If a version has this content already, return that version.
 
         An existing version is not changed, even if it is unsigned: only files that this call has written are signed.
 
         Args:
             model_dir: Folder that train_model wrote.
             export_dir: Folder that export_model wrote.
-            signing_key: File of the private key to sign the version with; empty leaves it unsigned.
+            signing_key: File of the private key to sign the version with. If empty, the version is not signed.
             facts: Metadata of the version; see `VersionFacts`.
         """
         digest = version_digest(model_dir, export_dir)
@@ -219,8 +222,8 @@ class ModelRegistry:
         """Check that no rollback took an alias from a version, or from another version of the same model.
 
         Two exports of one trained model, for example with two releases of LiteRT, are two versions. A rollback between
-        them concerns only the export. A move by hand to an earlier version is a rollback too; a move to a later version
-        cancels a rollback.
+        them concerns only the export. A move by hand to an earlier version is a rollback, too. A move to a later
+        version cancels a rollback.
 
         Raises:
             InputError: If a rollback took the alias from the version or its model.
@@ -239,8 +242,8 @@ class ModelRegistry:
                 what = "it" if is_this else f"version {rollback.previous}, which has the same model,"
                 raise InputError(
                     f"Cannot promote version {number} of {self.model_name!r}: {what} was rolled back on "
-                    f"{rollback.time} ({rollback.reason}), and the model is unchanged. Train a better one, or promote "
-                    f"this one by hand: tpu-pipelines registry promote {self.model_name} {number}."
+                    f"{rollback.time} ({rollback.reason}), and the model is unchanged. Train a better model, or "
+                    f"promote this version by hand: tpu-pipelines registry promote {self.model_name} {number}."
                 )
 
     def override(self, number: str, alias: str, reason: str) -> Move:
@@ -253,7 +256,10 @@ class ModelRegistry:
             version = self.version(number)
             moves = self.moves(alias)
             if moves and moves[-1].version == version.number:
-                raise InputError(f"Version {version.number} of {self.model_name!r} is the {alias} already.")
+                raise InputError(
+                    f"Version {version.number} of {self.model_name!r} already has the alias {alias}. Choose another "
+                    "version."
+                )
             return self._move(alias, version, HAND, reason)
 
     def roll_back(self, alias: str, reason: str, verify_key: str = "") -> Move:
@@ -262,7 +268,7 @@ class ModelRegistry:
         Args:
             alias: Alias to move.
             reason: Reason of the move.
-            verify_key: Public key that must verify the previous version; empty skips the check.
+            verify_key: Public key that must verify the previous version. If empty, the signature is not checked.
 
         Raises:
             InputError: If there is no previous version, or it is damaged or lacks a valid signature.
@@ -277,7 +283,8 @@ class ModelRegistry:
             if len(stack) < 2:
                 raise InputError(
                     f"Cannot roll back {alias} of {self.model_name!r} in {self.root}: expected an earlier version, "
-                    f"received {'only version ' + stack[0] if stack else 'no version'}."
+                    f"received {'only version ' + stack[0] if stack else 'no version'}. Name a version to promote: "
+                    f"tpu-pipelines registry promote {self.model_name} VERSION."
                 )
             version = self.version(stack[-2])
             if verify_key:
@@ -318,7 +325,7 @@ class ModelRegistry:
         except (OSError, ValueError, TypeError) as error:
             raise InputError(
                 f"Cannot read {path}: expected aliases and their moves, received something else ({error!r}). The "
-                "versions are not affected. Restore the file from a backup; or remove it and set the champion again: "
+                "versions are not affected. Restore the file from a backup, or remove it and set the champion again: "
                 f"tpu-pipelines registry promote {self.model_name} VERSION."
             ) from error
         return {alias: of_one for alias, of_one in moves.items() if of_one}
@@ -334,7 +341,7 @@ class ModelRegistry:
 
 
 def _moves_back(moves: Sequence[Move]) -> set[int]:
-    """Return the indices of the moves of an alias, the oldest first, that moved it back to an earlier version."""
+    """Return the indices of the moves that moved an alias back to an earlier version, the oldest first."""
     back: set[int] = set()
     stack: list[str] = []
     for index, move in enumerate(moves):
@@ -351,7 +358,10 @@ def _moves_back(moves: Sequence[Move]) -> set[int]:
 def fill_version(
     directory: Path, model_dir: Path, export_dir: Path, name: str, signing_key: str, **facts: Unpack[VersionFacts]
 ) -> None:
-    """Write a version's files and version.json. The arguments are those of `register`, and `name` is `Version.name`."""
+    """Write a version's files and version.json.
+
+    The arguments are those of `register`, and `name` is `Version.name`.
+    """
     storage.copy_tree(model_dir, directory / MODEL_DIR)
     storage.copy_tree(export_dir, directory / EXPORT_DIR)
     if facts.get("card"):
@@ -379,7 +389,7 @@ def fill_version(
 
 
 def list_models(root: Path) -> tuple[ModelRegistry, ...]:
-    """Return the `ModelRegistry` of each model in a folder, sorted by name; other folders are skipped."""
+    """Return the `ModelRegistry` of each model in a folder, sorted by name. Other folders are skipped."""
     names = [path.parent.name for path in sorted(root.glob(f"*/{VERSIONS_DIR}"))]
     return tuple(ModelRegistry(root, name) for name in names if re.fullmatch(MODEL_NAME, name))
 

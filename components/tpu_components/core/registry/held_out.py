@@ -1,13 +1,13 @@
-"""Test sets, and the gate's decisions on them.
+"""Test sets, and the gate's decisions that used them.
 
 All decisions on a test set share one family-wise error rate, see `spend`.
 
     REGISTRY/MODEL/tests/TEST_SET/examples.npy   all its example IDs so far, ID_TYPE[…], see `example_ids`
     REGISTRY/MODEL/tests/TEST_SET/DIGEST.json    decision on the model with this digest
 
-A decision is recorded before its model can be promoted. It counts once, whatever its result, and even if the evaluation
-is repeated. If another decision is recorded after the count, the gate decides again, with the next number. A bucket has
-no lock, so two simultaneous decisions may get the same number there.
+A decision is recorded before its model can be promoted. It is counted once, whatever its result, and also if the
+evaluation is repeated. If another process records a decision after the gate has counted the decisions, the gate decides
+again with the next number. A bucket has no lock, so two simultaneous decisions may get the same number in a bucket.
 """
 
 import contextlib
@@ -67,9 +67,9 @@ class HeldOutSet:
         examples: IDs of all examples that the test set has ever had, including the current ones, ID_TYPE[…].
         before: Earlier decisions on all test sets, oldest first. If the model was judged on this test set before, only
             the decisions before that one.
-        same: Earlier decision on the model on this test set; None if there is none.
-        names: Names of all test sets that have at least half of the current examples: `name`, and others if the file of
-            an earlier version was converted after it had been counted as another test set.
+        same: Earlier decision on the model on this test set, or None if there is none.
+        names: Names of all test sets that have at least half of the current examples: `name`, and others if a file of
+            an earlier version was first counted as another test set and converted later.
         files: Names of all files in `place` when they were read.
     """
 
@@ -83,7 +83,7 @@ class HeldOutSet:
 
     @classmethod
     def find(cls, place: Location, identities: np.ndarray, model: str) -> Self:
-        """Find the test set that has at least half of these examples; create a new one if there is none.
+        """Find the test set that has at least half of these examples. If there is none, create a new test set.
 
         Args:
             place: Folder of all test sets of a registered model, local or in a bucket.
@@ -108,7 +108,7 @@ class HeldOutSet:
                 else:
                     entries.append(typed_values.read(typed_json.decode(content), PastDecision, file.name))
                     if datetime.datetime.fromisoformat(entries[-1].at).tzinfo is None:
-                        raise ValueError(f"the time {entries[-1].at} without a time zone")
+                        raise ValueError(f"the time {entries[-1].at} has no time zone")
             except (ValueError, TypeError, KeyError, OSError) as error:
                 raise InputError(
                     f"Cannot read {place}/{file.name}: expected a decision on a test set, received {error}. Restore it "
@@ -148,7 +148,9 @@ class HeldOutSet:
         return spend(whole, planned, [entry.promoted for entry in self.decisions])
 
     def find_best(self, metric: str, sign: int) -> str:
-        """Return the digest of the promoted model with the best metric on this test set, as a label; empty if unknown.
+        """Return the digest of the promoted model with the best metric on this test set, as a label.
+
+        Return an empty string if it is unknown.
 
         If this test set has no decisions yet, the test set of the last decision is used.
         """
@@ -162,10 +164,10 @@ class HeldOutSet:
     def record(
         self, model: str, promoted: bool, metrics: Mapping[str, float], rivals: Mapping[str, Mapping[str, float]]
     ) -> bool:
-        """Record a decision, unless another process has recorded one on this test set after `self` was read.
+        """Record a decision, unless another process has recorded a decision on this test set after `self` was read.
 
-        A repeated decision on the same model and test set keeps its time and therefore its number. It is rewritten only
-        if it promotes the model and the recorded decision did not.
+        A repeated decision on the same model and test set keeps its time and therefore its number. The record is
+        changed only if the new decision promotes the model and the recorded decision did not.
 
         Args:
             model: Digest of the model.
@@ -200,14 +202,15 @@ class HeldOutSet:
         except (OSError, InputError, PlatformError) as error:
             kind = PlatformError if isinstance(error, PlatformError) else InputError
             raise kind(
-                f"Cannot record the gate's decision in {uri}: {str(error).rstrip('.')}. Unrecorded decisions are not "
-                "counted, so the model is not promoted. Allow this step to write there, and run it again."
+                f"Cannot record the gate's decision in {uri}: {str(error).rstrip('.')}. A decision that is not "
+                "recorded is not counted, so the model is not promoted. Allow this step to write to that place, and "
+                "run the step again."
             ) from error
         return True
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Prevent other processes from recording a decision during the block; does nothing for a bucket."""
+        """Prevent other processes from recording a decision during the block. For a bucket, do nothing."""
         if self.place.is_remote:
             yield
             return
@@ -216,7 +219,10 @@ class HeldOutSet:
             yield
 
     def _next_time(self) -> str:
-        """Return the current time, or a time after the last decision if it is later: decisions are numbered by time."""
+        """Return the current time, or a time after the last decision if that is later.
+
+        Decisions are numbered by time.
+        """
         now = datetime.datetime.now(datetime.UTC)
         if self.before:
             last = datetime.datetime.fromisoformat(self.before[-1].at)
@@ -227,20 +233,22 @@ class HeldOutSet:
 def _say_old_ids(file: str, count: int) -> None:
     progress.say(
         "evaluate_model",
-        f"warning: this test set counts as a new one. {count} test sets from an earlier version, such as {file}, have "
-        "IDs that depend on the settings of the records (image_size, encoding …). If this test set is one of them, "
-        "write the records once with the original settings, and convert the file: "
-        f"python -m tpu_components.create_tfrecords.convert_ids RECORDS {shlex.quote(file)}",
+        f"Warning: this test set counts as a new one. {count} test sets from an earlier version, such as {file}, "
+        "have IDs that depend on the settings of the records (image_size, encoding …). If this test set is one of "
+        "them, write the records once with the original settings and convert the file: python -m "
+        f"tpu_components.create_tfrecords.convert_ids RECORDS {shlex.quote(file)}",
     )
 
 
 def spend(whole: float, planned: int, promoted: Sequence[bool]) -> float:
-    """Return the significance level of the next decision on a test set, so that all together have the level `whole`.
+    """Return the significance level of the next decision on a test set.
 
-    Decision k of n gets a level proportional to 1/k; the levels of all n add up to `whole`. If the previous decision
-    promoted, its level is added. This online fallback procedure (Tian and Ramdas, Statistical Methods in Medical
-    Research 30, 2021) controls the family-wise error rate under any dependence. Decisions after n get the level of
-    decision n, so that the sum exceeds `whole`.
+    The levels of all decisions add up to `whole`.
+
+    Decision k of n gets a level proportional to 1/k. If the previous decision promoted its model, the level of that
+    decision is added. This online fallback procedure (Tian and Ramdas, Statistical Methods in Medical Research 30,
+    2021) controls the family-wise error rate under any dependence. Decisions after n get the level of decision n, so
+    that the sum exceeds `whole`.
 
     Args:
         whole: Error rate of all decisions together.

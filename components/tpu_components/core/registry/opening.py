@@ -32,12 +32,14 @@ class ModelReference(NamedTuple):
     version: str
 
     def find(self) -> RegisteredVersion | None:
-        """Return the version; None for an unset alias. An unknown number raises InputError."""
+        """Return the version, or None for an unset alias. An unknown number raises InputError."""
         return self.registry.find(self.version)
 
 
 def parse_reference(text: str) -> ModelReference | None:
-    """Parse `REGISTRY/MODEL@VERSION_OR_ALIAS`, or return None if the text has another form or is an existing path.
+    """Parse `REGISTRY/MODEL@VERSION_OR_ALIAS`.
+
+    Return None if the text has another form or is an existing path.
 
     Example:
         >>> referred = parse_reference("runs/registry/digits@champion")
@@ -71,7 +73,9 @@ class Origin:
 
 
 def origin_of(text: str) -> Origin | None:
-    """Return the origin of `REGISTRY/MODEL@VERSION_OR_ALIAS`; None if the text is not such a reference.
+    """Return the origin of `REGISTRY/MODEL@VERSION_OR_ALIAS`.
+
+    Return None if the text does not have this form.
 
     Raises:
         InputError: If the version does not exist.
@@ -82,14 +86,14 @@ def origin_of(text: str) -> Origin | None:
     version = referred.find()
     if version is None:
         raise InputError(
-            f"No version of {registry.model_name!r} in {registry.root} has the alias {referred.version!r}: expected a "
-            "version to compare with. Use a version number, or promote a version."
+            f"No version of {registry.model_name!r} in {registry.root} has the alias {referred.version!r}. Use a "
+            "version number, or promote a version."
         )
     return origin_of_version(registry.model_name, version)
 
 
 def origin_of_version(model_name: str, version: RegisteredVersion) -> Origin:
-    """Return the origin of a version; the lineage is empty if another tool registered the version."""
+    """Return the origin of a version. The lineage is empty if another tool registered the version."""
     is_ours = storage.exists(f"{version.uri}/{VERSION_FILE}")
     return Origin(model_name, version.number, Version.load(version.uri).lineage if is_ours else {}, version.uri)
 

@@ -41,7 +41,9 @@ def reference(root: Path | str, model_name: str, version: str) -> str:
 
 
 def version_at(place: str) -> tuple[str, str]:
-    """Return model name and version number from the path of a version or of its export; ("", "") for other paths.
+    """Return model name and version number from the path of a version or of its export.
+
+    Return ("", "") for other paths.
 
     Example:
         >>> version_at("runs/registry/shoes/versions/0003/export"), version_at("runs/shoes/export")
@@ -83,14 +85,14 @@ def check_registry(root: str, model_name: str) -> None:
     if root.startswith("projects/") and "/locations/" in root and not is_on_vertex(root):
         raise InputError(
             f"Cannot use the registry {root!r}: expected a folder, or projects/PROJECT/locations/REGION/models for "
-            "Vertex AI. Set the model's name and alias in deploy.model_name and deploy.alias instead."
+            "Vertex AI. Set the model's name in deploy.model_name and its alias in deploy.alias."
         )
     form = MODEL_NAME
     words = "at most 64 letters, digits, '-', '_' and '.'"
     if is_on_vertex(root):
         form = VERTEX_MODEL_NAME
         words = (
-            "at most 63 lower-case letters, digits, '-' and '_' on Vertex AI, the first not a digit or '-'. Set "
+            "at most 63 lower-case letters, digits, '-' and '_' on Vertex AI, and no digit or '-' at the start. Set "
             "deploy.model_name"
         )
     if not re.fullmatch(form, model_name):
@@ -98,15 +100,18 @@ def check_registry(root: str, model_name: str) -> None:
 
 
 def check_alias(alias: str, root: str = "") -> str:
-    """Return an alias if it is valid in a registry; `root` is needed only for Vertex AI.
+    """Return an alias if it is valid in a registry. `root` is needed only for Vertex AI.
 
     Raises:
         InputError: If it is invalid.
     """
     if len(alias) == 1 and is_on_vertex(root):  # model.proto: version_aliases
-        raise InputError(f"Cannot use the alias {alias!r}: expected at least two characters on Vertex AI.")
+        raise InputError(
+            f"Cannot use the alias {alias!r}: expected at least two characters on Vertex AI. Change deploy.alias."
+        )
     if not re.fullmatch(ALIAS, alias):
         raise InputError(
-            f"Cannot use the alias {alias!r}: expected lower-case letters, digits and '-', such as 'champion'."
+            f"Cannot use the alias {alias!r}: expected lower-case letters, digits and '-', such as 'champion'. Change "
+            "deploy.alias."
         )
     return alias

@@ -1,4 +1,6 @@
-"""Signatures of versions in the format of OpenSSF Model Signing, whose command can verify them too.
+"""Signatures of versions in the format of OpenSSF Model Signing.
+
+The command of that project can also verify them:
 
     model_signing verify key VERSION --signature VERSION/model.sig --public_key FILE
 
@@ -39,7 +41,9 @@ _BESIDE = (VERSION_FILE, SIGNATURE_FILE, f"{MODEL_DIR}/{MODEL_FILE}")
 
 
 def sign_version(directory: Path, signing_key: str) -> None:
-    """Sign the export of a version, because servers get only the export; then sign the version with that signature.
+    """Sign the export of a version, then the whole version, including the signature of the export.
+
+    The export needs a separate signature because servers get only the export.
 
     Args:
         directory: Folder of the version, before it is published.
@@ -53,14 +57,14 @@ def sign_version(directory: Path, signing_key: str) -> None:
 
 
 def verify_version(directory: Path, verify_key: str, uri: str = "", name: str = "") -> None:
-    """Verify both signatures of a version, and that its signed name is the expected one.
+    """Verify both signatures of a version, and that its signed name is the expected name.
 
     Args:
         directory: Folder of the version.
         verify_key: Public key; see `verify_folder`.
         uri: Source of the folder, for messages; see `verify_folder`.
-        name: Expected `Version.name`; empty takes it from the path in a registry. Old versions have no signed name
-            and skip this check.
+        name: Expected `Version.name`. If empty, the name comes from the path in a registry. Old versions have no signed
+            name, so the name is not checked.
 
     Raises:
         InputError: If a signature is invalid, or the name differs.
@@ -72,8 +76,8 @@ def verify_version(directory: Path, verify_key: str, uri: str = "", name: str = 
         signed = Version.load(directory).name
         if signed not in (name, ""):
             raise InputError(
-                f"Refused {place}: expected {name}, received {signed}, a signed version that has replaced it. Restore "
-                "it from a backup, or use another version."
+                f"Rejected {place}: expected {name}, but its signed name is {signed}, so another version has replaced "
+                "it. Restore it from a backup, or use another version."
             )
 
 
@@ -83,7 +87,7 @@ def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
     Args:
         folder: Folder of a version or an export.
         verify_key: Public key: PEM text, or the path of a PEM file, local or in a bucket.
-        uri: Source of the folder, for messages; empty is the folder itself.
+        uri: Source of the folder, for messages. Empty means the folder itself.
 
     Raises:
         InputError: If files differ, the signature is missing or made with another key, or the key cannot be read.
@@ -92,9 +96,9 @@ def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
     signature = folder / SIGNATURE_FILE
     config = _verifier(verify_key)
     _require_ordinary(folder, uri or str(folder))
-    refused = f"Refused {uri or folder}: expected a signature that {_name(verify_key)} verifies, received"
+    refused = f"Rejected {uri or folder}: expected a signature that {_name(verify_key)} verifies, received"
     if not signature.is_file():
-        raise InputError(f"{refused} no {SIGNATURE_FILE}. Sign it, or use a signed version.")
+        raise InputError(f"{refused} no {SIGNATURE_FILE}. Sign the version, or use a signed version.")
     try:
         config.verify(folder, signature)
         if unsigned := _unsigned_files(folder, signature):
@@ -104,7 +108,9 @@ def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
 
 
 def fetch_verified(uri: str, verify_key: str, scratch: Path, name: str = "") -> Path:
-    """Copy an export, verify the copy and return its folder, so that the files cannot be changed after the check.
+    """Copy an export, verify the copy and return its folder.
+
+    The files of the copy cannot be changed after the check.
 
     If the export belongs to a version, the whole version is copied and verified.
 
@@ -126,7 +132,9 @@ def fetch_verified(uri: str, verify_key: str, scratch: Path, name: str = "") -> 
             folder = shutil.copytree(folder, scratch / "verified", symlinks=True)
         except OSError as error:
             reason = (error.strerror or "not every file can be read").lower()
-            raise InputError(f"Cannot copy {copied} to verify it: {reason}. Check its permissions.") from error
+            raise InputError(
+                f"Cannot copy {copied} to verify it: {reason}. Check the permissions of its files."
+            ) from error
     _verify(folder, verify_key, uri, version, name)
     return folder / EXPORT_DIR if version else folder
 
@@ -159,7 +167,7 @@ def _verify(folder: Path, verify_key: str, uri: str, version: str, name: str) ->
 
 
 def _find_version(uri: str, name: str) -> tuple[str, str]:
-    """Return folder and name of the version that an export belongs to; empty if there is none.
+    """Return folder and name of the version that an export belongs to, or an empty list if there is none.
 
     A version is recognised by its path, its name, or any file next to the export, since single files could be removed.
     """
@@ -176,13 +184,13 @@ def _find_version(uri: str, name: str) -> tuple[str, str]:
 
 
 def _name_at(place: str) -> str:
-    """Return the name of a version from its path in a registry; empty for other paths."""
+    """Return the name of a version from its path in a registry, or an empty string for other paths."""
     model_name, number = version_at(place)
     return model_name and version_name(model_name, number)
 
 
 def try_keys(signing_key: str, verify_key: str) -> None:
-    """Check that the signing key works, and that the verify key belongs to it. Empty keys are not checked.
+    """Check that the signing key works, and that the verify key matches it. Empty keys are not checked.
 
     Raises:
         InputError: If a key cannot be read, or the keys do not match.
@@ -202,7 +210,7 @@ def try_keys(signing_key: str, verify_key: str) -> None:
 
 
 def public_key_text(verify_key: str) -> str:
-    """Return a public key as PEM, for a server; empty if `verify_key` is empty.
+    """Return a public key as PEM, for a server, or an empty string if `verify_key` is empty.
 
     Raises:
         InputError: If the key cannot be read, or is not a public key.
@@ -239,7 +247,10 @@ def _verifier(verify_key: str) -> Any:
 
 
 def _hashing() -> Any:
-    """Return the library's hashing configuration: SHA-256 of every file except the signature; links are errors."""
+    """Return the library's hashing configuration: SHA-256 of every file except the signature.
+
+    Links are errors.
+    """
     from model_signing import hashing
 
     return hashing.Config().set_ignored_paths(paths=[SIGNATURE_FILE], ignore_git_paths=False)
@@ -251,13 +262,16 @@ def _require_ordinary(folder: Path, uri: str) -> None:
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             what = "a link" if path.is_symlink() else "a pipe, a socket or a device"
             raise InputError(
-                f"Refused {uri}: expected ordinary files, received {what}: {path.relative_to(folder)}. Restore it from "
-                "a backup, or use another version."
+                f"Rejected {uri}: expected ordinary files, received {what}: {path.relative_to(folder)}. Restore it "
+                "from a backup, or use another version."
             )
 
 
 def _unsigned_files(folder: Path, signature: Path) -> list[str]:
-    """Return the files that a signature does not cover: the library skips files that the signature marks as ignored."""
+    """Return the files that a signature does not cover.
+
+    The library skips files that the signature marks as ignored.
+    """
     envelope = typed_json.decode(signature.read_bytes())["dsseEnvelope"]
     statement = typed_json.decode(base64.b64decode(envelope["payload"]))
     signed = {SIGNATURE_FILE, *(file["name"] for file in statement["predicate"]["resources"])}
@@ -265,11 +279,14 @@ def _unsigned_files(folder: Path, signature: Path) -> list[str]:
 
 
 def _read_public(verify_key: str) -> bytes:
-    """Return only the public key of a PEM text, which may contain the private key too."""
+    """Return only the public key of a PEM text. The text may also contain the private key."""
     content = verify_key.encode() if is_key_itself(verify_key) else storage.read_bytes(verify_key)
     key = re.search(rb"-----BEGIN PUBLIC KEY-----.+?-----END PUBLIC KEY-----", content, re.DOTALL)
     if key is None:
-        raise InputError(f"Cannot verify with {_name(verify_key)}: expected a public {_WANTED}, received another file.")
+        raise InputError(
+            f"Cannot verify with {_name(verify_key)}: expected a public {_WANTED}, received another file. Check "
+            "verify_key."
+        )
     return key[0] + b"\n"
 
 
@@ -279,9 +296,9 @@ def _name(key: str) -> str:
 
 @contextlib.contextmanager
 def _key_file(key: bytes, what: str, kind: str) -> Iterator[Path]:
-    """Yield a path (a pipe) from which the library reads the key, so that the key is not written to disk."""
+    """Yield the path of a pipe from which the library reads the key. So the key is not written to disk."""
     if len(key) > _MOST_KEY_BYTES:
-        raise InputError(f"Cannot use a key of {len(key):,} bytes: expected a {_WANTED}. Check the path.")
+        raise InputError(f"Cannot use a key of {len(key):,} bytes: expected a {_WANTED}. Check the path of the key.")
     reading, writing = os.pipe()
     try:
         with open(writing, "wb") as file:
@@ -290,7 +307,8 @@ def _key_file(key: bytes, what: str, kind: str) -> Iterator[Path]:
     except Exception as error:  # Other kinds of keys, encrypted keys and plain text raise different errors.
         reason = textwrap.shorten(str(error) or type(error).__name__, _MOST_CHARACTERS, placeholder=" …")
         raise InputError(
-            f"Cannot {what}: expected a {kind} {_WANTED}, received something else ({reason}). Check the path."
+            f"Cannot {what}: expected a {kind} {_WANTED}, received something else ({reason}). Check the path of the "
+            "key."
         ) from error
     finally:
         os.close(reading)

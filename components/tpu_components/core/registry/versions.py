@@ -44,28 +44,28 @@ _CHECKSUM, _OLD_CHECKSUM = "sha256", "crc32c"
 
 
 def now() -> str:
-    """Return the current time, UTC, ISO 8601, to the second."""
+    """Return the current time in UTC, as ISO 8601 to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-    """One version of a model; content of its `version.json`.
+    """One version of a model. This is the content of its `version.json`.
 
     Attributes:
         directory: Folder of the version.
         digest: SHA-256 of names and contents of all files.
-        content_digest: SHA-256 that identifies equal models, without times of training; see `version_digest`. Old
-            versions have only `digest`, with this meaning.
+        content_digest: SHA-256 that identifies equal models. It does not depend on times of training; see
+            `version_digest`. Old versions have only `digest`, with this meaning.
         model_digest: SHA-256 of the trained model; see `model_digest`.
         created: Time of registration, UTC, ISO 8601.
-        parent: Version that the model was compared with; empty if there was none.
+        parent: Version that the model was compared with. Empty if there was none.
         metrics: Scalar metrics by name.
         reasons: Reasons for the gate's decision.
         lineage: Origin of the version: data fingerprint, run, configuration, code.
         files: Size in bytes and SHA-256 (CRC32C in old versions) of every file except the signatures, by path.
-        name: Signed name: `digits@0001`, or on Vertex AI, which assigns the numbers itself, only the model's name.
-            Empty in old versions.
+        name: Signed name, such as `digits@0001`. On Vertex AI, which assigns the numbers, only the model's name. Empty
+            in old versions.
     """
 
     directory: Path
@@ -82,7 +82,7 @@ class Version:
 
     @property
     def number(self) -> str:
-        """Number of the version: the name of its folder, `0001` for the first."""
+        """Number of the version, which is the name of its folder: `0001` for the first."""
         return self.directory.name
 
     @property
@@ -114,7 +114,7 @@ class Version:
         """Read `version.json` of a folder, local or in a bucket.
 
         Raises:
-            InputError: If it is missing or malformed.
+            InputError: If the file is missing or malformed.
         """
         path = f"{directory}/{VERSION_FILE}"
         try:
@@ -133,11 +133,11 @@ class Version:
             ) from error
 
     def damage(self, part: str = "", directory: Path | None = None) -> tuple[str, ...]:
-        """Return messages about missing, changed and additional files; empty if the version is intact.
+        """Return messages about missing, changed and additional files, or an empty list if the version is intact.
 
         Args:
-            part: `model` or `export` to check only this folder; empty checks all.
-            directory: Copy of that folder to check instead.
+            part: `model` or `export` to check only this folder. If empty, all files are checked.
+            directory: Copy of that folder, which is checked instead of the folder.
         """
         start = f"{part}/" if part else ""
         expected = {name: file for name, file in self.files.items() if name.startswith(start)}
@@ -187,11 +187,11 @@ class Move:
 
     Attributes:
         version: Number of the new version.
-        previous: Number of the previous version; empty for the first move.
+        previous: Number of the previous version. Empty for the first move.
         by: Cause: `gate`, `hand` or `rollback`.
         reason: Reason, as text.
         time: Time of the move, UTC, ISO 8601.
-        model_digest: Digest of the new version's model; empty in moves from earlier releases.
+        model_digest: Digest of the new version's model. Empty in moves from earlier releases.
     """
 
     version: str
@@ -209,8 +209,8 @@ class VersionFacts(TypedDict):
         metrics: Scalar metrics by name.
         reasons: Reasons for the gate's decision.
         lineage: Origin of the model.
-        parent: Version that the model was compared with; left out if there was none.
-        card: Text of the model card; left out for none.
+        parent: Version that the model was compared with, if there was one.
+        card: Text of the model card, if there is one.
     """
 
     metrics: Mapping[str, float]
@@ -229,7 +229,7 @@ class RegisteredVersion(Protocol):
 
     @property
     def model_digest(self) -> str:
-        """Digest of the trained model, in the form that the registry keeps."""
+        """Digest of the trained model, in the form in which the registry stores it."""
 
     @property
     def uri(self) -> Location:
@@ -237,7 +237,7 @@ class RegisteredVersion(Protocol):
 
 
 class Registry(Protocol):
-    """Versions and aliases of one model: in a folder (`ModelRegistry`) or on Vertex AI (`VertexRegistry`)."""
+    """Versions and aliases of one model, in a folder (`ModelRegistry`) or on Vertex AI (`VertexRegistry`)."""
 
     @property
     def root(self) -> Path | str:
@@ -248,32 +248,32 @@ class Registry(Protocol):
         """Name of the model."""
 
     def find(self, version: str) -> RegisteredVersion | None:
-        """Return a version by number or alias; None for an unset alias. An unknown number raises InputError."""
+        """Return a version by number or alias, or None for an unset alias. An unknown number raises InputError."""
 
     def version(self, number: str) -> RegisteredVersion:
         """Return a version by number."""
 
     def number_of(self, model_digest: str) -> str:
-        """Return the number of the latest version with this trained model; empty if there is none."""
+        """Return the number of the latest version with this trained model, or an empty string if there is none."""
 
     def champion(self, alias: str, digest: str) -> RegisteredVersion | None:
-        """Return the version that a model must beat to get an alias; None if there is none."""
+        """Return the version that a model must beat to get an alias, or None if there is none."""
 
     def check_not_rolled_back(self, number: str, alias: str) -> None:
         """Check that no rollback took an alias from a version, or from another version of the same model."""
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
-        """Move an alias to a version that has passed the gate; does nothing if the version has the alias already."""
+        """Move an alias to a version that has passed the gate. If the version has the alias already, do nothing."""
 
 
 def check_promotable(registry: Registry, number: str, alias: str, champion: str | None) -> Any:
-    """Check that an alias may move to a version, and return the version that has the alias now, or None.
+    """Check that an alias may move to a version. Return the version that has the alias now, or None.
 
     Args:
         registry: Registry of the model.
         number: Number of the version.
         alias: Alias to move.
-        champion: Digest of the champion that the model was compared with, empty if there was none; None if the
+        champion: Digest of the champion that the model was compared with. Empty if there was no champion. None if the
             model was compared with a version that did not have the alias.
 
     Raises:
@@ -285,8 +285,8 @@ def check_promotable(registry: Registry, number: str, alias: str, champion: str 
     if champion is not None and as_label(received) not in map(as_label, (champion, version.model_digest)):
         raise InputError(
             f"Cannot promote version {number} of {registry.model_name!r}: it was compared with "
-            f"{registry.number_of(champion) or 'no version'}, but meanwhile the {alias} is "
-            f"{current.number if current else 'not set'}. Run again to compare it with the current {alias}."
+            f"{registry.number_of(champion) or 'no version'}, but the {alias} is now "
+            f"{current.number if current else 'not set'}. Run again to compare the model with the current {alias}."
         )
     registry.check_not_rolled_back(number, alias)
     return current
@@ -315,7 +315,9 @@ def fetch(version: RegisteredVersion, part: str, scratch: Path) -> Path:
 
 
 def fetch_folder(uri: str, scratch: Path) -> Path:
-    """Return a local copy of a folder, or a local folder itself. If it is part of a version, every file is checked.
+    """Return a local copy of a folder, or the folder itself if it is local.
+
+    If it is part of a version, every file is checked.
 
     Args:
         uri: The folder, local or on gs://.
@@ -339,7 +341,9 @@ def fetch_folder(uri: str, scratch: Path) -> Path:
 
 
 def model_digest(model_dir: Path) -> str:
-    """Return the SHA-256 of a trained model: architecture, best weights, classes, vocabulary; not training times.
+    """Return the SHA-256 of a trained model: architecture, best weights, classes and vocabulary.
+
+    Times of training do not change the digest.
 
     Raises:
         InputError: If a file is missing.
@@ -350,7 +354,7 @@ def model_digest(model_dir: Path) -> str:
 
 
 def version_digest(model_dir: Path, export_dir: Path) -> str:
-    """Return the SHA-256 that identifies a version: of the trained model and the exported files.
+    """Return the SHA-256 that identifies a version, computed from the trained model and the exported files.
 
     Raises:
         InputError: If a file is missing.
@@ -377,13 +381,16 @@ def _digest_files(directory: Path, names: Sequence[str], *further: str) -> str:
 
 
 def describe_file(path: Path, checksum: str = _CHECKSUM) -> dict[str, Any]:
-    """Return the size and checksum of a file, for version.json; `checksum` names the algorithm, and its key."""
+    """Return the size and checksum of a file, for version.json.
+
+    `checksum` is the name of the algorithm, and the key of the checksum.
+    """
     digest_file = file_crc32c if checksum == _OLD_CHECKSUM else file_sha256
     return {"num_bytes": path.stat().st_size, checksum: digest_file(path)}
 
 
 def short_digest(value: Any) -> str:
-    """Return 16 characters of a JSON value's digest; empty for an empty value."""
+    """Return 16 characters of a JSON value's digest, or an empty string for an empty value."""
     return digest_of(value)[:16] if value else ""
 
 

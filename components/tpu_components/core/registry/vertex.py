@@ -1,15 +1,15 @@
-"""A model in Vertex AI's Model Registry: versions, and the alias of the champion.
+"""A model in Vertex AI's Model Registry: its versions, and the alias of the champion.
 
 Versions have labels, which the service can search:
 
     tpu_pipelines_digest   digest of the trained model and the exported files
     tpu_pipelines_model    digest of the trained model
     tpu_pipelines_parent   version that the model was compared with
-    tpu_pipelines_turn_A   number of the promotion in which the gate gave the version the alias A, from 1 on; ends
-                           with `-rolled-back` if somebody has since moved A back by hand
+    tpu_pipelines_turn_A   number of the promotion in which the gate gave the version the alias A, from 1; it ends with
+    `-rolled-back` if somebody has since moved A back by hand
 
-The service keeps no history of aliases, so these turns show a rollback: another version got the alias later than the
-version that has it now.
+The service keeps no history of aliases. A rollback is recognised by these turns: another version got the alias later
+than the version that has it now.
 
 The `artifact_uri` is the folder `export/` of a version on gs://, which has the same layout as in a registry folder.
 """
@@ -41,9 +41,9 @@ class VertexVersion:
     """A version of a model in Vertex AI's registry.
 
     Attributes:
-        number: Version id, `1` for the first.
-        model_digest: Digest of the trained model, as in `as_label`; empty for a version of another tool.
-        parent: Version that the model was compared with; empty if there was none.
+        number: Version ID, `1` for the first.
+        model_digest: Digest of the trained model, as in `as_label`. Empty for a version of another tool.
+        parent: Version that the model was compared with. Empty if there was none.
         uri: Folder on gs:// with `model/` and `export/`.
         aliases: Aliases of the version.
         labels: All labels of the version.
@@ -57,19 +57,20 @@ class VertexVersion:
     labels: Mapping[str, str]
 
     def turn(self, alias: str) -> int:
-        """Return the turn in which the gate gave the version an alias; 0 without a turn label."""
+        """Return the turn in which the gate gave the version an alias, or 0 if it has no turn label."""
         return int(self.labels.get(turn_label(alias), "").partition("-")[0] or 0)
 
     def is_rolled_back(self, alias: str, current: Self | None) -> bool:
         """Return whether somebody has moved an alias by hand from this version back to an earlier one.
 
-        This compares the turns of both versions. The current version has no turn if it was the first one, or got the
-        alias by hand or from an earlier release. In that case, this version is rolled back if it is newer and had the
-        alias: it has a turn, or still has the service's alias `default`, which the gate moves together with `champion`.
+        The turns of the two versions are compared. The current version has no turn if it was the first version, or got
+        the alias by hand or from an earlier release. In that case, this version is rolled back if it is newer and had
+        the alias. It had the alias if it has a turn, or still has the service's alias `default`, which the gate moves
+        together with `champion`.
 
         Args:
             alias: The alias.
-            current: Version that has the alias now; None if no version has it.
+            current: Version that has the alias now, or None if no version has it.
         """
         if alias in self.aliases:
             return False
@@ -90,11 +91,11 @@ class VertexRegistry:
     Args:
         root: `projects/PROJECT/locations/REGION/models`.
         model_name: Id of the model: lower-case letters, digits, `-` and `_`.
-        service: Client of the service; None creates one with the environment's credentials.
+        service: Client of the service. None creates a client with the environment's credentials.
         backoff: Retry policy, for transient errors and long operations.
 
     Raises:
-        InputError: If root or name is invalid.
+        InputError: If `root` or `model_name` is invalid.
     """
 
     def __init__(
@@ -114,26 +115,26 @@ class VertexRegistry:
         return f"{self.root}/{self.model_name}"
 
     def call(self, kind: str, method: str, request: Any) -> Any:
-        """Call a method of a service, for example `ModelService`; transient errors are retried."""
+        """Call a method of a service, for example `ModelService`. Transient errors are retried."""
         return self.backoff(lambda: self.service.call(kind, method, request))
 
     def operate(self, kind: str, method: str, request: Any) -> None:
         """Call a method that starts a long operation, and wait for the operation. The call is not retried.
 
         Raises:
-            OutageError: If the outcome is unknown; the caller must check the state before it calls again.
+            OutageError: If the outcome is unknown. The caller must check the state before calling again.
             PlatformError: If the operation fails, with the service's message.
-            InputError: If the service refuses.
+            InputError: If the service rejects the call.
         """
         operation = self.service.call(kind, method, request)
         if not self.backoff.until(lambda: self.service.is_done(operation, method), _POLL_SECONDS, _OPERATION_SECONDS):
             raise OutageError(f"Vertex AI did not finish {method.replace('_', ' ')} within {_OPERATION_SECONDS} s.")
 
     def find(self, version: str) -> VertexVersion | None:
-        """Return a version by number or alias; None for an alias that was never set.
+        """Return a version by number or alias, or None for an alias that was never set.
 
         Raises:
-            InputError: If the version does not exist, or the service refuses.
+            InputError: If the version does not exist, or the service rejects the request.
         """
         try:
             return self.version(version)
@@ -146,12 +147,15 @@ class VertexRegistry:
         """Return a version by number or alias.
 
         Raises:
-            InputError: If the version does not exist, or the service refuses.
+            InputError: If the version does not exist, or the service rejects the request.
         """
         return _read(self.call("ModelService", "get_model", {"name": f"{self.name}@{version}"}))
 
     def versions(self, label: str = "", value: str = "") -> tuple[VertexVersion, ...]:
-        """Return all versions, or those with a label and value, the oldest first; empty if the model does not exist."""
+        """Return all versions, or those with a label and value, the oldest first.
+
+        Return an empty list if the model does not exist.
+        """
         request = {"name": self.name, "filter": f'labels.{label}="{value}"' if label else ""}
         try:
             models = self.backoff(lambda: self.service.list("ModelService", "list_model_versions", request))
@@ -160,21 +164,22 @@ class VertexRegistry:
         return tuple(sorted(map(_read, models), key=lambda version: int(version.number)))
 
     def number_of(self, model_digest: str) -> str:
-        """Return the number of the latest version with this trained model; empty if there is none."""
+        """Return the number of the latest version with this trained model, or an empty string if there is none."""
         versions = self.versions(MODEL_LABEL, as_label(model_digest)) if model_digest else ()
         return versions[-1].number if versions else ""
 
     def champion(self, alias: str, digest: str) -> VertexVersion | None:
         """Return the version that a model must beat to get an alias.
 
-        This is the version that has the alias, or, if it has the same model, the version that it was compared with.
+        This is the version that has the alias. If that version has the same model, it is the version that it was
+        compared with.
 
         Args:
             alias: Alias, for example `champion`, or the number of a version.
             digest: Digest of the model that would get the alias; see `versions.model_digest`.
 
         Returns:
-            The version; None if there is none to beat.
+            The version, or None if there is none to beat.
         """
         current = self.find(alias)
         if current is None or current.model_digest != as_label(digest):
@@ -184,9 +189,9 @@ class VertexRegistry:
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
         """Move an alias to a version that has passed the gate, unless the version has the alias already.
 
-        With the alias `champion`, the service's own alias `default` moves too, so that clients get the champion by
+        With the alias `champion`, the service's alias `default` also moves, so that clients get the champion by
         default. The service has no conditional move, so another process may move the alias after the check. The
-        arguments are those of `ModelRegistry.promote`.
+        arguments are the same as in `ModelRegistry.promote`.
 
         Raises:
             InputError: If the alias has moved since the comparison, or the version's model was rolled back.
@@ -210,7 +215,7 @@ class VertexRegistry:
         """Check that nobody has moved an alias back by hand from a version, or from another version of the same model.
 
         Raises:
-            InputError: If somebody has moved it back.
+            InputError: If somebody has moved the alias back.
         """
         versions = self.versions()
         current = _holder(versions, alias)
@@ -224,13 +229,15 @@ class VertexRegistry:
             raise InputError(
                 f"Cannot promote version {number} of {self.model_name!r}: {what} was rolled back (somebody moved the "
                 f"{alias} to {current.number if current else 'none'} by hand), and the model is unchanged. Train a "
-                "better one, or promote this one by hand: "
-                f"aiplatform.models.ModelRegistry({self.model_name!r}).add_version_aliases("
-                f"[{alias!r}], {number!r})."
+                "better model, or promote this version by hand: "
+                f"aiplatform.models.ModelRegistry({self.model_name!r}).add_version_aliases([{alias!r}], {number!r})."
             )
 
     def _keep_rollbacks(self, versions: Sequence[VertexVersion], alias: str, current: VertexVersion | None) -> None:
-        """Before an alias moves, label the versions rolled back from it, and unlabel one that has the alias again."""
+        """Before an alias moves, label the versions that were rolled back from it.
+
+        A version that gets the alias again loses this label.
+        """
         for version in versions:
             turn = str(version.turn(alias))
             if version.is_rolled_back(alias, current):
@@ -239,7 +246,9 @@ class VertexRegistry:
                 self._label(version, alias, turn)
 
     def _take_turn(self, versions: Sequence[VertexVersion], number: str, alias: str, previous: str) -> None:
-        """Write the turn of a version that took over an alias from another version.
+        """Write the turn label of a version that took over an alias from another version.
+
+        A turn is the number of a promotion.
 
         The alias has already moved, so a failure is only logged. Repeating the promotion writes the turn.
         """
@@ -257,7 +266,7 @@ class VertexRegistry:
             )
 
     def _label(self, version: VertexVersion, alias: str, value: str) -> None:
-        """Set a version's turn label for an alias and keep its other labels, if the label changes."""
+        """Set a version's turn label for an alias, if it changes. The version keeps its other labels."""
         if version.labels.get(turn_label(alias)) != value:
             model = {"name": f"{self.name}@{version.number}", "labels": {**version.labels, turn_label(alias): value}}
             self.call("ModelService", "update_model", {"model": model, "update_mask": {"paths": ["labels"]}})

@@ -34,7 +34,7 @@ class Rule:
 
     Attributes:
         passed: Whether the model satisfies the rule.
-        metric: Metric that the rule bounds or compares; empty for a rule without a metric.
+        metric: Metric that the rule bounds or compares. Empty for a rule without a metric.
         text: The rule and the compared values, in words.
     """
 
@@ -48,14 +48,17 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """Decision whether to promote the model, and the outcome of every rule."""
+    """Decision whether to promote the model, with the outcome of every rule."""
 
     promote: bool
     reasons: tuple[Rule, ...]
 
     @property
     def decisive(self) -> str:
-        """The rules that decided, in words: those that passed if the model is promoted, else those that failed."""
+        """The rules that decided, in words.
+
+        If the model is promoted, these are the rules that passed, otherwise those that failed.
+        """
         return "; ".join(rule.text for rule in self.reasons if rule.passed == self.promote)
 
     @staticmethod
@@ -81,7 +84,10 @@ class EvaluatedModel:
 
 @dataclasses.dataclass(frozen=True)
 class RegisteredChampion:
-    """The version that is the champion in a registry, and its model's digest; both are empty without a champion."""
+    """The version that is the champion in a registry, and the digest of its model.
+
+    Both fields are empty without a champion.
+    """
 
     version: str
     digest: str
@@ -94,10 +100,10 @@ class Baseline:
     Attributes:
         metric: Metric that the gate compares by default, for example `accuracy`.
         answer: The constant prediction, in words.
-        value: Metric of the constant prediction; None if it is undefined on the split.
-        advantage: Difference by which the model is better; negative if it is worse.
-        margin: Largest advantage that is not significant: a model that equals the baseline scores higher half of the
-            time.
+        value: Metric of the constant prediction, or None if it is undefined on the split.
+        advantage: Difference by which the model is better. It is negative if the model is worse.
+        margin: Largest advantage that is not significant. A model that is equal to the baseline scores higher half of
+            the time.
         collapsed_to: The prediction, in words, if the model predicts the same for every example; otherwise empty.
     """
 
@@ -119,7 +125,9 @@ class Baseline:
         alike = f"; the model predicts the same for every example: {self.collapsed_to}" if self.collapsed_to else ""
         if self.value is None:
             needs = BY_NAME[self.metric].needs
-            text = f"{self.metric} cannot distinguish the model from {self.answer}: it needs {needs}{alike}"
+            text = (
+                f"{self.metric} cannot distinguish the model from {self.answer}, because this requires {needs}{alike}"
+            )
             return Rule(False, self.metric, text)
         reached = self.value + BY_NAME[self.metric].direction * self.advantage
         verb = "beats" if self.is_beaten else "does not beat"
@@ -131,18 +139,20 @@ class Baseline:
 
 @dataclasses.dataclass(frozen=True)
 class SliceMetric:
-    """The metric of a slice, that is, of the examples with the same value of a property. The gate judges each slice.
+    """The metric of a slice.
+
+    A slice contains the examples with the same value of a property. The gate judges each slice.
 
     Attributes:
         by: Property that defines the slices, for example `class`.
         name: Value of the property in this slice.
-        num_examples: Number of examples in the slice; if the slice is a label, of the examples that have it.
+        num_examples: Number of examples in the slice. If the slice is a label, number of examples that have the label.
         metric: Metric that the gate compares.
         value: The model's metric on the slice.
-        interval: Confidence interval of the metric, corrected for the number of slices; None if there are too few
+        interval: Confidence interval of the metric, corrected for the number of slices, or None if there are too few
             examples. Each side has the gate's confidence.
-        champion: The champion's metric on the slice; None without a champion.
-        difference: Difference from the champion, with the same confidence; None without a champion.
+        champion: The champion's metric on the slice, or None without a champion.
+        difference: Difference from the champion, with the same confidence, or None without a champion.
     """
 
     by: str
@@ -165,9 +175,10 @@ class Unseen:
     Attributes:
         num_examples: Number of examples that neither model was trained on.
         num_seen: Number of examples that are left out.
-        num_seen_by: Number of left-out examples that each was trained on: the model, and the champion if there is one.
+        num_seen_by: Number of left-out examples that each model was trained on: the model and, if there is one, the
+            champion.
         keys: Keys of the first left-out examples.
-        scalars: Metrics on the remaining examples, of the model and of the champion; empty if no examples remain.
+        scalars: Metrics on the remaining examples, of the model and of the champion. Empty if no examples remain.
     """
 
     num_examples: int
@@ -183,7 +194,7 @@ class Unseen:
         Args:
             seen: bool[models, examples], whether the model was trained on the example; the challenger comes first.
             keys: Key of each example.
-            scalars: Metrics of each model on the other examples, by name; empty if there are none.
+            scalars: Metrics of each model on the other examples, by name. Empty if there are none.
         """
         some = seen.any(axis=0)
         left_out = np.flatnonzero(some)
@@ -211,7 +222,7 @@ class Unseen:
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """Groups of examples that depend on each other, as `data.group_column` names them.
+    """Groups of examples that depend on each other, from the column `data.group_column`.
 
     Attributes:
         num_groups: Number of groups.
@@ -228,7 +239,7 @@ class Groups:
     @property
     def rule(self) -> Rule:
         """The effective number of examples, as a rule that is always passed."""
-        said = f"{self.num_examples:,} examples of {self.num_groups:,} groups measure {self.metric} as surely as "
+        said = f"{self.num_examples:,} examples of {self.num_groups:,} groups measure {self.metric} as precisely as "
         return Rule(True, self.metric, f"{said}{self.num_independent:,.0f} independent examples")
 
 
@@ -254,11 +265,14 @@ class TestSetUse:
 
     @property
     def rule(self) -> Rule | None:
-        """Rule that always passes and says the number of this decision on the test set; None for the only decision."""
+        """Rule that says the number of this decision on the test set. It always passes.
+
+        It is None if this is the only decision.
+        """
         if self.planned == 1 and self.number == 1:
             return None
         whole = level(self.whole, 3)
-        fresh = f"Draw a fresh one: data.retired_tests=[{self.examples}]"
+        fresh = f"Draw a new test set: data.retired_tests=[{self.examples}]"
         text = f"decision {self.number:,} on this test set"
         if self.planned > 1:
             text += f" of {self.planned:,} that share an error rate of {whole}: this one uses {level(self.rate, 2)}"
@@ -284,16 +298,16 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
         class_names: Class names, in the order of the model's outputs; for a regression, the names of the targets.
         gate: Whether to promote the model, and why.
         challenger: The model's metrics: those of `METRICS`, and those that only the report shows.
-        champion: The champion's metrics on the same examples; None without a champion.
-        registered_champion: The champion of the registry; None if no registry was queried.
+        champion: The champion's metrics on the same examples, or None without a champion.
+        registered_champion: The champion of the registry, or None if no registry was queried.
         baseline: Comparison of the model with the best constant prediction; None in older files.
-        unseen: Examples that are left out because a model was trained on them; None if there are none.
-        intervals: 95% confidence intervals of the model's metrics, by name, on the examples that the gate judges;
-            empty in older files. Metrics without a formula have none.
-        differences: Differences from the champion, by metric, on the same examples; empty without a champion.
+        unseen: Examples that are left out because one of the models was trained on them, or None if there are none.
+        intervals: 95% confidence intervals of the model's metrics, by name, on the examples that the gate judges. Empty
+            in older files. Metrics without a formula have none.
+        differences: Differences from the champion, by metric, on the same examples. Empty without a champion.
         slices: Slices of the same examples.
-        groups: Groups of the same examples; None if the data set has none.
-        test_set: Number and error rate of this decision on the test set; None without a registry.
+        groups: Groups of the same examples, or None if the data set has none.
+        test_set: Number and error rate of this decision on the test set, or None without a registry.
     """
 
     split: str
@@ -319,21 +333,23 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
 
     @property
     def rest(self) -> Unseen | None:
-        """The examples that the gate judged, if it left some out; None if it judged all."""
+        """The examples that the gate judged, if it left out some. Otherwise None."""
         return self.unseen if self.unseen and self.unseen.scalars else None
 
     @property
     def judged_metrics(self) -> tuple[dict[str, int | float], ...]:
-        """The model's metrics by which the gate judged it, as in `metrics`, and the champion's if there is one.
+        """The metrics by which the gate judged the model, as in `metrics`, and those of the champion.
 
-        If examples were left out, they are the metrics on the remaining examples.
+        Without a champion, the result contains only the model's metrics.
+
+        If examples were left out, these are the metrics on the remaining examples.
         """
         figures = self.rest.scalars if self.rest else (self.challenger, self.champion)
         return tuple(_numbers(each) for each in figures[:2] if each)
 
     @property
     def num_judged(self) -> int:
-        """Number of examples that the gate judged; 0 if unknown."""
+        """Number of examples that the gate judged, or 0 if unknown."""
         return self.rest.num_examples if self.rest else int(self.challenger.get("num_examples", 0))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""`export.json`: inputs, outputs and formats of an exported model, and their difference from the trained model."""
+"""`export.json`: inputs, outputs and formats of an exported model, and its difference from the trained model."""
 
 import dataclasses
 import math
@@ -22,17 +22,18 @@ class FormatFacts:
     Attributes:
         file: Name of the format's file or folder.
         bytes: Size in bytes.
-        score: Value of the metric by which formats are compared; None if it is undefined. In the file, the key is the
-            name of the metric.
+        score: Value of the metric by which formats are compared, or None if it is undefined. In the file, the key is
+            the name of the metric.
         drop_interval: Bounds (low, high), each with 95% confidence, of how much lower `score` is than the score of the
-            trained model; None if unknown.
+            trained model, or None if unknown.
         agreement: Share of the compared examples for which the format predicts the same as the trained model.
         num_compared: Number of compared examples: all, or a random sample if the format takes one example at a time.
             For a sample, `score` is the trained model's score on all examples minus the drop on the sample. None in
             older files, which compared all examples.
         most_disagreeing: Upper bound, with 95% confidence, of the number of examples for which the format predicts
             something else than the trained model.
-        max_difference: Largest difference of a probability or standardised number from the trained model's.
+        max_difference: Largest difference between a probability or standardised number of the format and that of the
+            trained model.
         latency_ms: Time to predict one example, in milliseconds.
         examples_per_second: Throughput with batches; None in older files.
         latency_spread: Smallest and largest latency of the repeated measurements; None in older files, which measured
@@ -55,17 +56,22 @@ class FormatFacts:
 
     @property
     def latency(self) -> str:
-        """Time of one example in milliseconds, formatted with the digits in which the repeated measurements agree."""
+        """Time to predict one example in milliseconds.
+
+        It is formatted with the digits in which the repeated measurements agree.
+        """
         return with_spread(self.latency_ms, self.latency_spread)
 
     @property
     def rate(self) -> str:
-        """Examples per second with batches, formatted like `latency`; `?` in older files."""
+        """Examples per second with batches, formatted like `latency`. In older files, it is `?`."""
         return "?" if self.examples_per_second is None else with_spread(self.examples_per_second, self.rate_spread)
 
 
 def with_spread(value: float, spread: tuple[float, float] | None) -> str:
-    """Format a measurement with the digits in which its repetitions agree; with two digits if it was measured once.
+    """Format a measurement with the digits in which its repetitions agree.
+
+    A single measurement gets two digits.
 
     Example:
         >>> with_spread(21_274, (19_800, 22_600)), with_spread(0.674, (0.671, 0.679)), with_spread(109_214, None)
@@ -82,7 +88,10 @@ def with_spread(value: float, spread: tuple[float, float] | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Name of the output; scale and offset of a regression's standardised numbers, which are None for other tasks."""
+    """Name of the output, and scale and offset of a regression's standardised numbers.
+
+    Scale and offset are None for other tasks.
+    """
 
     name: str
     scale: tuple[float, ...] | None = None
@@ -102,20 +111,20 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
     """Content of `export.json`.
 
     Attributes:
-        model: The model's name in the registry, or where it was imported from.
+        model: Name of the model in the registry, or place from which it was imported.
         class_names: Class names, in the order of the model's outputs; for a regression, the names of the targets.
-        task: Task of the model; a key of `interface.TASKS`.
+        task: Task of the model, a key of `interface.TASKS`.
         input: Input of the model.
         signatures: Description of the input of each signature of the SavedModel, by name.
         output: Output of the model.
-        quantization: Parts of the int8 format that are int8, in words; None without this format.
+        quantization: Parts of the int8 format that are int8, in words, or None without this format.
         dataset_fingerprint: Fingerprint of the data set on which the formats were compared.
         compared_on: Examples on which the formats were compared.
         judged: Metric by which the formats are compared; one of `METRICS`.
-        trained_score: Score of the trained model; None if it is undefined.
+        trained_score: Score of the trained model, or None if it is undefined.
         formats: Formats of the export, by name.
         left_out: Reasons why other formats were left out, by name.
-        range: Smallest and largest value of an image's pixels; None for other inputs.
+        range: Smallest and largest value of an image's pixels, or None for other inputs.
         columns: `Manifest.columns` of the data set on which the formats were compared.
     """
 
@@ -159,7 +168,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the fields of a file of any version; the oldest files are all of image classifiers."""
+        """Convert the fields of a file of any version. The oldest files describe only image classifiers."""
         task = typed_values.read(raw.get("task", CLASSIFICATION), Annotated[str, tuple(TASKS)], "task")
         judged = min((name for name in raw if name.startswith(_TRAINED)), default="").removeprefix(_TRAINED)
         fields = typed_values.read(raw["input"], Mapping[str, Any], "input")

@@ -40,7 +40,7 @@ class _Item:
     Attributes:
         name: Name in messages.
         data: Values by column.
-        choices: Labels by the name of the control that asked for them; None if nobody annotated it.
+        choices: Labels by the name of the annotation control, or None if nobody annotated the item.
         others: Types of the other annotations, such as `rectanglelabels` or `box`.
         is_disputed: Whether other annotators gave other labels.
     """
@@ -53,14 +53,14 @@ class _Item:
 
 
 def _is_answer(value: Any) -> bool:
-    """Return whether a value in JSON-MIN is an answer in the form {"choices": […]}, {"taxonomy": […]} or the like."""
+    """Return whether a value in JSON-MIN is an annotation, such as {"choices": […]} or {"taxonomy": […]}."""
     return isinstance(value, dict) and any(kind in value for kind in _ANSWERS)
 
 
 def _labels_in(value: Any) -> list[str]:
-    """Return the labels in an answer: a text or number, a list of them, or a mapping from a type to either.
+    """Return the labels in an annotation: a text or number, a list of these, or a mapping from a type to one of these.
 
-    The answer to a taxonomy is a list of paths: the label of `[["animal", "cat"]]` is `animal/cat`.
+    The annotation of a taxonomy is a list of paths: the label of `[["animal", "cat"]]` is `animal/cat`.
     """
     if isinstance(value, dict):
         return [label for kind in _ANSWERS for label in _labels_in(value.get(kind))]
@@ -79,10 +79,10 @@ def _of_task(task: Any, name: str, controls: Collection[str]) -> _Item:
             choices as {"choices": […]}, but a single choice as text, which looks like a field of the data.
 
     Raises:
-        ValueError: If it is not a task; the message names it.
+        ValueError: If `task` is not a task. The message names it.
     """
     if not isinstance(task, dict) or not isinstance(data := task.get("data", task), dict):
-        raise ValueError(f"{name} without data fields: {str(task)[:60]}")
+        raise ValueError(f"{name} has no data fields: {str(task)[:60]}")
     choices: dict[str, Sequence[str]] | None = None
     others: dict[str, None] = {}
     is_disputed = False
@@ -105,7 +105,7 @@ def _of_task(task: Any, name: str, controls: Collection[str]) -> _Item:
 
 
 def _answers_in(annotation: Mapping[str, Any], others: dict[str, None]) -> dict[str, Sequence[str]]:
-    """Return the labels of an annotation by control; the types of its other results are added to `others`."""
+    """Return the labels of an annotation by control. The types of its other results are added to `others`."""
     choices: dict[str, Sequence[str]] = {}
     for result in annotation.get("result") or ():
         if not isinstance(result, dict) or "from_name" not in result:
@@ -141,7 +141,7 @@ def _label_studio(content: bytes) -> list[_Item]:
 
 
 def _cvat(content: bytes) -> list[_Item]:
-    """Read the tags of images. CVAT puts the images into a folder beside its XML file."""
+    """Read the tags of images. CVAT puts the images into a folder next to its XML file."""
     root = ElementTree.fromstring(content)
     if root.tag != "annotations":
         raise ValueError(f"the element <{root.tag}>")
@@ -157,12 +157,12 @@ def _cvat(content: bytes) -> list[_Item]:
 
 
 def _as_table(items: Sequence[_Item], params: WriteParams, location: Location, version: str) -> Table:
-    """Return annotated items as a table, with a column for each field of data and each question.
+    """Return annotated items as a table, with a column for each data field and each annotation control.
 
-    If the annotators answered one question, its column is `label`. If there is one field of data, its column
-    is `path` for images, else `text`.
+    If there is one annotation control, its column is `label`. If there is one data field, its column is `path` for
+    images and `text` for texts.
 
-    If the task has one class per example, reading the row of an item with several labels raises InputError.
+    If the task allows only one class per example, reading the row of an item with several labels raises InputError.
     """
     controls = list(dict.fromkeys(name for item in items for name in item.choices or ()))
     fields = list(dict.fromkeys(name for item in items for name in item.data))
@@ -190,7 +190,7 @@ def _as_table(items: Sequence[_Item], params: WriteParams, location: Location, v
                     row.append(labels)
                 elif len(labels) > 1:
                     raise InputError(
-                        f"{item.name} of {location} has several labels: {', '.join(labels)}. Expected one. Set "
+                        f"{item.name} of {location} has several labels: {', '.join(labels)}. Expected one label. Set "
                         "data.task=multi_label to use all of them."
                     )
                 else:
@@ -203,7 +203,7 @@ def _as_table(items: Sequence[_Item], params: WriteParams, location: Location, v
 def _list(
     read: Callable[[bytes], list[_Item]], what: str, location: Location, params: WriteParams, labelled: bool
 ) -> Listing:
-    """List an export; if labels are needed, items that nobody annotated are left out."""
+    """List an export. If labels are needed, items without annotations are left out."""
     # LookupError: an encoding that Python does not know.
     errors = (ValueError, LookupError, TypeError, AttributeError, ElementTree.ParseError)
     content = storage.read_bytes(location)
@@ -217,11 +217,14 @@ def _list(
             f"of the types {quoted(others)}. {NOT_SUPPORTED}"
         )
     if not used:
-        raise InputError(f"Found no annotations in {location}: expected {what} of annotated images or texts.")
+        raise InputError(
+            f"Found no annotations in {location}: expected {what} of annotated images or texts. Annotate the items, "
+            "and export them again."
+        )
     table = _as_table(used, params, location, hashlib.sha256(content).hexdigest())
     listing = list_table(table, params, labelled)
     if left_out := len(items) - len(used):
-        note = f"left out {left_out:,} of {len(items):,} items, which nobody annotated"
+        note = f"left out {left_out:,} of {len(items):,} items, because nobody annotated them"
         listing = dataclasses.replace(listing, notes=(note, *listing.notes))
     if labelled and (disputed := [item.name for item in used if item.is_disputed]):
         note = f"annotators disagree on {len(disputed):,} tasks, such as {disputed[0]}: the first annotation counts"

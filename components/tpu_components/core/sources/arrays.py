@@ -1,4 +1,4 @@
-"""Images and labels that several kinds of source have as NumPy arrays."""
+"""Images and labels in NumPy arrays, for all kinds of source that contain arrays."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,11 +20,11 @@ Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
-    """List images and labels by split; the split `""` means that the source has no splits."""
+    """List images and labels by split. The split `""` means that the source has no splits."""
     for images, labels in arrays.values():
         if labels.ndim > 2 and labels.size > len(images):
             raise InputError(
-                f"Cannot use the labels in {params.source}: expected one for each image, received masks, "
+                f"Cannot use the labels in {params.source}: expected one label for each image, received masks, "
                 f"{labels.dtype}{list(labels.shape)}. {NOT_SUPPORTED}"
             )
     arrays, notes = _convert(arrays, params) if params.convert_arrays else (arrays, [])
@@ -60,24 +60,24 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
 
 
 def _convert(arrays: Arrays, params: WriteParams) -> tuple[Arrays, list[str]]:
-    """Convert arrays to the format of `params.task`, and return a note on each conversion.
+    """Convert arrays to the format of `params.task`. Return a note on each conversion.
 
-    If the arrays of all splits have one of these forms, it is converted: channels before height and width, pixels that
-    are not uint8, one-hot labels.
+    Three forms are converted if the arrays of all splits have them: channels before height and width, pixels that are
+    not uint8, and one-hot labels.
     """
     images, labels = ([pair[i] for pair in arrays.values()] for i in range(2))
     notes = []
     if all(array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[3] not in (1, 3) for array in images):
         images = [np.ascontiguousarray(np.moveaxis(array, 1, 3)) for array in images]
-        notes.append("the arrays have channels first: they are moved to the last axis")
+        notes.append("the arrays have the channels first, which are moved to the last axis")
     if all(map(are_other_pixels, images)):
         pixels = "floats in [0, 1]" if images[0].dtype.kind == "f" else f"{images[0].dtype} in [0, 255]"
         images = list(map(to_pixels, images))
-        notes.append(f"the arrays contain {pixels}: they are converted to uint8 in [0, 255], as models expect")
+        notes.append(f"the arrays contain {pixels}, which are converted to uint8 in [0, 255], as models expect")
     if params.task == CLASSIFICATION and all(map(_is_one_hot, labels)):
         labels = [array.argmax(1) for array in labels]
-        notes.append("the labels have one column for each class: the column number is used as the class")
-    notes = [f"{note}; data.convert_arrays=false rejects these arrays" for note in notes]
+        notes.append("the labels have one column for each class, so the column number is used as the class")
+    notes = [f"{note}. data.convert_arrays=false rejects these arrays" for note in notes]
     return dict(zip(arrays, zip(images, labels, strict=True), strict=True)), notes
 
 
@@ -110,7 +110,9 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> T
         if labels.size != len(images) or labels.dtype.kind not in "biufSU":
             advice = "Correct them."
             if labels.ndim == 2 and len(labels) == len(images):
-                advice = "If they have one column per class, save labels.argmax(1), or set data.task to multi_label."
+                advice = (
+                    "If the labels have one column per class, save labels.argmax(1), or set data.task to multi_label."
+                )
             raise InputError(
                 f"Cannot use the labels of {_images_of(split)} in {params.source}: expected {len(images)} whole "
                 f"numbers or strings, received {labels.dtype}{list(labels.shape)}. {advice}"
@@ -135,7 +137,7 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> T
 
 
 def _texts_of(labels: np.ndarray) -> tuple[list[str | None], dict[int, str]]:
-    """Return the labels as texts, and {index: reason} for labels that are not UTF-8.
+    """Return the labels as texts. For labels that are not UTF-8, return {index: reason}.
 
     Raises:
         UnicodeError: If a text contains half of a surrogate pair, which UTF-8 cannot encode.

@@ -1,4 +1,4 @@
-"""Files that contain many examples each, found by path, pattern or folder; their names define the splits."""
+"""Files that contain many examples each, found by path, pattern or folder. Their names define the splits."""
 
 import fnmatch
 import hashlib
@@ -31,7 +31,7 @@ def list_containers(location: Location, suffixes: Sequence[str]) -> list[Contain
 
     Args:
         location: A file, a folder, or a pattern with `*`, `?` or `[…]`.
-        suffixes: Suffixes of the files; other files in a folder are ignored.
+        suffixes: Suffixes of the files. Other files in a folder are ignored.
 
     Raises:
         InputError: If no file is found.
@@ -55,7 +55,9 @@ def list_containers(location: Location, suffixes: Sequence[str]) -> list[Contain
 
 
 def split_pattern(location: Location) -> tuple[Location, str]:
-    """Return the folder before the first wildcard, and the pattern of the names below it; empty without a wildcard.
+    """Return the folder before the first wildcard, and the pattern of the names below this folder.
+
+    Without a wildcard, both are empty.
 
     Example:
         >>> split_pattern(Location("gs://bucket/data/train-*")), split_pattern(Location("data"))
@@ -79,7 +81,9 @@ def version_of(containers: Sequence[Container]) -> str:
 
 
 def splits_of(containers: Sequence[Container], location: str, patterns: Mapping[str, str] = {}) -> list[str] | None:
-    """Return the split of each file, from a folder of its path or the first word of its name; None without splits.
+    """Return the split of each file, from a folder of its path or the first word of its name.
+
+    Return None if the files have no splits.
 
     Args:
         containers: The files.
@@ -101,7 +105,7 @@ def splits_of(containers: Sequence[Container], location: str, patterns: Mapping[
     if strange := [container.name for container, split in zip(containers, splits, strict=True) if not split]:
         raise InputError(
             f"Some files in {location} belong to no split: {quoted(strange)}. Expected train, validation or test at "
-            "the start of every file name or as its folder, or nowhere. Rename or move them."
+            "the start of every file name or as its folder, or in none of the names. Rename or move the files."
         )
     return [split for split in splits if split]
 

@@ -1,4 +1,4 @@
-"""One long text for a language model, divided by position and cut into passages."""
+"""One long text for a language model. It is divided by position and cut into passages."""
 
 import hashlib
 
@@ -17,12 +17,12 @@ _RESERVED = {PADDING: "[PAD]", UNKNOWN: "[UNK]"}  # Longer than a character, so 
 def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List the passages of a text in UTF-8: training passages first, then validation, and test at the end.
 
-    The label of a passage is the number of predicted characters, which are its last ones. Training passages do not
-    overlap; others begin with `context_tokens` characters that the previous passage predicts.
+    The label of a passage is the number of predicted characters. These are the last characters of the passage. Training
+    passages do not overlap. Other passages begin with `context_tokens` characters that the previous passage predicts.
 
     Raises:
         InputError: If the text is not UTF-8, a requested split gets no characters, or the training split has fewer than
-            two different ones.
+            two different characters.
     """
     content = storage.read_bytes(location)
     with reading(location, "text in UTF-8", "Convert it."):
@@ -32,7 +32,7 @@ def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
     if len(known) < 2:
         raise InputError(
             f"A language model needs at least two different characters to train on. Received: {known} in the first "
-            f"{sizes[TRAIN]:,} characters of {location}. Give another text."
+            f"{sizes[TRAIN]:,} characters of {location}. Use another text."
         )
     passages = CorpusInput(params.num_tokens, len(known) + len(_RESERVED))
     ids = _to_ids(text, known).astype(passages.stored_dtype)
@@ -68,15 +68,17 @@ def _divide(text: str, location: str, params: WriteParams) -> dict[str, int]:
     for name, fraction in asked.items():
         if fraction and not sizes[name]:
             raise InputError(
-                f"The {name!r} split is empty: {location} has {len(text)} characters, and this split gets "
-                f"{f'{fraction} of them' if name != TRAIN else 'the rest'}. Give a longer text"
+                (
+                    f"The {name!r} split is empty: {location} has {len(text)} characters, and this split gets "
+                    f"{f'{fraction} of them' if name != TRAIN else 'the rest'}. Use a longer text"
+                )
                 + (f", or set data.{name}_fraction to 0." if name != TRAIN else ", or smaller fractions.")
             )
     return sizes
 
 
 def _to_ids(text: str, known: list[str]) -> np.ndarray:
-    """Return the id of every character, int64[characters]."""
+    """Return the ID of every character, int64[characters]."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     alphabet = np.array([ord(character) for character in known], np.uint32)
     places = np.minimum(np.searchsorted(alphabet, points), len(known) - 1)

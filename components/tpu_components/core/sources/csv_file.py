@@ -35,21 +35,21 @@ from tpu_components.core.sources.targets import WEIGHTS, Targets, index_labels, 
 from tpu_components.core.sources.written_paths import find_files
 
 # What to do with examples in one table and their labels in another.
-JOIN_TABLES = "join the two into one first, for example with pandas.merge(examples, labels, on='id')"
+JOIN_TABLES = "join them into one file first, for example with pandas.merge(examples, labels, on='id')"
 _EMPTY = frozenset(("",))
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows with named columns, for example of a CSV file; see `list_table`.
+    """Rows with named columns, such as those of a CSV file. See `list_table`.
 
     Attributes:
         location: Place of the file.
         version: Digest of the file's content.
-        columns: Names of the columns; empty for a column without a name, which is not used.
+        columns: Names of the columns. Empty for a column without a name, because such a column is not used.
         each_row: Function that returns an iterator of each row's number and its cells, one for each column. A cell is a
             text; for multi-label data, `label` may be a tuple of labels.
-        row_names: Name of each row in messages, by number, for example `task 17`; None for `line NUMBER`.
+        row_names: Name of each row in messages, by number, for example `task 17`, or None for `line NUMBER`.
         has_decimal_commas: Whether numbers may have a decimal comma.
         notes: Messages to the user, for example about columns whose role was guessed from their names.
     """
@@ -72,7 +72,7 @@ class Table:
         return f"line {number:d}" if self.row_names is None else self.row_names[number]
 
     def key_of(self, number: int) -> str:
-        """Return the key of a row that is not a file, for example `line/00000017`."""
+        """Return the key of a row without a file, for example `line/00000017`."""
         kind, _, name = self.name_of(number).partition(" ")
         return f"{kind}/{name.zfill(8) if name.isdecimal() else name}"
 
@@ -89,7 +89,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """Rows of a table, with the columns that are used.
+    """Rows of a table, with only the columns that are used.
 
     Attributes:
         numbers: uint32[count] or int64[count]: number of each row.
@@ -126,7 +126,7 @@ class _Rows:
         Args:
             names: Names of the columns.
             shown: Names of the columns in the file, for messages.
-            rule: Argument `what` of `parse_numbers`, if any.
+            rule: Argument `what` of `parse_numbers`.
         """
         columns: list[Sequence[str]] = list(map(self.names, names))
         if self.table.has_decimal_commas:
@@ -143,8 +143,8 @@ def list_csv(location: Location, params: WriteParams, labelled: bool) -> Listing
 def list_table(table: Table, params: WriteParams, labelled: bool) -> Listing:
     """List the rows of a table with the columns `path` or `text`, those of the target, and optionally `split`.
 
-    Image paths are relative to the file's folder; texts are in the file itself. The target is `label`: a class, or any
-    number of labels, in a tuple or separated by `|`. For a regression, it is the numbers in `target_columns`. Targets
+    Image paths are relative to the file's folder. Texts are in the file. The target is `label`: a class, or any number
+    of labels in a tuple or separated by `|`. For a regression, the targets are the numbers in `target_columns`. Targets
     are read only if `labelled` is true.
     """
     location = table.location
@@ -223,7 +223,7 @@ def read_others(location: Location, params: WriteParams, most: int) -> dict[str,
 
 
 def _with_whole_numbers(rows: _Rows) -> Sequence[str]:
-    """Return the labels; if all are numbers, decimal commas are replaced by points."""
+    """Return the labels. If all labels are numbers, decimal commas are replaced by points."""
     labels = rows.names("label")
     if not rows.table.has_decimal_commas:
         return labels
@@ -241,7 +241,7 @@ def _targets_of(params: WriteParams) -> tuple[str, ...]:
 
 
 def _read_table(table: Table, params: WriteParams, labelled: bool) -> _Rows:
-    """Read the needed columns of a table; the others are not kept in memory."""
+    """Read the needed columns of a table. Other columns are not kept in memory."""
     targets = _targets_of(params) if labelled else ()
     if "label" in targets and "label" not in table.columns:
         table = _with_hot_columns(table, params)
@@ -268,14 +268,14 @@ def _open_table(location: Location) -> Table:
     """Open a CSV file.
 
     Raises:
-        InputError: If it has no rows, or cannot be read.
+        InputError: If the file has no rows, or cannot be read.
     """
     content = storage.read_bytes(location)
     file = open_csv(location, content)
     if not file.has_rows:
         raise InputError(
-            f"Found no rows in {location}: expected a header line with path and label, or text and label, "
-            "and a line per example."
+            f"Found no rows in {location}: expected a header line with path and label, or text and label, and a line "
+            "for each example. Check the file."
         )
     notes = []
     if file.delimiter != ",":
@@ -312,12 +312,16 @@ def _with_hot_columns(table: Table, params: WriteParams) -> Table:
             odd = table.name_of(number)
     advice = ""
     if params.task == REGRESSION:
-        advice = f"Name the targets: data.target_columns=[{', '.join(hot)}]."
+        advice = f"Name the columns with the targets: data.target_columns=[{', '.join(hot)}]."
     elif odd and params.task == CLASSIFICATION:
-        advice = f"{odd.capitalize()} does not have exactly one 1: set data.task=multi_label to use each as a label."
+        advice = (
+            f"{odd.capitalize()} does not have exactly one 1. Set data.task=multi_label to use each column as a label."
+        )
     names = quoted(list(hot))
     if advice:
-        raise InputError(f"Missing columns in {table.location}: 'label'. The columns {names} contain 0 and 1. {advice}")
+        raise InputError(
+            f"The column 'label' is missing in {table.location}. The columns {names} contain 0 and 1. {advice}"
+        )
     _check_repeated(table, list(hot))
 
     def each_row() -> Iterator[tuple[int, Sequence[Any]]]:
@@ -325,7 +329,7 @@ def _with_hot_columns(table: Table, params: WriteParams) -> Table:
             labels = tuple(name for name, place in hot.items() if cells[place].strip() == "1")
             yield number, [*cells, labels if params.task == MULTI_LABEL else labels[0]]
 
-    note = f"the columns {names} contain 0 and 1: each is used as a label; set data.columns to use another column"
+    note = f"the columns {names} contain 0 and 1, so each is used as a label. Set data.columns to use another column"
     columns = [*table.columns, "label"]
     return dataclasses.replace(table, columns=columns, each_row=each_row, notes=(*table.notes, note))
 
@@ -333,12 +337,14 @@ def _with_hot_columns(table: Table, params: WriteParams) -> Table:
 def _read_cells(
     table: Table, wanted: Sequence[str], missing: Mapping[str, Container[Any]]
 ) -> tuple[np.ndarray, dict[str, Sequence[Any]], tuple[Quarantined, ...]]:
-    """Read the columns `wanted`, and `split` and `id` if they exist; returns `numbers`, `cells` and `bad` of `_Rows`.
+    """Read the columns `wanted`, and `split` and `id` if they exist.
+
+    Return `numbers`, `cells` and `bad` of `_Rows`.
 
     Args:
         table: The table.
         wanted: Names of columns.
-        missing: For each column that needs a value, the texts that stand for a missing one.
+        missing: For each column that needs a value, the texts that stand for a missing value.
 
     Raises:
         InputError: If every row lacks a required value, or the rows cannot be read.
@@ -367,8 +373,8 @@ def _read_cells(
                 tuples.append(cell)
     if not len(known := numbers.numbers()):
         raise InputError(
-            f"No {table.row_kind} of {table.location} can be used. For example, in {bad[0].key}, {bad[0].reason}. Fill "
-            "in the column, or name another one in data.columns."
+            f"No {table.row_kind} of {table.location} can be used. For example, in {bad[0].key}, {bad[0].reason}. "
+            "Fill in the column, or name another column in data.columns."
         )
     columns: dict[str, Sequence[Any]] = {name: Names(column.pieces()) for name, column in texts.items()}
     if tuples:
@@ -377,7 +383,7 @@ def _read_cells(
 
 
 def _order_of(keys: Names) -> np.ndarray | slice:
-    """Return the indices that sort the keys, int[count], or `slice(None)` if they are sorted already."""
+    """Return the indices that sort the keys, int[count], or `slice(None)` if the keys are sorted already."""
     if all(earlier <= later for earlier, later in itertools.pairwise(keys.encoded)):
         return slice(None)
     held = list(keys.encoded)  # UTF-8 sorts as the strings do.
@@ -402,17 +408,17 @@ def _check_repeated(table: Table, names: Sequence[str]) -> None:
     """Check that no column that is used occurs more than once.
 
     Raises:
-        InputError: If one does.
+        InputError: If a column does.
     """
     if repeated := [name for name in names if list(table.columns).count(name) > 1]:
         raise InputError(
             f"Repeated columns in {table.location}: {quoted(repeated)}. Received: {[*filter(None, table.columns)]}. "
-            "Expected every used column once. Rename or remove one."
+            "Expected every used column only once. Rename or remove the repeated columns."
         )
 
 
 def _locate(rows: _Rows, location: Location) -> tuple[Location, Names, Names | None]:
-    """Return the folder of the images, their paths relative to it, and their absolute paths if the file has these.
+    """Return the folder of the images, their paths relative to it, and their absolute paths if the table has these.
 
     Raises:
         InputError: If the images are in several places or outside the folder, or a path occurs twice.
@@ -425,7 +431,7 @@ def _locate(rows: _Rows, location: Location) -> tuple[Location, Names, Names | N
         if common is None:
             raise InputError(
                 f"The images of {location} are in several places: {shortened(written[0])!r} and others. Expected all "
-                "on this machine, or all in one bucket. Copy them to one place."
+                "images on this machine, or all in one bucket. Copy them to one place."
             )
         root = Location(common)
         relative = Names.collect(path.removeprefix(root).lstrip("/") for path in written)
@@ -449,12 +455,12 @@ def _check_different(paths: Names, location: str) -> None:
     """Check that no path occurs twice.
 
     Raises:
-        InputError: If one does.
+        InputError: If a path occurs twice.
     """
     if repeated := find_repeated(paths):
         raise InputError(
             f"Duplicate paths in {location}: {quoted(repeated)}. Expected every image once, because the same image in "
-            "two splits would falsify the evaluation. Remove the repeated lines."
+            "two splits would distort the evaluation. Remove the repeated lines."
         )
 
 
@@ -463,8 +469,8 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
     taken = dict(params.columns)
     if strange := sorted(set(taken.values()) - set(cells)):
         raise InputError(
-            f"Missing columns in {location}: {quoted(strange)}, which data.columns names. Received: {list(cells)}. "
-            "Correct data.columns."
+            f"Missing columns in {location}: {quoted(strange)}. The setting data.columns names them. Received: "
+            f"{list(cells)}. Correct data.columns."
         )
     notes = []
     wanted = ["label"] if not params.target_columns else []
@@ -474,7 +480,7 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
         column = find_column(name, cells)
         if column != name and name not in taken:
             taken[name] = column
-            notes.append(f"column {column!r} is used as the {name}; set data.columns to use another one")
+            notes.append(f"column {column!r} is used as the {name}. Set data.columns to use another column")
     names = {column: name for name, column in taken.items()}
     # If another column now has a column's name, the column is marked as unused.
     return [names.get(column, f"{column} (unused)" if column in taken else column) for column in cells], notes
@@ -483,20 +489,20 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
 def _tell_unused(rows: _Rows, kind: str) -> Iterator[str]:
     """Yield a note on unused columns, if there are any."""
     if unused := [name.removesuffix(" (unused)") for name in rows.table.columns if name and name not in rows.cells]:
-        yield f"not used: {quoted(unused)}; a model gets only the {kind} of a {rows.table.row_kind}"
+        yield f"columns that are not used: {quoted(unused)}. A model gets only the {kind} of a {rows.table.row_kind}"
 
 
 def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
-    """Return advice on missing columns, as text for a message."""
+    """Return advice on missing columns for an error message."""
     named = ", ".join(f"{name}: …" for name in missing if name in ("path", "text", "label"))
     if not named:
         return did_you_mean(missing[0], columns)
     numbers = " A table of numbers, without images or texts, is not supported." if "path" in missing else ""
     if missing == ["path"]:
         named_so = f"data.columns={{{named}}} or {{text: …}}"
-        return f"{numbers} If a column contains paths of images or texts, name it: {named_so}."
+        return f"{numbers} If a column contains paths of images or texts, name this column: {named_so}."
     join = f" If the labels are in another file, {JOIN_TABLES}." if "label" in missing else ""
-    return f" If they have other names, set data.columns={{{named}}}.{numbers}{join}"
+    return f" If the columns have other names, set data.columns={{{named}}}.{numbers}{join}"
 
 
 def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -> None:
@@ -504,8 +510,8 @@ def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -
     for group, split in zip(map(as_nfc, groups), splits, strict=True):
         if first.setdefault(group, split) != split:
             raise InputError(
-                f"Group {group!r} is in two splits of {location}: {first[group]} and {split}. Expected every group in "
-                "one split. Correct the split column, or remove data.group_column."
+                f"Group {group!r} is in two splits of {location}: {first[group]} and {split}. Expected all examples "
+                "of a group in one split. Correct the split column, or remove data.group_column."
             )
 
 

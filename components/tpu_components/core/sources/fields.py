@@ -1,4 +1,4 @@
-"""Labels, splits and IDs in the fields of examples, which are columns of a table or features of a record."""
+"""Labels, splits and IDs in the fields of examples. Fields are columns of a table or features of a record."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,8 @@ class Chosen:
 
     Attributes:
         params: Parameters of the records.
-        labelled: Whether to read labels, splits and weights. Otherwise the fields to store with predictions are read.
+        labelled: Whether to read labels, splits and weights. Otherwise, the fields that are stored with predictions are
+            read.
         content: `image` or `text`.
         names: Field for each role that the source has: `image` or `text`, `label`, `split`, `id` and `weight`.
         notes: Messages to the user about fields whose role was guessed from their names.
@@ -64,7 +65,7 @@ class Chosen:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Names of the fields to store with predictions, besides the id."""
+        """Names of the fields to store with predictions, besides the ID."""
         return () if self.labelled else self.params.slice_columns
 
     @property
@@ -75,7 +76,9 @@ class Chosen:
 
 
 def choose_fields(fields: Sequence[str], params: WriteParams, location: str, labelled: bool = True) -> Chosen:
-    """Choose the fields of the image or text, the target, the split and the id: by `columns`, or by common names.
+    """Choose the fields of the image or text, the target, the split and the ID.
+
+    They are chosen by `columns` or by common names.
 
     Args:
         fields: Names of the fields, in NFC.
@@ -88,11 +91,14 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
             the same name.
     """
     if len(set(fields)) < len(fields):
-        raise InputError(f"Repeated fields in {location}: {quoted(list(fields))}. Expected each name once. Rename one.")
+        raise InputError(
+            f"Repeated fields in {location}: {quoted(list(fields))}. Expected each name once. Rename the repeated "
+            "fields."
+        )
     params = params if labelled else params.without_columns_beyond(fields)
     if strange := sorted(set(params.columns.values()) - set(fields)):
         raise InputError(
-            f"Missing fields in {location}: {quoted(strange)}, which data.columns names. Received: "
+            f"Missing fields in {location}: {quoted(strange)}. The setting data.columns names them. Received: "
             f"{quoted(list(fields))}. Correct data.columns."
         )
     by_lower = {name.lower(): name for name in reversed(fields)}
@@ -104,7 +110,7 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
             continue
         names[what] = field
         if field != what:
-            notes.append(f"{field!r} is used as the {what}; set data.columns to use another one")
+            notes.append(f"{field!r} is used as the {what}. Set data.columns to use another field")
     named = params.columns if {"image", "text"} & set(params.columns) else names
     content = next((what for what in ("image", "text") if what in named), "")
     chosen = Chosen(params, labelled, content, names, tuple(notes))
@@ -113,8 +119,8 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
         missing.insert(0, "image (or text)")
     if missing:
         raise InputError(
-            f"Missing fields in {location}: {quoted(missing)}. Received: {quoted(list(fields))}. If they have other "
-            f"names, set data.columns={{image: …, label: …}}."
+            f"Missing fields in {location}: {quoted(missing)}. Received: {quoted(list(fields))}. If the fields have "
+            "other names, set data.columns={image: …, label: …}."
         )
     return chosen
 
@@ -161,7 +167,7 @@ def read_labels(values: Sequence[Any], name: str, params: WriteParams, keys: Seq
         except TypeError as error:
             raise InputError(
                 f"Cannot use {keys[i]}: expected a name or a number in {name!r}, received {shortened(str(value))}. "
-                "Store the class itself, or name another field: data.columns={label: …}."
+                "Store the class in this field, or name another field: data.columns={label: …}."
             ) from error
     if params.task == MULTI_LABEL and not params.class_names:
         _check_not_joined(labels, name)
@@ -171,20 +177,23 @@ def read_labels(values: Sequence[Any], name: str, params: WriteParams, keys: Seq
 
 
 def _check_not_joined(labels: Sequence[Any], name: str) -> None:
-    """Check that no text in lists of one text, as TFRecords store texts, joins several labels."""
+    """Check that no text in a list with one text joins several labels. TFRecords store texts in such lists."""
     lists = [label for label in labels if isinstance(label, list)]
     if not lists or any(len(each) > 1 for each in lists):
         return
     texts = {text for each in lists for text in each}
     if joined := next((text for text in sorted(texts) if SEPARATOR in text), None) or find_joined(texts):
         raise InputError(
-            f"Expected each label of an example as one value of {name!r}. Received: {joined!r}. Store a list of "
-            "labels, or, if this is one label, list all classes in data.class_names."
+            f"Expected each label of an example as a separate value of {name!r}. Received: {joined!r}. Store a list "
+            "of labels. If this is one label, list all classes in data.class_names."
         )
 
 
 def _check_not_hot(values: Sequence[Any], name: str, keys: Sequence[str]) -> None:
-    """Check that the lists of labels are not rows of 0 and 1, one for each class, which would name classes 0 and 1."""
+    """Check that the lists of labels are not rows of 0 and 1, one for each class.
+
+    Such rows would be read as the classes 0 and 1.
+    """
     lists = [value for value in values if isinstance(value, list)]
     if len(set(map(len, lists))) != 1:
         return
@@ -196,8 +205,8 @@ def _check_not_hot(values: Sequence[Any], name: str, keys: Sequence[str]) -> Non
         place = next(i for i, value in enumerate(values) if isinstance(value, list))
         raise InputError(
             f"Cannot use {keys[place]}: expected the labels of the example in {name!r}, received "
-            f"{shortened(str(values[place]))}, which seems to be a 0 or 1 for each class. Store the numbers or names "
-            "of the classes that apply, such as [0, 2] for [1, 0, 1]."
+            f"{shortened(str(values[place]))}. This looks like a 0 or 1 for each class. Store the numbers or names of "
+            "the classes that apply, such as [0, 2] for [1, 0, 1]."
         )
 
 
@@ -206,8 +215,8 @@ def _check_single(values: Sequence[Any], name: str, keys: Sequence[str]) -> None
     if several is not None:
         _check_not_hot(values, name, keys)
         raise InputError(
-            f"Cannot use {keys[several]}: expected one value of {name!r}, received {values[several]!r}. Correct it, or "
-            "set data.task to multi_label if examples have several labels."
+            f"Cannot use {keys[several]}: expected one value of {name!r}, received {values[several]!r}. Correct the "
+            "example. If examples have several labels, set data.task to multi_label."
         )
 
 
@@ -221,12 +230,15 @@ def read_weights(values: Sequence[Any], name: str, keys: Sequence[str]) -> Targe
 
 
 def _has_several(value: Any) -> bool:
-    """Return whether a field has several values. A feature of a record is a list even if it has one value or none."""
+    """Return whether a field has several values.
+
+    A feature of a record is a list even if it has one value or none.
+    """
     return isinstance(value, list) and len(value) > 1
 
 
 def _only(value: Any) -> Any:
-    """Return the value of a field, or the only element of a list; None for an empty list."""
+    """Return the value of a field: the value itself, the only element of a list, or None for an empty list."""
     return (value[0] if value else None) if isinstance(value, list) else value
 
 
@@ -235,15 +247,15 @@ def _name(value: Any) -> str:
 
 
 def read_splits(values: Sequence[Any], location: str) -> tuple[np.ndarray, dict[int, str]]:
-    """Return the split of every example, str[num_examples], and {index: reason} for examples without one.
+    """Return the split of every example, str[num_examples], and {index: reason} for examples without a split.
 
     Raises:
-        InputError: If a value is not the name of a split, or no example has one.
+        InputError: If a value is not the name of a split, or no example has a split.
     """
     names = ["" if (text := _only(value)) is None else _name(text) for value in values]
     split_of = {name: split_named(name) for name in set(names) - MISSING}
     if strange := sorted(name for name, split in split_of.items() if not split):
-        raise InputError(f"Unknown splits in {location}: {quoted(strange)}. Expected {', '.join(SPLITS)}.")
+        raise InputError(f"Unknown splits in {location}: {quoted(strange)}. Expected {', '.join(SPLITS)}. Rename them.")
     if not split_of:
         raise InputError(
             f"No example in {location} has a split. Expected {', '.join(SPLITS)}. Fill in the field, or remove it."
@@ -253,7 +265,10 @@ def read_splits(values: Sequence[Any], location: str) -> tuple[np.ndarray, dict[
 
 
 def read_kept(values: Mapping[str, Sequence[Any]], chosen: Chosen) -> dict[str, list[Any]]:
-    """Return the values to store with predictions, by name: `id` and `chosen.kept`; empty for labelled examples."""
+    """Return the values to store with predictions, by name: `id` and `chosen.kept`.
+
+    Return an empty mapping for labelled examples.
+    """
     if chosen.labelled:
         return {}
     fields = {**({"id": chosen.names["id"]} if "id" in chosen.names else {}), **{name: name for name in chosen.kept}}
@@ -264,16 +279,19 @@ def read_kept(values: Mapping[str, Sequence[Any]], chosen: Chosen) -> dict[str, 
 
 
 def read_ids(values: Mapping[str, Sequence[Any]], chosen: Chosen) -> list[str] | None:
-    """Return the id of every example, '' for an example without one; None if there is no id field."""
+    """Return the ID of every example, '' for an example without an ID.
+
+    Return None if there is no ID field.
+    """
     if "id" not in chosen.names:
         return None
     return [_name(_only(value)) if value not in (None, []) else "" for value in values[chosen.names["id"]]]
 
 
 def known_by(ids: Sequence[str] | None, otherwise: Names | None) -> Names | None:
-    """Return the names that identify examples: their ids, or `otherwise` for examples without an id.
+    """Return the names that identify examples: their IDs, or `otherwise` for examples without an ID.
 
-    The name of an example does not depend on other examples. Examples with the same id stay in one split.
+    The name of an example does not depend on other examples. Examples with the same ID stay in one split.
     """
     if ids is None or otherwise is None:
         return otherwise if ids is None else Names.collect(ids)
@@ -294,13 +312,13 @@ def list_rows(
         values: Values of the fields `chosen.wanted`, by field name.
         chosen: Names of the fields by role.
         keys: Keys of the examples.
-        splits: Split of every example by its file; a split field takes precedence. None if files have no split.
-        identify: Function that returns hashes for identifying examples without an id, uint64[num_examples]. It is
-            called after the fields are checked. None if keys or ids identify all examples.
+        splits: Split of every example, from its file. A split field takes precedence. None if files have no split.
+        identify: Function that returns hashes that identify examples without an ID, uint64[num_examples]. It is called
+            after the fields are checked. None if keys or IDs identify all examples.
         content: Other attributes of the `Listing`.
 
     Raises:
-        InputError: If a value does not fit; see `read_targets`, `read_splits` and `read_weights`.
+        InputError: If a value is not valid; see `read_targets`, `read_splits` and `read_weights`.
     """
     for name in chosen.targets:
         if is_picture(_only(next((value for value in values[name] if value not in (None, [])), None))):

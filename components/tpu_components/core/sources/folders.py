@@ -24,10 +24,12 @@ from tpu_components.core.sources.targets import index_labels
 
 
 def list_folders(kind: str, location: Location, params: WriteParams, labelled: bool = True) -> Listing:
-    """List files in one folder per class, possibly below split folders; if not `labelled`, files in any folders.
+    """List files in one folder per class, possibly below split folders.
 
-    Files above the class folders are left out with a note; images there raise InputError. `class_names` may select some
-    of the folders, because aclImdb has a folder of reviews without a class.
+    If `labelled` is false, list files in any folders.
+
+    Files above the class folders are left out with a note, but images above the class folders raise InputError.
+    `class_names` may select some of the folders, because aclImdb has a folder of reviews without a class.
     """
     location = location.folder
     if not labelled:
@@ -41,7 +43,7 @@ def list_folders(kind: str, location: Location, params: WriteParams, labelled: b
     if has_splits and (strange := [name for name in top if name not in split_of]):
         raise InputError(
             f"The folders {quoted(strange)} are next to split folders in {location}. Expected only "
-            f"{', '.join(SPLITS)}. Move them into one of these, or out of the source."
+            f"{', '.join(SPLITS)}. Move them into a split folder, or out of the source."
         )
     if has_splits and len(set(split_of.values())) < len(split_of):
         raise InputError(
@@ -60,12 +62,15 @@ def list_folders(kind: str, location: Location, params: WriteParams, labelled: b
         inner.setdefault(class_of[folder], set()).update(folders[folder][depth - 1 : depth])
         written.setdefault(class_of[folder], set()).add(folders[folder][depth - 2])
     notes += [
-        f"the folders {', '.join(map(ascii, sorted(names)))} are the same class, {name!r}"
+        f"the folders {', '.join(map(ascii, sorted(names)))} contain the same class, {name!r}"
         for name, names in sorted(written.items())
         if len(names) > 1
     ]
     notes += [
-        f"the folders in {name!r}, {quoted(sorted(names))}, are not classes: their files have the class {name!r}"
+        (
+            f"the folders in {name!r}, {quoted(sorted(names))}, are not used as classes: their files have the class "
+            f"{name!r}"
+        )
         for name, names in sorted(inner.items())
         if len(names) > 1
     ]
@@ -82,7 +87,7 @@ def list_folders(kind: str, location: Location, params: WriteParams, labelled: b
     if kind == IMAGE and (masks := find_masks(listed.names)):
         notes.append(
             f"{len(masks):,} files are named like masks of other files, {quoted(masks)}, but are used as examples of "
-            "their folder's class; if they are masks, move them out of the source"
+            "their folder's class. If they are masks, move them out of the source"
         )
     if params.class_names:
         counts = Counter[str]()
@@ -90,7 +95,7 @@ def list_folders(kind: str, location: Location, params: WriteParams, labelled: b
             counts[class_of[folder]] += count
         if absent := [name for name in params.class_names if name not in counts]:
             raise InputError(
-                f"No folder in {location} for the classes {quoted(absent)}. Received: {quoted(sorted(counts))}. "
+                f"{location} has no folder for the classes {quoted(absent)}. Received: {quoted(sorted(counts))}. "
                 "Correct data.class_names, or add the folders."
             )
         listed = listed.in_folders({folder for folder, name in class_of.items() if name in params.class_names})
@@ -193,13 +198,16 @@ def _list_loose(kind: str, location: str, params: WriteParams) -> Listing:
 
 
 def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location: str, has_splits: bool) -> None:
-    """Check that class folders have files, and that no image is above them; other files, such as a README, may be."""
+    """Check that class folders have files, and that no image is above the class folders.
+
+    Other files, such as a README, may be above them.
+    """
     examples = [name for name in names if kind == IMAGE and has_image_suffix(name)]
     if not examples and has_others:
         return
-    advice = "Move them into the folder of their class, or out of the source."
+    advice = "Move the files into the folder of their class, or out of the source."
     if table := next((name for name in names if name.endswith(".csv")), ""):
-        advice = f"Move them into the folder of their class, or, if {table} lists them, use csv:{location}/{table}."
+        advice = f"Move the files into the folder of their class. If {table} lists them, use csv:{location}/{table}."
     raise InputError(
         f"Files without a class in {location}: {quoted(examples or list(names))}. Expected "
         f"{'SPLIT/CLASS/FILE' if has_splits else 'CLASS/FILE'}. {advice}"

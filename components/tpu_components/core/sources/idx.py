@@ -34,7 +34,7 @@ def read_idx(content: bytes, name: str) -> np.ndarray:
         magic = file.read(4)
         zeros, kind, rank = struct.unpack(">HBB", magic)
         if zeros or kind != 8 or rank > _MOST_AXES:
-            raise ValueError(f"magic number {magic.hex()}")
+            raise ValueError(f"a file with the magic number {magic.hex()}")
         shape = struct.unpack(f">{rank}I", file.read(4 * rank))
         require_plausible(name, len(content), math.prod(shape))
         # One byte more, to detect trailing bytes and to verify the checksum of a gzip file.
@@ -51,7 +51,7 @@ def list_idx(location: Location, params: WriteParams, labelled: bool) -> Listing
         for name in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
             if name not in files:
                 raise InputError(
-                    f"Missing {name}[.gz] in {location}. Expected MNIST's four files; received "
+                    f"Missing {name}[.gz] in {location}. Expected MNIST's four files. Received: "
                     f"{sorted(files.values())}. Add the missing file, or correct the path."
                 )
             content = storage.read_bytes(location.child(files[name]))

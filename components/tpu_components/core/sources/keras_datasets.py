@@ -45,7 +45,7 @@ def _import_data_set(name: str) -> Any:
 
 
 class _Messages(io.TextIOBase):
-    """Messages of a download, on stderr. The progress bar of Keras is shown only on a terminal."""
+    """Messages of a download, on stderr. Keras's progress bar is shown only on a terminal."""
 
     def write(self, text: str) -> int:
         if sys.stderr.isatty() and not is_quiet():
@@ -56,9 +56,11 @@ class _Messages(io.TextIOBase):
 
 
 def list_keras(location: str, params: WriteParams, labelled: bool) -> Listing:
-    """List a data set that Keras downloads, or has in ~/.keras/datasets."""
+    """List a data set that Keras downloads, or that is in ~/.keras/datasets already."""
     if location not in _KERAS_DATASETS:
-        raise InputError(f"Unknown source {params.source!r}: expected keras:NAME with {' or '.join(_KERAS_DATASETS)}.")
+        raise InputError(
+            f"Unknown source {params.source!r}: expected keras:NAME, where NAME is {' or '.join(_KERAS_DATASETS)}."
+        )
     module = _import_data_set(location)
     try:
         with contextlib.redirect_stdout(_Messages()):
@@ -66,8 +68,8 @@ def list_keras(location: str, params: WriteParams, labelled: bool) -> Listing:
             word_index = module.get_word_index() if location == "imdb" else {}
     except Exception as error:  # The downloader raises a plain Exception.
         raise InputError(
-            f"Could not download {params.source!r}: {error}. In ~/.keras/datasets, Keras accepts only its own file. If "
-            "you have another copy of the data, use npz:FILE, idx:DIR, images:DIR or text:DIR."
+            f"Could not download {params.source!r}: {error}. In ~/.keras/datasets, Keras accepts only the file that "
+            "it downloads. If you have another copy of the data, use npz:FILE, idx:DIR, images:DIR or text:DIR."
         ) from error
     if location == "imdb":
         return _from_word_ids({TRAIN: train, TEST: test}, word_index, params)
@@ -80,7 +82,7 @@ _IMDB_FIRST_WORD = 3  # The first IDs are those of padding, start and unknown.
 
 
 def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteParams) -> Listing:
-    """List Keras's film reviews, with word IDs converted back to words."""
+    """List Keras's film reviews. Their word IDs are converted back to words."""
     words = {index + _IMDB_FIRST_WORD: word for word, index in word_index.items()}
     digest = hashlib.sha256()
     texts: list[bytes] = []

@@ -76,7 +76,7 @@ def find_source(ref: SourceRef) -> Source:
 
 
 def find_location(ref: SourceRef) -> Location:
-    """Return the location of a source's data; empty for a library's data set."""
+    """Return the location of a source's data. Return an empty result for a library's data set."""
     source = find_source(ref)
     if source is parquet.HUB:
         return parquet.HubDataSet.parse(ref.place).folder
@@ -94,8 +94,8 @@ def list_examples(params: WriteParams) -> Listing:
     listing = source.read(params.source_ref.place, params, True)
     if not len(listing.keys) and listing.bad:
         raise InputError(
-            f"No example in {params.source!r} can be used. For example, {listing.bad[0].key}: {listing.bad[0].reason}. "
-            "Correct the source, or name another field in data.columns."
+            f"No example in {params.source!r} can be used. For example, {listing.bad[0].key}: "
+            f"{listing.bad[0].reason}. Correct the source, or name another field in data.columns."
         )
     _check_kind(listing, params)
     if listing.corpus is not None:
@@ -107,7 +107,9 @@ def list_examples(params: WriteParams) -> Listing:
         listing = dataclasses.replace(listing, notes=(*listing.notes, *notes_on(listing.class_names)))
     if params.task == MULTI_LABEL:
         if not listing.labels.any():
-            raise InputError(f"No example in {params.source!r} has a label. Expected labels such as cat|dog. Add them.")
+            raise InputError(
+                f"No example in {params.source!r} has a label. Expected labels such as cat|dog. Add labels."
+            )
         return listing
     if params.task == REGRESSION:
         return listing
@@ -116,7 +118,7 @@ def list_examples(params: WriteParams) -> Listing:
     present = np.unique(listing.labels)
     if len(present) == len(listing.labels) >= _FEWEST_UNIQUE:
         name = listing.class_names[present[0]]
-        note = f"every example has a different label, such as {name!r}: a model needs several examples of each class"
+        note = f"every example has a different label, such as {name!r}. A model needs several examples of each class"
         listing = dataclasses.replace(listing, notes=(*listing.notes, note))
     if len(present) < 2:
         name = listing.class_names[present[0]] if len(present) else "none"
@@ -124,18 +126,26 @@ def list_examples(params: WriteParams) -> Listing:
         raise InputError(
             f"A classifier needs at least two classes. Received: one class ({name!r}) in {params.source!r}. "
             + (
-                f"{len(listing.bad)} of {listing.num_inputs} inputs cannot be used, such as {lost.key!r} "
-                f"({lost.reason}): repair them."
+                (
+                    f"{len(listing.bad)} of {listing.num_inputs} inputs cannot be used, such as {lost.key!r} "
+                    f"({lost.reason}). Repair them."
+                )
                 if lost
-                else "Give every class its own folder or label."
+                else "Give every class a separate folder or label."
             )
-            + (f" If {name!r} contains these folders, use {params.source}/{name}." if source.has_class_folders else "")
+            + (
+                f" If {name!r} contains the class folders, use {params.source}/{name}."
+                if source.has_class_folders
+                else ""
+            )
         )
     return listing
 
 
 def list_unlabelled(params: WriteParams) -> Listing:
-    """List the examples of a source for predictions; labels may be missing if the kind of source allows it.
+    """List the examples of a source for predictions.
+
+    Labels may be missing if the kind of source allows it.
 
     Raises:
         InputError: If the source is unknown, empty or malformed.
@@ -144,7 +154,7 @@ def list_unlabelled(params: WriteParams) -> Listing:
 
 
 def _without_empty_classes(listing: Listing) -> Listing:
-    """Return the listing without the classes whose examples were all quarantined, for example for their weights."""
+    """Return the listing without the classes whose examples were all quarantined."""
     labels = listing.labels
     used = np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(axis=0))
     if len(used) == len(listing.class_names):
@@ -154,7 +164,7 @@ def _without_empty_classes(listing: Listing) -> Listing:
 
 
 def _check_labels(listing: Listing, source: Source, params: WriteParams) -> None:
-    """Check that the labels are not image paths, for example of masks.
+    """Check that the labels are not paths of images, such as masks.
 
     Raises:
         InputError: If there are several labels, all are image paths, and `params.class_names` is empty.
@@ -170,12 +180,12 @@ def _check_labels(listing: Listing, source: Source, params: WriteParams) -> None
 def source_version(params: WriteParams, listing: Listing | None = None) -> str:
     """Return a digest of the current names, sizes and versions of a source's files.
 
-    For a library's data set, return `params.source`. On gs:// a file's version is its checksum, so rewriting the same
-    data keeps the digest.
+    For a library's data set, return `params.source`. On gs://, a file's version is its checksum, so writing the same
+    data again does not change the digest.
 
     Args:
         params: Source, and how to read it.
-        listing: Listing of the source; None lists it now.
+        listing: Listing of the source. With None, the source is listed.
 
     Raises:
         InputError: If the source cannot be listed.
@@ -189,7 +199,7 @@ def require_version(params: WriteParams, listing: Listing, expected: str) -> Non
     Args:
         params: Source, and how to read it.
         listing: Listing of the source.
-        expected: Earlier result of `source_version`; if empty, any version is accepted.
+        expected: Earlier result of `source_version`. If empty, any version is accepted.
 
     Raises:
         InputError: If the source has changed since then.
@@ -197,34 +207,35 @@ def require_version(params: WriteParams, listing: Listing, expected: str) -> Non
     if expected and (received := source_version(params, listing)) != expected:
         raise InputError(
             f"The data of {params.source!r} have changed since this run began: expected version {expected[:12]}, "
-            f"received {received[:12]}. Wait until nothing writes to them, and run again."
+            f"received {received[:12]}. Wait until no other program writes to them, and run again."
         )
 
 
 def _check_taken(source: Source, params: WriteParams) -> None:
-    """Refuse parameters that only other kinds of source support."""
+    """Reject parameters that only other kinds of source support."""
 
     def needed(name: str) -> str:
         *others, last = (f"{kind}:" for kind, other in SOURCES.items() if name in other.takes)
         kinds = f"{', '.join(others)} or {last}" if others else last
-        return f"{name}={getattr(params, name)!r} needs a {kinds} source. Received: {params.source!r}"
+        return f"{name}={getattr(params, name)!r} requires a {kinds} source. Received: {params.source!r}"
 
     for name in ("group_column", "slice_columns", "columns", "split_files", "context_tokens"):
         if getattr(params, name) and name not in source.takes:
-            raise InputError(f"{needed(name)}. Remove it.")
+            raise InputError(f"{needed(name)}. Remove {name}.")
     if not params.rewrite and "rewrite" not in source.takes:
-        raise InputError(f"{needed('rewrite')}. Set data.rewrite to true.")
+        raise InputError(f"{needed('rewrite')}. Set rewrite to true.")
     if params.task != CLASSIFICATION and "task" not in source.takes:
         raise InputError(
-            f"{needed('task')}, which has one class per example. List the files with their labels in a CSV file."
+            f"{needed('task')}, which allows only one class per example. List the files with their labels in a CSV "
+            "file."
         )
 
 
 def _check_classes_of_splits(source: str, listing: Listing, is_of_folders: bool) -> Listing:
-    """Check that every class has training examples, and examples of the validation or test split.
+    """Check that every class has training examples, and examples in the validation or test split.
 
-    Classes without training examples raise InputError. Classes without validation and test examples raise InputError if
-    the classes are folders; other sources get a note about classes without test examples.
+    Classes without training examples raise InputError. If the classes are folders, classes without validation and test
+    examples also raise InputError. For other sources, there is a note about classes without test examples.
     """
     assert listing.splits is not None
     classes = np.array(listing.class_names)
@@ -240,23 +251,23 @@ def _check_classes_of_splits(source: str, listing: Listing, is_of_folders: bool)
     for where, names in lacking.items():
         if names:
             raise InputError(
-                f"Classes without {where} examples in {source}: {quoted(sorted(names))}. Expected every class "
-                "in every split. Add them there, or name the classes to use in data.class_names."
+                f"Classes without {where} examples in {source}: {quoted(sorted(names))}. Expected every class in "
+                "every split. Add examples of these classes, or name the classes to use in data.class_names."
             )
     tested = classes_where(listing.splits == TEST)
     unjudged = [name for name in listing.class_names if name not in tested]
     if tested and unjudged and not is_of_folders:
-        return dataclasses.replace(listing, notes=(*listing.notes, f"no test examples of {quoted(unjudged)}"))
+        return dataclasses.replace(listing, notes=(*listing.notes, f"there are no test examples of {quoted(unjudged)}"))
     return listing
 
 
 def _check_kind(listing: Listing, params: WriteParams) -> None:
-    """Refuse parameters that have no effect on this kind of example."""
+    """Reject parameters that have no effect on this kind of example."""
     kind = "a corpus" if listing.corpus else f"{listing.kind}s"
     default = WriteParams(params.source)
     for name in _NOT_FOR[kind]:
         if getattr(params, name) != getattr(default, name):
             raise InputError(
                 f"{name} does not apply to {kind}. Received: {name}={getattr(params, name)!r} with {params.source!r}. "
-                "Remove it."
+                f"Remove {name}."
             )

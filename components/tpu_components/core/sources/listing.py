@@ -1,4 +1,4 @@
-"""`Listing`, the examples of a source of any kind; and `Source`, the description of a kind."""
+"""`Listing`, the examples of a source of any kind, and `Source`, the description of a kind of source."""
 
 import dataclasses
 import hashlib
@@ -26,11 +26,11 @@ SPLIT_NAMES = {TRAIN: ("train", "training"), VALIDATION: ("validation", "valid",
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A text that is divided into splits by position; its passages are the examples of a listing.
+    """A text that is divided into splits by position. Its passages are the examples of a listing.
 
     Attributes:
         input: Description of a passage.
-        ids: For each non-empty split, the ids of its characters, in the dtype in which the input is stored.
+        ids: For each non-empty split, the IDs of its characters, in the dtype in which the input is stored.
         starts: Position in the text at which each split begins.
         ends: int64[num_examples]: end of each passage, as a position in its split.
     """
@@ -48,7 +48,10 @@ class Corpus:
         )
 
     def passage(self, split: str, example: int) -> np.ndarray:
-        """Return the num_tokens + 1 character IDs of a passage; before the start of the split, 0 (padding)."""
+        """Return the num_tokens + 1 character IDs of a passage.
+
+        Positions before the start of the split are 0 (padding).
+        """
         ids = self.ids[split]
         width = self.input.num_tokens + 1
         end = int(self.ends[example])
@@ -62,29 +65,30 @@ class Listing:
 
     Attributes:
         keys: One unique name per example: its path below `root`, or its place in an array.
-        labels: int32[num_examples], indices into `class_names`; for other tasks, see `targets`.
+        labels: int32[num_examples], indices into `class_names`. For other tasks, see `targets`.
         class_names: The classes; for a regression, the names of the targets.
-        splits: The source's own split of every example, str[num_examples]; None if it has none.
-        groups: One group name per example; None without `group_column`.
-        slices: Values of the slice columns, one per example, by column name; they are stored with the records. For
-            examples without labels they are stored with the predictions, and the `id` too.
-        root: Folder that file keys are relative to; empty for arrays.
-        files: Size and version of the file of every example; None for arrays.
-        spans: Byte ranges of the examples in larger files such as archives; None for other sources.
-        images: uint8[num_examples, height, width, channels] for array sources, else None.
-        texts: Texts in UTF-8, for sources that store them in one file, else None.
+        splits: Split of every example in the source, str[num_examples], or None if the source has no splits.
+        groups: One group name per example, or None without `group_column`.
+        slices: Values of the slice columns, one per example, by column name. They are stored with the records. For
+            examples without labels, they and the `id` are stored with the predictions.
+        root: Folder that file keys are relative to. Empty for arrays.
+        files: Size and version of the file of every example, or None for arrays.
+        spans: Byte ranges of the examples in larger files such as archives, or None for other sources.
+        images: uint8[num_examples, height, width, channels] for array sources, otherwise None.
+        texts: Texts in UTF-8, for sources that store them in one file, otherwise None.
         kind: Kind of example, `image` or `text`; for a corpus, see `example_kind`.
-        corpus: The text of a corpus, else None; its passages are the examples, and stay in their order.
+        corpus: The text of a corpus, otherwise None. Its passages are the examples, and stay in their order.
         containers: Files that contain the examples of `spans`, with their paths as names, and their sizes and versions
             at the time of listing.
         version: Digest of an array source's content, or of the CSV file.
         notes: Messages to the user, for example about files that were left out.
-        identities: Names that identify examples independently of their place: an id, or a hash of the content, equal
-            for copies; None if the keys are used.
-        has_ids: Whether `identities` are ids from the source; otherwise, they are paths or hashes.
-        hashes: uint64[num_examples]: results of `identify` for `images` or `texts`; None without these.
-        bad: Inputs that are not examples, such as a row without a label; they are quarantined like unreadable ones.
-        weights: Weights of the examples in the training's loss, float32[num_examples]; None without `columns.weight`.
+        identities: Names that identify examples independently of their place: an ID, or a hash of the content, which is
+            equal for copies. None if the keys are used.
+        has_ids: Whether `identities` are IDs from the source. Otherwise, they are paths or hashes.
+        hashes: uint64[num_examples]: results of `identify` for `images` or `texts`, or None without these.
+        bad: Inputs that are not examples, such as a row without a label. They are quarantined, as unreadable inputs
+            are.
+        weights: Weights of the examples in the training loss, float32[num_examples], or None without `columns.weight`.
         stored: The files of the examples, if these stay where they are instead of being written as new records.
     """
 
@@ -121,14 +125,17 @@ class Listing:
 
     @property
     def example_kind(self) -> str:
-        """Kind of example: `image`, `text` or `corpus`. Digests use `kind`, which is `image` for a corpus."""
+        """Kind of example: `image`, `text` or `corpus`.
+
+        Digests use `kind`, which is `image` for a corpus.
+        """
         return CORPUS if self.corpus is not None else self.kind
 
     def without(self, *unusable: Mapping[int, str]) -> Self:
         """Return the listing with some examples moved to `bad`.
 
         Args:
-            unusable: Mappings from the index of an example to the reason; an example may be in several of them.
+            unusable: Mappings from the index of an example to the reason. An example may be in several mappings.
         """
         reasons: dict[int, str] = {}
         for mapping in unusable:
@@ -184,10 +191,10 @@ class Listing:
         return None if self.images is None else self.images[examples]
 
     def read(self, example: int) -> Any:
-        """Return the content of an example: the bytes of an image file or a text, or an array's element.
+        """Return the content of an example: the bytes of an image file or a text, or an element of an array.
 
         Raises:
-            InputError: If it cannot be read.
+            InputError: If the content cannot be read.
         """
         (content,) = self.select(np.array([example])).read_each()
         if isinstance(content, Exception):
@@ -195,7 +202,10 @@ class Listing:
         return content
 
     def stat_digest(self) -> str:
-        """Return the SHA-256 of names, sizes and versions. It is fast and differs whenever a file may have changed."""
+        """Return the SHA-256 of names, sizes and versions.
+
+        It is fast to compute, and differs whenever a file may have changed.
+        """
         # A local folder is identified by its absolute path only.
         root = os.path.abspath(self.root) if self.files and not Location(self.root).is_remote else self.root
         digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, root)).encode())
@@ -209,7 +219,7 @@ class Listing:
         return digest.hexdigest()
 
     def require_unchanged(self) -> None:
-        """Check that the files of the examples have not changed since they were listed; call this after reading them.
+        """Check that the files of the examples have not changed since they were listed. Call this after reading them.
 
         Sources in memory, such as the texts of a CSV file, are read once and cannot change.
 
@@ -227,12 +237,12 @@ class Listing:
             changed += [listed.name for listed, now in pairs if listed[1:] != now[1:]]
         if changed:
             raise InputError(
-                f"The data changed while they were read: {len(changed):,} files differ from the listing, for example "
-                f"{changed[0]!r}. Wait until the export or copy is complete, and run again."
+                f"The data changed while they were being read: {len(changed):,} files differ from the listing, for "
+                f"example {changed[0]!r}. Wait until the export or copy is complete, and run again."
             )
 
     def content_digest(self) -> str:
-        """Return the SHA-256 of the content, which reads every file once (about 30,000 small files a second)."""
+        """Return the SHA-256 of the content. Every file is read once, at about 30,000 small files per second."""
         digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, self.groups)).encode())
         for path in self.spans.paths if self.spans else ():
             with storage.open_file(path) as file:
@@ -255,7 +265,10 @@ class Listing:
 
 
 def split_named(name: str) -> str | None:
-    """Return the split that a folder or cell names, for example `validation` for `val`; None for other names."""
+    """Return the split that a folder or cell names, for example `validation` for `val`.
+
+    Return None for other names.
+    """
     return next((split for split, names in SPLIT_NAMES.items() if name.lower() in names), None)
 
 
@@ -269,7 +282,7 @@ class Source:
     """A kind of source.
 
     Attributes:
-        form: Syntax for users, for example `csv:FILE`; the kind's name is before the colon.
+        form: Syntax for users, for example `csv:FILE`. The name of the kind is before the colon.
         read: Function of place (or name), parameters and `labelled` that lists the examples. If `labelled` is false,
             labels are not needed, and more examples may be listed.
         takes: Optional fields of WriteParams that this kind supports.

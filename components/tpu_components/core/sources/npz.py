@@ -14,12 +14,15 @@ from tpu_components.core.sources.params import WriteParams
 
 
 def list_npz(location: str, params: WriteParams, labelled: bool) -> Listing:
-    """List x_train/y_train, x_validation/y_validation, x_test/y_test; or one unsplit pair x/y or images/labels.
+    """List the arrays of a NumPy file.
+
+    The names are x_train/y_train, x_validation/y_validation and x_test/y_test, or one pair x/y or images/labels without
+    splits.
 
     If `labelled` is false, the labels may be missing.
     """
     content = storage.read_bytes(location)
-    advice = "Write it with numpy.savez_compressed."
+    advice = "Write the file with numpy.savez_compressed."
     with reading(location, "an .npz file without pickled objects", advice):
         data = read_arrays(location, content)
         if data.keys() == {""}:
@@ -35,7 +38,8 @@ def list_npz(location: str, params: WriteParams, labelled: bool) -> Listing:
         if split is None or partner not in data or (split in arrays and name[0] == "x"):
             raise InputError(
                 f"Cannot use {name!r} in {location}: expected one pair for each split, such as x_train and y_train, "
-                f"x_validation and y_validation, x_test and y_test. Received: {sorted(named)}. Rename or remove some."
+                f"x_validation and y_validation, x_test and y_test. Received: {sorted(named)}. Rename or remove some "
+                "of them."
             )
         if name[0] == "x":
             arrays[split] = data[name], data[partner]
@@ -44,8 +48,8 @@ def list_npz(location: str, params: WriteParams, labelled: bool) -> Listing:
             arrays[""] = data[images], data[labels]
     if not arrays:
         raise InputError(
-            f"Found no images in {location}: expected arrays x_train, y_train (and x_test, y_test) or images, labels; "
-            f"received {sorted(data)}."
+            f"Found no images in {location}: expected arrays x_train, y_train (and x_test, y_test) or images, labels. "
+            f"Received: {sorted(data)}. Rename the arrays."
         )
     return list_arrays(arrays, hashlib.sha256(content).hexdigest(), params)
 

@@ -1,4 +1,4 @@
-"""Detection of pairs, such as images and their masks, in folders that should be classes."""
+"""Detection of pairs, such as images and their masks, in folders that should contain classes."""
 
 import enum
 import itertools
@@ -41,7 +41,7 @@ _FEWEST_COLOURS = 64  # Colours of a picture.
 
 
 class _Role(enum.Enum):
-    """Role of the files in a folder: inputs of a model, or its expected answers."""
+    """Role of the files in a folder: inputs of a model, or its expected outputs."""
 
     INPUT = enum.auto()
     ANSWER = enum.auto()
@@ -58,8 +58,8 @@ def check_class_folders(
     """Check that folders are classes, and not examples and their masks or annotations.
 
     Files of different classes often have the same numbers as names, so equal file names alone do not prove that two
-    folders contain pairs: the folder names must also suggest inputs and answers, or the images of one folder must look
-    like masks.
+    folders contain pairs. In addition, the folder names must suggest inputs and expected outputs, or the images of one
+    folder must look like masks.
 
     Args:
         names: Names of the class folders.
@@ -70,7 +70,7 @@ def check_class_folders(
         read: Function that returns the content of a file.
 
     Raises:
-        InputError: If two folders contain pairs, or a folder whose name suggests answers has no images.
+        InputError: If two folders contain pairs, or a folder whose name suggests expected outputs has no images.
     """
     inputs = [name for name in names if _role_of(name) is _Role.INPUT]
     answers = [name for name in names if _role_of(name) is _Role.ANSWER]
@@ -91,14 +91,14 @@ def check_class_folders(
 
 
 def check_inner_folders(inner: Mapping[str, Iterable[str]], location: str) -> None:
-    """Check that the class folders do not divide their files into pictures and masks.
+    """Check that the class folders do not divide their files into images and masks.
 
     Args:
         inner: Names of the folders in each class folder.
         location: The source.
 
     Raises:
-        InputError: If every class folder has folders for pictures and for their masks or annotations.
+        InputError: If every class folder has folders for images and for their masks or annotations.
     """
     for folders in inner.values():
         roles = [_role_of(folder) for folder in folders]
@@ -114,7 +114,9 @@ def check_inner_folders(inner: Mapping[str, Iterable[str]], location: str) -> No
 
 
 def find_masks(paths: Sequence[str]) -> list[str]:
-    """Return the paths of files whose names mark them as masks of others, such as `0_mask.png` next to `0.png`.
+    """Return the paths of files whose names mark them as masks of other files.
+
+    For example, `0_mask.png` next to `0.png` is a mask.
 
     Example:
         >>> find_masks(["a/0.png", "a/0_mask.png", "b/with_mask.png", "0.jpg", "0.seg.png"])
@@ -128,7 +130,7 @@ def find_masks(paths: Sequence[str]) -> list[str]:
 
 
 def _have_word(words: Sequence[str], paths: Iterable[str]) -> bool:
-    """Return whether one of the words is in the file name of any path; `words` are in lower case."""
+    """Return whether one of the words is in the file name of any path. `words` are in lower case."""
     names = (path.rpartition("/")[2] for path in paths)
     while joined := "\n".join(itertools.islice(names, _SEARCHED_AT_ONCE)).lower():
         if any(word in joined for word in words):
@@ -144,7 +146,10 @@ def is_picture(value: Any) -> bool:
 
 
 def _role_of(name: str) -> _Role | None:
-    """Return the role that a name's words suggest, apart from neutral ones; None without one, or with other words."""
+    """Return the role that the words of a name suggest. Neutral words are ignored.
+
+    Return None if no word suggests a role, or if there are other words.
+    """
     words = [word for word in map(str.lower, _WORD.findall(name)) if not _NEUTRAL.fullmatch(word)]
     if not words or not all(_INPUT.fullmatch(word) or _ANSWER.fullmatch(word) for word in words):
         return None
@@ -152,7 +157,10 @@ def _role_of(name: str) -> _Role | None:
 
 
 def _split_name(path: str) -> tuple[str, bool]:
-    """Return a path without its extension and words for a role, and whether one of these words means an answer."""
+    """Return a path without its extension and without words for a role.
+
+    Also return whether one of these words means a mask or label.
+    """
     folder, slash, name = path.rpartition("/")
     stem, dot, suffix = name.rpartition(".")
     if stem.isdigit() and suffix.isalnum():  # The names of most files.
@@ -164,7 +172,10 @@ def _split_name(path: str) -> tuple[str, bool]:
 
 
 def _find_pairs(firsts: Iterable[str], seconds: Iterable[str], depth: int, fewest: int) -> list[tuple[str, str]]:
-    """Return pairs of files with the same name in two class folders; empty if many files have no counterpart."""
+    """Return pairs of files with the same name in two class folders.
+
+    Return an empty list if many files have no counterpart.
+    """
     by_name: list[dict[str, str]] = [{}, {}]
     for known, paths in zip(by_name, (firsts, seconds), strict=True):
         for path in paths:
@@ -188,12 +199,14 @@ def _are_picture_and_mask(read: Callable[[str], bytes], picture: str, mask: str)
 
 
 def _refuse(inputs: str, answers: str, pairs: Sequence[tuple[str, str]], kind: str, location: str) -> None:
-    """Raise InputError because the folder `answers` belongs to the folder `inputs`."""
+    """Raise InputError because the folder `answers` contains the masks or labels of the folder `inputs`."""
     if kind == IMAGE:
         images = f"the images in {inputs!r}" if inputs else "images"
         reason = f"it contains masks or annotations of {images}. {NOT_SUPPORTED}"
     else:
-        reason = f"it contains the answers for the texts in {inputs!r}. Expected a folder of texts for each class."
+        reason = (
+            f"it contains the expected outputs for the texts in {inputs!r}. Expected a folder of texts for each class."
+        )
     example = f" For example, {pairs[0][1]!r} belongs to {pairs[0][0]!r}." if pairs else ""
     raise InputError(
         f"The folder {answers!r} in {location} is not a class: {reason}{example} If it is a class, list all "

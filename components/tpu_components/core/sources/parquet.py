@@ -1,4 +1,7 @@
-"""Parquet files of image files or texts, as Hugging Face and BigQuery write them, and data sets of the hub."""
+"""Parquet files of image files or texts, and data sets of the Hugging Face hub.
+
+The files have the form in which Hugging Face and BigQuery write them.
+"""
 
 import contextlib
 import dataclasses
@@ -27,9 +30,9 @@ from tpu_components.core.sources.spans import LaterSpans, Spans, copy_contents
 from tpu_components.core.work.workers import in_threads
 
 _EMBED = (
-    "Write the bytes of the files into the table, with Hugging Face `datasets`: "
-    "`dataset.with_format('arrow').map(datasets.table.embed_table_storage, batched=True)`. Or list paths and labels in "
-    "a CSV file, and use csv:FILE."
+    "Write the bytes of the image files into the table, with Hugging Face `datasets`: "
+    "`dataset.with_format('arrow').map(datasets.table.embed_table_storage, batched=True)`. Or list paths and labels "
+    "in a CSV file, and use csv:FILE."
 )
 _MOST_ROWS_AT_ONCE = 1024
 _WITHHELD = -1  # Class index that Hugging Face `datasets` writes for an example without a label.
@@ -37,9 +40,9 @@ _VALUE_BYTES = 64  # Least memory for a value with its key, however few bits it 
 
 
 def _unpack(files: Sequence[Container], column: str) -> Spans:
-    """Copy the images of Parquet files to a temporary file, which is removed together with the spans.
+    """Copy the images of Parquet files to a temporary file. It is removed together with the spans.
 
-    Parquet compresses rows in groups, and records are written in another order. Without the copy, a group would be
+    Parquet compresses rows in groups, but records are written in a different order. Without the copy, a group would be
     decompressed for nearly every image.
     """
     contents = itertools.chain.from_iterable(_column_of(file, column) for file in files)
@@ -68,10 +71,11 @@ def _column_of(file: Container, column: str) -> Iterator[bytes]:
 
 
 def _values_of(file: Container, column: str) -> Iterator[Any]:
-    """Yield the values of a column, some rows at a time.
+    """Yield the values of a column, a few rows at a time.
 
-    Parquet stores a repeated value once, so neither the header nor the file size limits the size of a column. Therefore
-    sizes are counted while reading, and few rows are read at a time if each may contain the largest value.
+    Parquet stores a repeated value only once, so neither the header nor the file size limits the size of a column.
+    Therefore, sizes are counted while reading. Only a few rows are read at a time if each may contain the largest
+    value.
 
     Raises:
         InputError: If the file is damaged, or unpacks to more than `require_plausible` allows.
@@ -93,11 +97,14 @@ def _values_of(file: Container, column: str) -> Iterator[Any]:
             yield from (value.as_py() for value in values)
             del batch, values  # Frees them before the next ones are read.
         if count != table.metadata.num_rows:
-            raise ValueError(f"{count:,} rows instead of the {table.metadata.num_rows:,} in its footer")
+            raise ValueError(f"{count:,} rows, although its footer says {table.metadata.num_rows:,}")
 
 
 def _decoded(values: Any) -> Any:
-    """Return plain values for a categorical column, which would store all categories in every batch."""
+    """Return plain values for a categorical column.
+
+    Otherwise, every batch would store all categories.
+    """
     import pyarrow.types as types
 
     return values.dictionary_decode() if types.is_dictionary(values.type) else values
@@ -106,8 +113,8 @@ def _decoded(values: Any) -> Any:
 def _groups_of(table: Any, column: str) -> Iterator[tuple[int, int, bool]]:
     """Yield (uncompressed bytes, number of the column's values, whether values may repeat) of every row group.
 
-    If values repeat, they may take more memory than the bytes of the group. Headers of columns are read only for
-    lists, because some damaged ones crash the process in pyarrow 26.
+    If values repeat, they may take more memory than the bytes of the group. Headers of columns are read only for lists,
+    because some damaged headers crash the process in pyarrow 26.
     """
     leaves = [(i, table.schema.column(i)) for i in range(len(table.schema))]
     own = [(i, leaf) for i, leaf in leaves if leaf.path.partition(".")[0] == column]
@@ -125,14 +132,14 @@ def _groups_of(table: Any, column: str) -> Iterator[tuple[int, int, bool]]:
 
 @contextlib.contextmanager
 def _opened(file: Container) -> Iterator[Any]:
-    """Open a Parquet file; raises InputError if it is damaged."""
+    """Open a Parquet file. Raise InputError if it is damaged."""
     import pyarrow
     import pyarrow.parquet
 
     # pyarrow raises OSError for damaged pages, ValueError for texts that are not UTF-8 and dates beyond Python's.
     errors = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
     with (
-        reading(file.path, "a whole Parquet file", "Write it again.", *errors),
+        reading(file.path, "a complete Parquet file", "Write the file again.", *errors),
         storage.open_file(file.path) as content,
         pyarrow.parquet.ParquetFile(content) as table,
     ):
@@ -140,9 +147,9 @@ def _opened(file: Container) -> Iterator[Any]:
 
 
 def list_parquet(location: Location, params: WriteParams, labelled: bool) -> Listing:
-    """List the rows of Parquet files; texts are kept in memory.
+    """List the rows of Parquet files. Texts are kept in memory.
 
-    Images without an id are read once, to identify them by their content.
+    Images without an ID are read once, to identify them by their content.
     """
     files = list_containers(location, (".parquet",))
     return _list_tables(files, splits_of(files, location, params.split_files) if labelled else None, params, labelled)
@@ -152,8 +159,8 @@ class HubDataSet(NamedTuple):
     """A data set of the Hugging Face hub.
 
     Attributes:
-        name: Its name, `OWNER/NAME`.
-        config: Its configuration; empty for the only or the default one.
+        name: Name of the data set, `OWNER/NAME`.
+        config: Configuration of the data set. Empty for the only or the default configuration.
     """
 
     name: str
@@ -174,7 +181,7 @@ class HubDataSet(NamedTuple):
 def list_hub(location: Location, params: WriteParams, labelled: bool) -> Listing:
     """List the rows of a data set of the Hugging Face hub, `OWNER/NAME` or `OWNER/NAME:CONFIG`.
 
-    The hub keeps every public data set as Parquet too, in files `CONFIG/SPLIT/0000.parquet` of a branch:
+    The hub also stores every public data set as Parquet, in files `CONFIG/SPLIT/0000.parquet` of a branch:
     https://huggingface.co/docs/dataset-viewer/parquet. Splits other than train, validation and test are left out, and
     so are splits whose labels a data set withholds.
 
@@ -201,7 +208,7 @@ def list_hub(location: Location, params: WriteParams, labelled: bool) -> Listing
         known = split_named(split.removeprefix("partial-"))
         if labelled and (not known or _is_unlabelled(of_split, params)):
             reason = "it has no labels" if known else "it is not a training, validation or test split"
-            notes.append(f"the split {split!r} is left out: {reason}")
+            notes.append(f"the split {split!r} is left out, because {reason}")
             continue
         if split.startswith("partial-"):
             notes.append(f"the hub has only a part of the split {split!r} as Parquet")
@@ -229,8 +236,8 @@ def _is_unlabelled(files: Sequence[Container], params: WriteParams) -> bool:
 def _class_names(schema: Any) -> dict[str, list[str]]:
     """Return {column: class names} for columns of class indices, from the metadata of the package `datasets`.
 
-    https://github.com/huggingface/datasets/blob/main/src/datasets/arrow_writer.py, `_build_metadata`; a list of classes
-    has had three forms.
+    https://github.com/huggingface/datasets/blob/main/src/datasets/arrow_writer.py, `_build_metadata`. The form of a
+    list of classes has changed twice.
     """
     try:
         features = decode((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
@@ -246,7 +253,7 @@ def _class_names(schema: Any) -> dict[str, list[str]]:
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:
-    """Return the name of a class index, or of each in a list; None for an unknown index."""
+    """Return the name of a class index, or the names of a list of indices. Return None for an unknown index."""
     if isinstance(value, list):
         return [_named(each, names) for each in value]
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
@@ -259,7 +266,10 @@ def _list_tables(
     labelled: bool,
     notes: Sequence[str] = (),
 ) -> Listing:
-    """List the rows of files; `of_files` has each file's split, or is None; `notes` are messages for the listing."""
+    """List the rows of files.
+
+    `of_files` contains the split of each file, or is None. `notes` are messages for the listing.
+    """
     import pyarrow.types as types
 
     with _opened(files[0]) as table:
@@ -273,16 +283,17 @@ def _list_tables(
     value_kind = kind.value_type if types.is_dictionary(kind) else kind  # Texts of pandas may be categorical.
     if not any(fit(value_kind) for fit in (of_texts if is_text else of_images)):
         raise InputError(
-            f"Cannot use the column {column!r} of {files[0].path}: expected {'strings' if is_text else 'the bytes of '}"
-            f"{'' if is_text else 'image files'}, received {kind}. Name another one in data.columns."
-            f"{'' if is_text or not _has_paths(kind) else f' Are these paths? {_EMBED}'}"
+            f"Cannot use the column {column!r} of {files[0].path}: expected "
+            f"{'strings' if is_text else 'the bytes of '}{'' if is_text else 'image files'}, received {kind}. Name "
+            "another column in "
+            f"data.columns.{'' if is_text or not _has_paths(kind) else f' If the column contains paths: {_EMBED}'}"
         )
     by_file = list(in_threads(functools.partial(_read_columns, names=chosen.wanted), files[0].path, files))
     counts = [count for count, _ in by_file]
     values = {name: [value for _, columns in by_file for value in columns[name]] for name in chosen.wanted}
     keys = tuple(f"{file.name}[{i}]" for file, count in zip(files, counts, strict=True) for i in range(count))
     if not keys:
-        raise InputError(f"Found no rows in {params.source}: expected one for each example. Check the path.")
+        raise InputError(f"Found no rows in {params.source}: expected one row for each example. Check the path.")
     order = params.class_names
     for name, classes_of in _class_names(schema).items():
         # If `class_names` are numbers, the labels stay numbers.
@@ -340,16 +351,16 @@ def _has_paths(kind: Any) -> bool:
 
 
 def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str, list[Any]]]:
-    """Return the number of rows in a file, and {name: values} of some columns.
+    """Return the number of rows in a file, and {name: values} of given columns.
 
     Raises:
-        InputError: If the file is damaged, or lacks columns that the first file has.
+        InputError: If the file is damaged, or lacks columns of the first file.
     """
     with _opened(file) as table:
         if missing := [name for name in names if name not in by_nfc(table.schema_arrow.names)]:
             raise InputError(
-                f"Missing columns in {file.path}: {quoted(missing)}. Expected the columns of the first file. Correct "
-                "this file."
+                f"Missing columns in {file.path}: {quoted(missing)}. Expected the same columns as in the first file. "
+                "Correct this file."
             )
         num_rows = table.metadata.num_rows
     require_plausible(file.path, file.num_bytes, num_rows * _VALUE_BYTES)

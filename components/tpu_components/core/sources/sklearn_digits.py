@@ -1,4 +1,4 @@
-"""The handwritten digits that scikit-learn bundles; this package bundles the same file.
+"""The handwritten digits that scikit-learn bundles. This package bundles the same file.
 
 Importing scikit-learn would take half the time of a cached run.
 

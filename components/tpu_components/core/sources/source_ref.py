@@ -9,10 +9,12 @@ from tpu_components.core.files.location import Location
 
 @dataclasses.dataclass(frozen=True)
 class SourceRef:
-    """Kind and place of a source such as `csv:gs://bucket/list.csv`; `str()` returns the text it was parsed from.
+    """Kind and place of a source, such as `csv:gs://bucket/list.csv`.
+
+    `str()` returns the text from which it was parsed.
 
     Attributes:
-        kind: Name of the kind, which may not exist; empty if the text has no kind before a colon.
+        kind: Name of the kind. It need not exist. Empty if the text has no kind before a colon.
         place: Path, URI or pattern of the data, or the name of a library's data set; may be empty.
     """
 
@@ -21,7 +23,9 @@ class SourceRef:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a source. The colon in the URI of an object store, or after a slash, does not end a kind.
+        """Parse a source.
+
+        The colon in the URI of an object store, or after a slash, does not end a kind.
 
         Example:
             >>> SourceRef.parse("csv:gs://bucket/list.csv")

@@ -1,4 +1,7 @@
-"""Examples within large files: archives, tables and TFRecords are read in place, each example by its offset."""
+"""Examples within large files: archives, tables and TFRecords.
+
+The files are read in place, each example by its offset.
+"""
 
 import contextlib
 import dataclasses
@@ -25,7 +28,7 @@ class Span(NamedTuple):
     is_copy: bool = False
 
     def read(self) -> bytes:
-        """Return the content.
+        """Return the content of the example.
 
         Raises:
             InputError: If the file no longer exists.
@@ -53,7 +56,7 @@ class Spans:
 
     @classmethod
     def collect(cls, spans: Sequence[Span]) -> Self:
-        """Convert spans to arrays; `paths` has the files in the order of first use."""
+        """Convert spans to arrays. `paths` has the files in the order of first use."""
         paths = tuple(dict.fromkeys(span.path for span in spans))
         places = {path: place for place, path in enumerate(paths)}
         rows = np.array([(places[path], offset, size) for path, offset, size, _ in spans], np.int64).reshape(-1, 3)
@@ -100,7 +103,7 @@ class LaterSpans:
         return self._find()
 
     def take(self, places: np.ndarray) -> "LaterSpans":
-        """Return the spans at the indices `places`, int[count], in their order, computed at the first request too."""
+        """Return the spans at the indices `places`, int[count], in their order. The first call computes all spans."""
         num_bytes = self.num_bytes * len(places) // max(self._count, 1)
         return LaterSpans(self.paths, num_bytes, len(places), functools.partial(self._take, places))
 
@@ -115,11 +118,11 @@ class LaterSpans:
 
 
 def copy_contents(contents: Iterable[bytes], num_bytes: int) -> Spans:
-    """Copy the contents of examples to a temporary file, which is removed when the spans are garbage-collected.
+    """Copy the contents of examples to a temporary file. It is removed when the spans are garbage-collected.
 
     Args:
         contents: The content of each example, in order.
-        num_bytes: Estimated total size, in bytes; often a lower bound, because the source files are compressed.
+        num_bytes: Estimated total size, in bytes. It is often a lower bound, because the source files are compressed.
 
     Raises:
         InputError: If the disk is full.

@@ -29,12 +29,12 @@ WEIGHTS = "Weights must be finite numbers of at least 0"
 
 
 class Targets(NamedTuple):
-    """Targets of examples.
+    """Targets of examples, with class names and unusable examples.
 
     Attributes:
-        labels: The targets as they are stored; see the module's docstring. Values of missing targets are arbitrary.
+        labels: The targets in their stored form; see the module's docstring. Values of missing targets are arbitrary.
         class_names: The classes; for a regression, the names of the targets.
-        unusable: Examples without a usable target, as {index: reason}; they are quarantined.
+        unusable: Examples without a usable target, as {index: reason}. They are quarantined.
     """
 
     labels: np.ndarray
@@ -46,8 +46,8 @@ def index_labels(names: Sequence[str | None], class_names: Sequence[str], where:
     """Convert labels to indices of classes, int32[num_examples].
 
     Args:
-        names: The label of every example; `class_name` and `missing_labels` define the class that it names.
-        class_names: The classes in order; empty for all that occur, sorted.
+        names: The label of every example. `class_name` and `missing_labels` define the class of a label.
+        class_names: The classes in order. Empty means all classes that occur, sorted.
         where: Name of each example in messages.
 
     Raises:
@@ -78,8 +78,8 @@ def split_labels(
     """Convert several labels per example to 0 and 1, uint8[num_examples, num_classes].
 
     Args:
-        cells: The labels of every example: a list, or a text such as `cat|dog`. An empty list or text means that the
-            example has no labels; None or `nan` means that its labels are missing.
+        cells: The labels of every example: a list, or a text such as `cat|dog`. An empty list or text means that no
+            label applies to the example. None or `nan` means that its labels are missing.
         class_names: See `index_labels`.
         where: See `index_labels`.
 
@@ -92,7 +92,7 @@ def split_labels(
     if not class_names and not any(SEPARATOR in cell for cell in texts) and (joined := find_joined(texts)):
         raise InputError(
             f"Expected {SEPARATOR!r} between the labels in a cell, received {joined!r}. Write {SEPARATOR!r} between "
-            "them, or, if this is one label, list all classes in data.class_names."
+            "the labels. If this is one label, list all classes in data.class_names."
         )
     missing = missing_labels(class_names) - {""}
     # Many examples share few cells, so read each cell once.
@@ -113,7 +113,7 @@ def split_labels(
 
 
 def _names_in(cell: str | tuple[str, ...] | None, missing: Container[str]) -> list[str] | None:
-    """Return the distinct class names in a cell; None if its labels are missing."""
+    """Return the distinct class names in a cell, or None if its labels are missing."""
     if cell is None or (isinstance(cell, str) and cell.strip() in missing):
         return None
     parts = cell.split(SEPARATOR) if isinstance(cell, str) else cell
@@ -121,11 +121,11 @@ def _names_in(cell: str | tuple[str, ...] | None, missing: Container[str]) -> li
 
 
 def find_joined(cells: Iterable[str]) -> str | None:
-    """Return a cell that seems to contain several labels without `|` between them; None if there is none.
+    """Return a cell that seems to contain several labels without `|` between them, or None if there is none.
 
     A comma or semicolon separates labels, and brackets around a cell enclose a list. A space, slash, `&` or `+` may be
-    part of a name, as in `polar bear`. It separates labels if the cells have fewer different parts than there are
-    different cells, or if each part of the cells with a separator occurs in another cell too.
+    part of a name, as in `polar bear`. It separates labels if there are fewer different parts than different cells, or
+    if each part of the cells with a separator also occurs in another cell.
 
     Example:
         >>> find_joined(["cat dog", "dog", "cat"]), find_joined(["polar bear", "black cat", "cat"])
@@ -148,7 +148,7 @@ def find_joined(cells: Iterable[str]) -> str | None:
 
 
 def check_hot(array: np.ndarray, num_examples: int, source: str) -> np.ndarray:
-    """Check an array of booleans or of 0 and 1, and return it as uint8[num_examples, num_classes].
+    """Check an array of booleans or of 0 and 1. Return it as uint8[num_examples, num_classes].
 
     Raises:
         InputError: If the array has other values or another shape.
@@ -156,8 +156,10 @@ def check_hot(array: np.ndarray, num_examples: int, source: str) -> np.ndarray:
     fits = array.ndim == 2 and len(array) == num_examples and array.shape[1] and array.dtype.kind in "biuf"
     if not fits or not np.isin(array, (0, 1)).all():
         raise InputError(
-            f"Cannot use the labels in {source}: expected uint8 or bool [{num_examples}, classes] of 0 and 1, one "
-            f"column per class, received {array.dtype}{list(array.shape)}"
+            (
+                f"Cannot use the labels in {source}: expected uint8 or bool [{num_examples}, classes] of 0 and 1, "
+                f"with one column per class, received {array.dtype}{list(array.shape)}"
+            )
             + (f" between {array.min()} and {array.max()}." if fits else ".")
         )
     return array.astype(np.uint8)
@@ -181,14 +183,14 @@ def parse_numbers(
             except (TypeError, ValueError) as error:
                 if cell is not None and not (isinstance(cell, str) and cell.strip() in MISSING):
                     raise InputError(
-                        f"Cannot use {where[i]}: expected a number in {name!r}, received {cell!r}. Correct it."
+                        f"Cannot use {where[i]}: expected a number in {name!r}, received {cell!r}. Correct this value."
                     ) from error
                 numbers[i] = np.nan
     return read_numbers(values, names, where, what)
 
 
 def read_numbers(values: np.ndarray, names: Sequence[str], where: Sequence[str], what: str = TARGETS) -> Targets:
-    """Check numbers, float64[num_examples, num_targets], and return them as float32.
+    """Check numbers, float64[num_examples, num_targets]. Return them as float32.
 
     Examples with a NaN are in `unusable`.
 
@@ -202,8 +204,8 @@ def read_numbers(values: np.ndarray, names: Sequence[str], where: Sequence[str],
     if len(bad):
         row, column = bad[0].tolist()
         raise InputError(
-            f"{what}. Received: {values[row, column]} in {names[column]!r} at {where[row]}, the first of "
-            f"{len(bad)}. Correct or remove these examples."
+            f"{what}. Received: {values[row, column]} in {names[column]!r} at {where[row]}, which is the first of "
+            f"{len(bad)} such values. Correct or remove these examples."
         )
     unusable = {
         row: " and ".join(f"{names[column]!r} is missing" for column in np.flatnonzero(is_missing[row]).tolist())
@@ -221,7 +223,7 @@ def check_variation(values: np.ndarray, names: Sequence[str]) -> None:
     for name, column in zip(names, values.T, strict=True):
         if not np.ptp(column):
             raise InputError(
-                f"The target {name!r} is {column[0]:g} in all {len(column)} training examples: there is nothing to "
+                f"The target {name!r} is {column[0]:g} in all {len(column)} training examples, so there is nothing to "
                 "learn. Remove it from data.target_columns, or add examples with other values."
             )
 
@@ -238,7 +240,7 @@ def _first(flags: Iterable[bool]) -> int:
 
 
 def _classes(occurring: set[str], class_names: Sequence[str], example: Callable[[set[str]], str]) -> tuple[str, ...]:
-    """Return the classes: `class_names`, or if it is empty, all names that occur, sorted.
+    """Return the classes: `class_names` or, if it is empty, all names that occur, sorted.
 
     Raises:
         InputError: If a name that occurs is not in `class_names`, or if `class_names` is empty and all names are

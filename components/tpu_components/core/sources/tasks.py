@@ -1,4 +1,4 @@
-"""Examples for workers, as arguments or as a file of several tasks, so that workers need not list the source."""
+"""Examples for workers, as arguments or as a file of several tasks. So workers need not list the source."""
 
 import dataclasses
 import io
@@ -22,16 +22,17 @@ _NUMBERS = ("hashes", "weights")
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Some examples of a listing, with everything that a worker needs to read them.
+    """Some examples of a listing, with all data that a worker needs to read them.
 
     Attributes:
         root: Folder that keys are relative to.
         keys: Keys of the examples.
-        contents: Contents of the examples: bytes, elements of an array, or a `Span` of a larger file each; None if each
-            key is the path of a file below `root`.
-        values: Value of each example to store with its content: the label, or for predictions the columns to copy.
+        contents: Contents of the examples: each is bytes, an element of an array, or a `Span` of a larger file. None if
+            each key is the path of a file below `root`.
+        values: Value of each example that is stored with its content: the label or, for predictions, the columns to
+            copy.
         hashes: Results of `identify` for the contents, uint64[count], if the source has computed them; otherwise None.
-        weights: Weights of the examples, float32[count]; None without weights.
+        weights: Weights of the examples, float32[count], or None without weights.
     """
 
     root: str
@@ -69,7 +70,7 @@ class Selection:
 
 
 def pack_tasks(key: str, examples: Selection, counts: Mapping[int, int]) -> bytes:
-    """Return the examples of several parts as the bytes of a file, which `load_tasks` reads.
+    """Return the examples of several parts as the bytes of a file that `load_tasks` reads.
 
     For contents in files that other machines can read, the bytes contain paths and byte ranges. Contents in memory, or
     in files that were unpacked on this machine, are copied.
@@ -108,7 +109,7 @@ def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Selection]]:
     Raises:
         InputError: If the file is missing or damaged, or was written with another `key`.
     """
-    with reading(uri, "tasks that the step has written whole", "Remove it, and run the step again."):
+    with reading(uri, "complete tasks that the step has written", "Remove the file, and run the step again."):
         arrays = read_arrays(uri, storage.read_bytes(uri))
         told = typed_json.decode(arrays["told"].tobytes())
         root = str(told["root"])

@@ -1,4 +1,7 @@
-"""TFRecords of other programs, with images or texts, read in place by the names of the features."""
+"""TFRecords of other programs, with images or texts.
+
+They are read in place, by the names of the features.
+"""
 
 import dataclasses
 import functools
@@ -50,11 +53,11 @@ _CLASSES_SUFFIX = ".labels.txt"  # TensorFlow Datasets writes the class names be
 _SIZES = (("height", "rows"), ("width", "cols"), ("channels", "depth"))
 _RAW_KINDS = {1: "P5", 3: "P6"}  # Netpbm's formats, by the number of channels.
 _LEAST_PIXELS = 64  # Fewer bytes are unlikely to be pixels.
-_RAW_NOTE = "{!r} contains raw pixels: they are read row by row, with the channels of each pixel together"
+_RAW_NOTE = "{!r} contains raw pixels. They are read row by row, with the channels of each pixel together"
 
 
 class _Row(NamedTuple):
-    """A record.
+    """A record of a TFRecord file.
 
     Attributes:
         span: Byte range of the image or text.
@@ -70,7 +73,10 @@ class _Row(NamedTuple):
 
 
 def list_tfrecords(location: Location, params: WriteParams, labelled: bool) -> Listing:
-    """List the records of files; every record is read once, to check it and to find the image or text in it."""
+    """List the records of files.
+
+    Every record is read once, to check it and to find its image or text.
+    """
     files = _list_files(location)
     first = _first_record(files[0])
     are_stored = labelled and not params.rewrite
@@ -208,7 +214,7 @@ def _frames(file: Container) -> Iterator[tuple[bytes, int]]:
 
 
 def _is_raw(first: Mapping[str, list[Any]], name: str, path: str) -> bool:
-    """Return whether the images are raw pixels instead of image files, judged by the first record.
+    """Return whether the images are raw pixels instead of image files. The first record decides.
 
     Raises:
         InputError: If the feature contains numbers, a serialized tensor, or raw pixels without their height and width.
@@ -233,7 +239,7 @@ def _is_raw(first: Mapping[str, list[Any]], name: str, path: str) -> bool:
     if received:
         raise InputError(
             f"Cannot use the feature {name!r} of {path}: expected the bytes of an image file, received {received}. "
-            "Store encoded files (tf.io.encode_png), or the bytes of uint8 pixels with 1 or 3 channels, with the "
+            "Store encoded files (tf.io.encode_png), or the bytes of uint8 pixels with 1 or 3 channels and the "
             "features height, width and channels."
         )
     return False
@@ -248,7 +254,7 @@ def _is_image(content: bytes) -> bool:
 
 
 def _raw_size(fields: Mapping[str, list[Any]]) -> tuple[int, int, int]:
-    """Return the height, width and channels of raw pixels from other features; 0 for each that is missing."""
+    """Return the height, width and channels of raw pixels from other features. A missing value is 0."""
     height, width, channels = (_stored_size(fields, names) for names in _SIZES)
     return height, width, channels
 
@@ -260,7 +266,9 @@ def _stored_size(fields: Mapping[str, list[Any]], usual: Sequence[str]) -> int:
 
 
 def _raw_header(fields: Mapping[str, list[Any]], content: bytes) -> bytes:
-    """Return a PGM or PPM header that makes `content` an image file; empty if it does not match the stored size.
+    """Return a PGM or PPM header that makes `content` an image file.
+
+    Return an empty result if the content does not match the stored size.
 
     TensorFlow's converters of MNIST and CIFAR-10 wrote raw pixels and the features `height`, `width` and `depth`.
     """
@@ -274,7 +282,7 @@ def _raw_header(fields: Mapping[str, list[Any]], content: bytes) -> bytes:
 
 
 def _unpack(rows: Sequence[_Row]) -> Spans:
-    """Copy raw pixels as PGM or PPM images, or contents of compressed files, to a file that later steps can read."""
+    """Copy contents to a temporary file that all later steps can read: raw pixels become PGM or PPM images."""
 
     def contents() -> Iterator[bytes]:
         for path, of_file in itertools.groupby(rows, key=lambda row: row.span.path):

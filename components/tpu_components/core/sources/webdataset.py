@@ -1,4 +1,6 @@
-"""Tar archives of images in WebDataset's format, read in place without unpacking.
+"""Tar archives of images in WebDataset's format.
+
+They are read in place, without unpacking.
 
 https://github.com/webdataset/webdataset: files of one example follow each other and share a name up to the first dot.
 """
@@ -41,8 +43,8 @@ class _Example:
 
     Attributes:
         name: Path of the image in the archive.
-        span: Place of its content.
-        label: Label from the label file: bytes or a JSON value; None if there is no label.
+        span: Byte range of its content.
+        label: Label from the label file: bytes or a JSON value, or None if there is no label.
         kept: Values to store with its prediction.
     """
 
@@ -55,8 +57,8 @@ class _Example:
 def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> Listing:
     """List the images of tar archives.
 
-    A label is in a `.cls`, `.txt` or `.json` file with the image's name. If no image has such a file, the name of its
-    folder is its label.
+    The label of an image is in a `.cls`, `.txt` or `.json` file with the image's name. If no image has such a file, the
+    label of an image is the name of its folder.
     """
     archives = list_containers(location, (".tar",))
     read = functools.partial(_read_archive, params=params)
@@ -66,7 +68,9 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
     notes = [f"left out {len(masks):,} masks, such as {min(masks)!r}. {NOT_SUPPORTED}"] if masks else []
     examples = [example for examples in by_archive for example in examples]
     if not examples:
-        raise InputError(f"Found no images in {location}: expected archives with files such as NAME.jpg. Check them.")
+        raise InputError(
+            f"Found no images in {location}: expected archives with files such as NAME.jpg. Check the archives."
+        )
     counts = Counter(example.name for example in examples)
     repeated = len(counts) < len(examples)
     keys = tuple(
@@ -76,7 +80,9 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
     )
     if len(set(keys)) < len(keys):
         twice = [key for key, count in Counter(keys).items() if count > 1]
-        raise InputError(f"Repeated names in an archive: {quoted(twice)}. Expected each name once. Create it again.")
+        raise InputError(
+            f"Repeated names in an archive: {quoted(twice)}. Expected each name once. Create the archive again."
+        )
     targets = Targets(*without_labels(len(keys)), {})
     reasons: list[Mapping[int, str]] = []
     if labelled:
@@ -89,8 +95,8 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
         reasons.append(targets.unusable)
     if len(targets.unusable) == len(keys):
         raise InputError(
-            f"Images without a label in {location}: {quoted(keys)} ({targets.unusable[0]}). Expected NAME.cls or "
-            "NAME.json beside NAME.jpg, or a folder for each class."
+            f"Images without a label in {location}: {quoted(keys)} ({targets.unusable[0]}). Expected a file NAME.cls "
+            "or NAME.json for each NAME.jpg, or a folder for each class."
         )
     kept = [] if labelled else [n for n in ("id", *params.slice_columns) if any(n in each.kept for each in examples)]
     weights = None
@@ -119,10 +125,10 @@ def list_webdataset(location: Location, params: WriteParams, labelled: bool) -> 
 
 
 def _find_masks(examples: Sequence[_Example], labelled: bool) -> set[str]:
-    """Return the names of images that are masks of others.
+    """Return the names of images that are masks of other images.
 
-    An image with its own label file is an example, such as `1_mask.jpg` among photos of people with and without masks.
-    If labels are not read, this image gets a prediction too.
+    An image with a label file is an example, such as `1_mask.jpg` among photos of people with and without masks. If
+    labels are not read, such an image also gets a prediction.
     """
     masks = set(find_masks([example.name for example in examples]))
     if not masks:
@@ -142,10 +148,10 @@ def _stem_of(name: str) -> str:
 
 
 def _check_folders(examples: Sequence[_Example], location: str) -> None:
-    """Check that the folders in the archives are classes, and not pictures and their masks or annotations.
+    """Check that the folders in the archives are classes, and not images and their masks or annotations.
 
     Raises:
-        InputError: If they are not.
+        InputError: If the folders are not classes.
     """
     # Classes may be at different depths, so each comes first.
     spans: dict[str, dict[str, Span]] = {}
@@ -167,7 +173,7 @@ def _check_folders(examples: Sequence[_Example], location: str) -> None:
 
 
 def _folder_of(example: _Example) -> str | None:
-    """Return the name of the image's folder in the archive; None without a folder."""
+    """Return the name of the image's folder in the archive, or None without a folder."""
     return example.name.rpartition("/")[0].rpartition("/")[2] or None
 
 
@@ -175,7 +181,7 @@ def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]
     """Yield the images of an archive.
 
     Raises:
-        InputError: If the archive is damaged, compressed or not tar, or a file name in it is not UTF-8.
+        InputError: If the archive is damaged, compressed or not a tar archive, or a file name in it is not UTF-8.
     """
     group = _Group("", archive.path, params)
     try:
@@ -200,12 +206,13 @@ def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]
         raise
     except UnicodeEncodeError as error:
         raise InputError(
-            f"A file name in {archive.path} is not UTF-8: {error.object!r}. Rename the file, and create it again."
+            f"A file name in {archive.path} is not UTF-8: {error.object!r}. Rename the file, and create the archive "
+            "again."
         ) from error
     except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:  # Odd sizes in headers.
         raise InputError(
             f"Cannot read {archive.path}: expected a complete tar archive that is not compressed, received {error}. "
-            "Create it again, or decompress it with gunzip."
+            "Create the archive again, or decompress it with gunzip."
         ) from error
     yield from group.examples()
 
@@ -222,7 +229,7 @@ class _Group:
         self._kept: dict[str, Any] = {}
 
     def add(self, member: tarfile.TarInfo, suffix: str, members: tarfile.TarFile) -> None:
-        """Add a file; files that are neither images nor labels are ignored."""
+        """Add a file. Files that are neither images nor labels are ignored."""
         if has_image_suffix(member.name):
             name = member.name.removeprefix("./")
             self._images.append((name, Span(self._path, member.offset_data, member.size)))

@@ -1,4 +1,4 @@
-"""Image files for the paths of a table, some of which do not exist exactly as written."""
+"""Image files for the paths of a table. Some of the files do not exist exactly as written."""
 
 import contextlib
 import itertools
@@ -21,14 +21,14 @@ _SHOWN = 3
 
 
 def find_files(root: Location, keys: Names, folder: str) -> tuple[Names, Files, list[str]]:
-    r"""Find image files by the paths in a table.
+    """Find image files by the paths in a table.
 
-    If a path does not exist, these variants are tried; a variant is used if it matches exactly one existing file:
+    If a path does not exist, these variants are tried. A variant is used if it matches exactly one existing file:
 
     - with slashes in place of backslashes,
     - with codes such as `%20` decoded,
     - with a file name that differs only in case,
-    - with an image extension added, if it has none.
+    - with an image extension added, if the path has no extension.
 
     Args:
         root: Folder of the files.
@@ -36,8 +36,8 @@ def find_files(root: Location, keys: Names, folder: str) -> tuple[Names, Files, 
         folder: Folder of the table, which is searched for the nearest files if `root` has no images.
 
     Returns:
-        The paths, with matching variants in place of those that do not exist; the files; and notes on replaced paths
-        and on missing files that are similar to an existing one.
+        The paths, with matching variants in place of paths that do not exist; the files; and notes on replaced paths
+        and on missing files that are similar to an existing file.
     """
     files = Files.collect(storage.stat_files(root, keys))
     missing = [keys[place] for place in np.flatnonzero(files.are_missing).tolist()]
@@ -48,8 +48,8 @@ def find_files(root: Location, keys: Names, folder: str) -> tuple[Names, Files, 
     if others:
         path, existing = next(iter(others.items()))
         notes.append(
-            f"{len(others):,} of {len(keys):,} paths do not exist as written: for example, {path!r} is read as "
-            f"{existing!r}"
+            f"{len(others):,} of {len(keys):,} paths do not exist as written. For example, {existing!r} is read for "
+            f"{path!r}"
         )
         keys = Names.collect(others.get(key, key) for key in keys)
         files = Files.collect(storage.stat_files(root, keys))
@@ -77,7 +77,10 @@ def _find_others(root: Location, names: Sequence[str]) -> dict[str, str]:
 
 
 def _readings(root: Location, name: str) -> Iterator[str]:
-    """Yield a path and its variants below `root`: with slashes for backslashes, and with `%20` and the like decoded."""
+    """Yield a path and its variants below `root`.
+
+    The variants have slashes for backslashes, and codes such as `%20` decoded.
+    """
     slashed = name.replace("\\", "/")
     for reading in dict.fromkeys((name, slashed, unquote(name), unquote(slashed))):
         with contextlib.suppress(InputError):
@@ -102,7 +105,10 @@ class _Folder:
                 self._by_stem[PurePosixPath(name).stem.casefold()].append(name)
 
     def find(self, name: str) -> list[str]:
-        """Return the file with a name; otherwise, files whose names differ in case, or images that add an extension."""
+        """Return the file with a name.
+
+        If there is none, return files whose names differ only in case, or images that add an extension.
+        """
         if name in self._names:
             return [name]
         key = name.casefold()
@@ -110,7 +116,10 @@ class _Folder:
 
 
 def _nearest_files(root: str, folder: str, names: Sequence[str]) -> dict[str, str]:
-    """Return {path that does not exist: an existing image with the same name, or else the most similar path}."""
+    """Return {path that does not exist: the nearest existing image}.
+
+    The nearest image has the same name. If there is none, it has the most similar path.
+    """
     known: list[str] = []
     for place in (root, folder):
         with contextlib.suppress(InputError):

@@ -1,4 +1,4 @@
-"""Resume state: a folder with finished pieces of work, local or in a bucket, from which a later process continues.
+"""Resume state: a folder with finished pieces of work, local or in a bucket. A later process continues from it.
 
 ROOT/begun.json       digest of everything that the pieces depend on
 ROOT/whole/NAME       a piece
@@ -24,7 +24,7 @@ from tpu_components.core.files.location import Location
 from tpu_components.core.work.workers import in_threads
 
 _DIGEST_FILE = "begun.json"
-_GIVEN_UP = "the data changed while they were read"
+_GIVEN_UP = "the data changed while they were being read"
 
 
 class Piece(NamedTuple):
@@ -50,9 +50,11 @@ class ResumeState:
         return self._digest() == digest
 
     def begin(self, digest: str) -> Self:
-        """Create the folder, or continue with an existing one: pieces that a killed run has finished are kept.
+        """Create the folder, or continue with an existing folder. Return this object.
 
-        Pieces of other work in a local folder are removed. This object is returned.
+        Pieces that a killed run has finished are kept.
+
+        Pieces of other work in a local folder are removed.
 
         Raises:
             InputError: If the folder is in a bucket and belongs to other work.
@@ -62,7 +64,7 @@ class ResumeState:
             if not is_same and self._digest():
                 raise InputError(
                     f"Cannot write to {self.root}: expected an empty folder, or unfinished work with the same data, "
-                    "parameters and code, received other work. Choose another folder, or remove this one."
+                    "parameters and code, received other work. Choose another folder, or remove this folder."
                 )
         else:
             storage.require_writable(Path(self.root))
@@ -97,7 +99,7 @@ class ResumeState:
         return True
 
     def finish(self, name: str, content: bytes, note: Mapping[str, Any]) -> None:
-        """Write a piece and then its note, which marks it as finished. Each file is written atomically."""
+        """Write a piece, then the note that marks the piece as finished. Each file is written atomically."""
         facts = {"num_bytes": len(content), "crc32c": _crc32c(content)}
         storage.write_file(f"{self.root}/whole/{name}", content)
         told = json.dumps({**note, "file": {**note.get("file", {}), **facts}}, ensure_ascii=False)
@@ -123,8 +125,8 @@ class ResumeState:
         expected = note["file"].get("crc32c")
         if (received := _crc32c(content)) != expected:
             raise InputError(
-                f"{uri} is damaged: expected checksum {expected}, received {received}. Remove it, and run its range "
-                "again."
+                f"{uri} is damaged: expected checksum {expected}, received {received}. Remove the file, and run its "
+                "range again."
             )
         return Piece(uri, content, note)
 
@@ -133,7 +135,7 @@ class ResumeState:
         return f"{self.root}/tasks/{number:05d}.npz"
 
     def hand_over(self, numbers: Iterable[int], pack: Callable[[int], bytes]) -> None:
-        """Write the missing input files for tasks; `pack` returns the content for a task's number."""
+        """Write the missing input files for tasks. `pack` returns the content for the number of a task."""
         there = storage.names_in(f"{self.root}/tasks")
         missing = [number for number in numbers if f"{number:05d}.npz" not in there]
         for _ in in_threads(storage.write_file, self.root, map(self.task, missing), map(pack, missing)):
@@ -148,7 +150,10 @@ class ResumeState:
 
 @contextlib.contextmanager
 def giving_up(*folders: ResumeState) -> Iterator[None]:
-    """Prevent a later attempt from reusing finished pieces if the block, which checks their data, raises InputError."""
+    """Prevent a later attempt from reusing finished pieces if the block raises InputError.
+
+    The block checks the data of the pieces.
+    """
     try:
         yield
     except InputError:
@@ -158,7 +163,9 @@ def giving_up(*folders: ResumeState) -> Iterator[None]:
 
 
 def range_of(number: int, num_ranges: int, num_pieces: int) -> range:
-    """Return the numbers of the pieces in range `number`, one of `num_ranges` of nearly equal size.
+    """Return the numbers of the pieces in range `number`.
+
+    There are `num_ranges` ranges of nearly equal size.
 
     Raises:
         InputError: If `number` is not from 0 to `num_ranges - 1`.
@@ -175,22 +182,23 @@ def gather(
     num_ranges: int = 0,
     fields: Mapping[str, Any] | None = None,
 ) -> Iterator[Piece]:
-    """Yield the named pieces, in the order of their names, from several folders.
+    """Yield the named pieces from several folders, in the order of their names.
 
     Args:
         folders: Folders that commands or workers have written, in any order.
         digest: Digest of the work.
         names: Names of the pieces.
-        num_ranges: Number of ranges that the names were divided into, for messages; 0 if unknown.
+        num_ranges: Number of ranges that the names were divided into, for messages, or 0 if unknown.
         fields: Types of the fields of the notes; see `ResumeState.read`.
 
     Raises:
-        InputError: If a folder belongs to other work or a piece is missing; during the iteration, if one is damaged.
+        InputError: If a folder belongs to other work or a piece is missing. During the iteration: if a piece is
+            damaged.
     """
     if others := [folder.root for folder in folders if not folder.holds(digest)]:
         raise InputError(
             f"Cannot combine {others[0]} with the other folders: expected work with the same data, parameters and "
-            "code, received other work or nothing. Run its range again."
+            "code, received other work or nothing. Run the range of this folder again."
         )
     finished = in_threads(ResumeState.finished, folders[0].root, folders)
     held = {name: folder for folder, there in zip(folders, finished, strict=True) for name in there}
@@ -199,7 +207,8 @@ def gather(
         without = f" without pieces of range {', '.join(map(str, ranges))}" if num_ranges else ""
         raise InputError(
             f"{len(missing):,} of {len(names):,} pieces are missing, the first is {names[missing[0]]}: expected the "
-            f"folders of all ranges, received {len(folders)}{without}. Run the missing ranges, and pass all folders."
+            f"folders of all ranges, received {len(folders)} folders{without}. Run the missing ranges, and pass all "
+            "folders."
         )
     return in_threads(lambda name: held[name].read(name, fields), folders[0].root, names)
 

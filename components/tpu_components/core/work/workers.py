@@ -20,8 +20,8 @@ def in_processes(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]],
 
     Args:
         function: Function to call.
-        calls: Arguments of each call; the iterator is advanced when a worker is free.
-        num_workers: Number of processes; 1 computes in this process.
+        calls: Arguments of each call. The iterator is advanced when a worker is free.
+        num_workers: Number of processes. With 1, the function is called in this process.
     """
     from joblib import Parallel, delayed
 
@@ -47,7 +47,9 @@ def in_processes(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]],
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
-    """Call a function in a new process and return its result; the process prints nothing and ends after the call.
+    """Call a function in a new process and return its result.
+
+    The process prints nothing and ends after the call.
 
     Args:
         function: Function of a module.
@@ -65,10 +67,10 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, seconds: flo
         try:
             return pool.submit(_call, function, arguments).result(seconds)
         except TimeoutError as error:
-            raise RuntimeError(f"it did not finish within {seconds:g} s") from error
+            raise RuntimeError(f"the call did not finish within {seconds:g} s") from error
         except BrokenExecutor as error:
             code = str(error).partition("exit codes of the workers are ")[2].partition("\n")[0]
-            raise RuntimeError(f"its process ended without a result, with {code or error}") from error
+            raise RuntimeError(f"the process of the call ended without a result, with {code or error}") from error
         finally:
             pool.shutdown(kill_workers=True)
 
@@ -90,8 +92,8 @@ def _call(function: Callable[..., Any], arguments: Iterable[Any]) -> Any:
 
 
 def in_threads(function: Callable[..., Any], place: str, *arguments: Iterable[Any]) -> Iterator[Any]:
-    """Yield results like `map`; if `place` is in a bucket, threads prefetch a limited number of them.
+    """Yield results like `map`. If `place` is in a bucket, threads prefetch a limited number of results.
 
-    Threads hide the latency of a bucket; on a local disk they would not be faster.
+    Threads hide the latency of a bucket. On a local disk, they would not be faster.
     """
     yield from (object_stores.in_threads if Location(place).is_remote else map)(function, *arguments)

@@ -1,1 +1,1 @@
-"""Writes records with several commands or with Apache Beam; the bytes are those that one machine writes."""
+"""Writes records with several commands or with Apache Beam, in the same bytes as a single machine."""

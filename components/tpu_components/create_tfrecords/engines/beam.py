@@ -1,6 +1,6 @@
-"""Writes records with a pipeline of Apache Beam on any runner; each worker writes some ranges of the parts.
+"""Writes records with a pipeline of Apache Beam on any runner. Each worker writes some ranges of the parts.
 
-TEMP/JOB   tasks and finished parts, see `resume_state`; only the step's own process lists the source
+TEMP/JOB   tasks and finished parts (see `resume_state`). Only the process of the step lists the source.
 """
 
 import importlib.util
@@ -34,18 +34,18 @@ _PYTHON_VARIABLE = "TPU_PIPELINES_BEAM_PYTHON"
 
 
 def write_with_beam(params: WriteParams, directory: Path, data_version: str = "") -> WriteResult:
-    """Write the same records as `write_records`, with the workers of a Beam runner.
+    """Write the same records as `write_records` with the workers of a Beam runner.
 
-    If Beam is not installed, another Python runs this function: the one that TPU_PIPELINES_BEAM_PYTHON names, or the
-    environment that `make beam-env` has created next to this one.
+    If Beam is not installed, another Python interpreter runs this function: the one that TPU_PIPELINES_BEAM_PYTHON
+    names, or the one in the environment that `make beam-env` created next to this environment.
 
     Args:
         params: Source to read, how to divide it, and the runner's options.
-        directory: Folder to write; appears whole or not at all.
+        directory: Folder to write. It is written completely or not at all.
         data_version: See `write_records`.
 
     Raises:
-        InputError: If Apache Beam is not installed, its options are wrong, or as in `write_records`.
+        InputError: If Apache Beam is not installed, its options are wrong, or in the cases that `write_records` lists.
         PlatformError: If the runner's job fails.
     """
     if importlib.util.find_spec("apache_beam") is None and (python := _python_with_beam()):
@@ -78,13 +78,13 @@ def write_with_beam(params: WriteParams, directory: Path, data_version: str = ""
 
 
 def _python_with_beam() -> str:
-    """Return the path of the Python interpreter of an environment with Beam; empty if there is none."""
+    """Return the path of the Python interpreter of an environment with Beam, or an empty string if there is none."""
     usual = Path(sys.prefix).parent / ".beam" / "bin" / "python"
     return os.environ.get(_PYTHON_VARIABLE, "") or (str(usual) if usual.is_file() else "")
 
 
 def _write_by(python: str, params: WriteParams, directory: Path, data_version: str) -> WriteResult:
-    """Run `write_with_beam` as a command of another Python; SIGTERM is passed on to the command.
+    """Run `write_with_beam` as a command of another Python interpreter. SIGTERM is passed on to the command.
 
     Raises:
         InputError: If the command reports a mistake of the user, or cannot be started.
@@ -106,8 +106,8 @@ def _write_by(python: str, params: WriteParams, directory: Path, data_version: s
         )
     except OSError as error:
         raise InputError(
-            f"Cannot run {python}, which {_PYTHON_VARIABLE} names: {error.strerror}. Run `make beam-env`, and set the "
-            "variable to .beam/bin/python."
+            f"Cannot run {python}, the value of {_PYTHON_VARIABLE}: {error.strerror}. Run `make beam-env`, and set "
+            "the variable to .beam/bin/python."
         ) from error
     reason = ""
     with process:
@@ -128,16 +128,16 @@ def _write_by(python: str, params: WriteParams, directory: Path, data_version: s
     if code == BAD_INPUT:
         raise InputError(reason)
     if code:
-        raise PlatformError(reason or f"{python} ended with exit code {code}. Its output says why.")
+        raise PlatformError(reason or f"{python} ended with exit code {code}. See its output above for the reason.")
     return WriteResult(**json.loads(result))
 
 
 def write_range(number: int, encoder: Any, key: str, place: str) -> int:
-    """Write the missing parts of a range, on a worker; returns the number of parts in the range.
+    """Write the missing parts of a range on a worker. Return the number of parts in the range.
 
     Args:
         number: Number of the range.
-        encoder: Encoder of the examples; `Any`, since Beam checks the types of arguments.
+        encoder: Encoder of the examples. Its type is `Any`, because Beam checks the types of arguments.
         key: Digest of everything that the content of the parts depends on.
         place: Folder of the job, TEMP/JOB.
 

@@ -1,7 +1,9 @@
-"""Writes records with several commands: one plans, each of several writes a range of the parts, and one merges them.
+"""Writes records with several commands.
+
+One command plans, several commands write a range of the parts each, and one command merges the parts.
 
 PLAN/plan.json           digest of everything that the parts depend on, and the number of ranges
-PLAN/words.npz           for texts: counts of their words, which are read once, before any part is written
+PLAN/words.npz           for texts: counts of their words. The words are read once, before any part is written
 PARTS/whole/000007.npz   a part; PARTS is a folder of finished pieces, see `resume_state`
 
 PLAN and PARTS are local or mounted folders, or folders in buckets.
@@ -44,7 +46,7 @@ class PartsPlan(JsonFile, name=_PLAN_FILE, what="a plan of parts", step="plan_pa
 
     Attributes:
         key: Digest of the data, the parameters and the code that the parts depend on.
-        num_ranges: Number of ranges; one command writes each.
+        num_ranges: Number of ranges. One command writes each range.
         num_parts: Number of parts in all ranges.
     """
 
@@ -63,12 +65,12 @@ class PartsPlan(JsonFile, name=_PLAN_FILE, what="a plan of parts", step="plan_pa
 
 @dataclasses.dataclass(frozen=True)
 class RangeResult:
-    """A range of parts that has been written.
+    """A range of parts that a command has written.
 
     Attributes:
         first: Index of the first part of the range among all parts.
         num_parts: Number of parts in the range.
-        num_kept: Number of these that existed already and were not damaged.
+        num_kept: Number of these parts that existed already and were not damaged.
     """
 
     first: int
@@ -80,8 +82,8 @@ def plan_parts(params: WriteParams, directory: str, data_version: str = "") -> P
     """Plan the parts of a data set: list the source, assign splits, and count the words of texts.
 
     Args:
-        params: Source to read, and how to divide it; `engine_tasks` is the number of ranges.
-        directory: Folder to write; appears whole or not at all. In a bucket, the plan is written last.
+        params: Source to read, and how to divide it. `engine_tasks` is the number of ranges.
+        directory: Folder to write. It is written completely or not at all. In a bucket, the plan is written last.
         data_version: See `write_records`.
 
     Raises:
@@ -98,7 +100,10 @@ def plan_parts(params: WriteParams, directory: str, data_version: str = "") -> P
 
 
 def prepare_parts(params: WriteParams, data_version: str = "") -> tuple[PartsPlan, Prepared]:
-    """Plan the parts of a data set like `plan_parts`, but write nothing; returns the plan and the prepared data set."""
+    """Plan the parts of a data set like `plan_parts`, but write nothing.
+
+    Return the plan and the prepared data set.
+    """
     plan = plan_dataset(params, data_version=data_version)
     prepared = prepare(plan)
     planned = PartsPlan(_key(plan), params.engine_tasks, len(prepared.cut(params.engine_tasks)))
@@ -107,13 +112,13 @@ def prepare_parts(params: WriteParams, data_version: str = "") -> tuple[PartsPla
 
 
 def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int) -> RangeResult:
-    """Write one range of the planned parts; existing parts are kept.
+    """Write one range of the planned parts. Existing parts are kept.
 
     Args:
         params: Parameters that `plan_parts` was called with.
         plan_dir: Folder that `plan_parts` wrote.
-        directory: Folder to write the parts to. Each range needs its own local folder; a folder in a bucket may be
-            shared.
+        directory: Folder to write the parts to. Each range needs a separate local folder. Ranges may share a folder in
+            a bucket.
         number: Number of the range, from 0.
 
     Raises:
@@ -140,22 +145,22 @@ def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int)
 
 
 def merge_parts(params: WriteParams, plan_dir: str, folders: Sequence[str], directory: Path) -> WriteResult:
-    """Merge the parts of all ranges into records; the bytes are those that one machine writes.
+    """Merge the parts of all ranges into records. The bytes are the same as if one machine writes the records.
 
     Args:
         params: Parameters that `plan_parts` and `write_parts` were called with.
         plan_dir: Folder that `plan_parts` wrote.
         folders: Folders that `write_parts` wrote, in any order.
-        directory: Folder to write; appears whole or not at all.
+        directory: Folder to write. It is written completely or not at all.
 
     Raises:
-        InputError: If a part is missing or belongs to another data set; see also `write_records`.
+        InputError: If a part is missing or belongs to another data set, or in the cases that `write_records` lists.
     """
     return merge(*_prepare_again(params, plan_dir), folders, directory)
 
 
 def merge(planned: PartsPlan, prepared: Prepared, folders: Sequence[str], directory: Path) -> WriteResult:
-    """Merge parts like `merge_parts`, for a caller that has listed and prepared the data set already."""
+    """Merge parts like `merge_parts`, for a caller that has already listed and prepared the data set."""
     tasks = prepared.cut(planned.num_ranges)
 
     def read_parts() -> Written:
@@ -195,8 +200,8 @@ def _prepare_again(params: WriteParams, plan_dir: str) -> tuple[PartsPlan, Prepa
         plan = plan_dataset(params)
         if (key := _key(plan)) != planned.key:
             raise InputError(
-                f"The data, the parameters or the code have changed since {plan_dir} was written: expected "
-                f"{planned.key[:12]}, received {key[:12]}. Plan again, and write all parts again."
+                f"The data, the parameters or the code have changed since {plan_dir} was written: expected digest "
+                f"{planned.key[:12]}, received {key[:12]}. Run plan again, then write all parts again."
             )
         words = here / _WORDS_FILE
         return planned, prepare(plan, _load_survey(words) if words.is_file() else None)

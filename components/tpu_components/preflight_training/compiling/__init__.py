@@ -1,1 +1,1 @@
-"""Runs the TPU compiler, without a TPU, in a process of its own, and reads costs from the compiled programs."""
+"""Runs the TPU compiler in a separate process, without a TPU, and reads costs from the compiled programs."""

@@ -21,10 +21,10 @@ _MAY_NOT = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 
 
 def recall(path: Path, kind: Any) -> Any:
-    """Return the cached value of a path; None if it is missing or ignored.
+    """Return the cached value of a path, or None if it is missing or ignored.
 
     Args:
-        path: The file; its name is the key.
+        path: The file. Its name is the key.
         kind: Type of the value; see `typed_values.read`.
     """
     try:
@@ -36,7 +36,10 @@ def recall(path: Path, kind: Any) -> Any:
 
 
 def keep(path: Path, content: Mapping[str, Any]) -> None:
-    """Cache JSON in a file, in a folder that is private to this user. Does nothing if the folder cannot be created."""
+    """Cache JSON in a file, in a folder that is private to this user.
+
+    If the folder cannot be created, nothing is cached.
+    """
     try:
         _write_own(path, content)
     except OSError as error:  # For example in a pod, whose user has no home.
@@ -54,7 +57,7 @@ def _write_own(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def user_id() -> int:
-    """Return the user ID of this process; 0 on Windows, where all files have the user ID 0."""
+    """Return the user ID of this process. It is 0 on Windows, where all files have the user ID 0."""
     return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
@@ -74,5 +77,5 @@ def _read_own(path: Path) -> bytes:
         status = os.fstat(descriptor)
         others_may_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != user_id() or others_may_write:
-            raise ValueError("a file that somebody else may have written")
+            raise ValueError("a file that another user may have written")
         return file.read(_MAX_BYTES)

@@ -1,7 +1,9 @@
-"""The TPU compiler in a process of its own: builds the training step on abstract shapes, lowers and compiles it.
+"""The TPU compiler in a separate process.
 
-The process may die: an internal error of the compiler aborts it, and a compilation can take gigabytes. `sandbox` starts
-the process, sends it one `Compilation` after another, and receives each `Outcome` through a pipe.
+It builds the training step on abstract shapes, and lowers and compiles it.
+
+The process may die, because an internal error of the compiler aborts it, and a compilation can take gigabytes of
+memory. `sandbox` starts the process, sends one `Compilation` after another, and receives each `Outcome` through a pipe.
 """
 
 import ast
@@ -47,7 +49,7 @@ from tpu_components.preflight_training.compiling.stablehlo import (
 
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-    """One program to compile: the step of a training on a machine.
+    """One program to compile: the training step of a model on a machine.
 
     Attributes:
         training: Model and hyper-parameters, with the backend and the Keras dtype policy to compile for.
@@ -117,7 +119,7 @@ def _build(compilation: Compilation) -> tuple[Any, int]:
 
 
 def _without_values(make: Callable[[], Any]) -> Any:
-    """Call a function that creates variables, so that these have shapes but no values and take no memory."""
+    """Call a function that creates variables. The variables get shapes but no values, so they take no memory."""
     made: list[Any] = []
 
     def run() -> tuple[()]:
@@ -135,7 +137,10 @@ _objections: dict[str, str] = {}  # By training: an objection is the same for ev
 
 
 def _objection(compilation: Compilation) -> str:
-    """Return the reason for which train_model would refuse a model that compiles; empty if there is none."""
+    """Return the reason why train_model would reject a model that compiles.
+
+    Return an empty string if there is no reason.
+    """
     from keras.src.utils import module_utils
 
     # Otherwise Keras imports TensorFlow, which takes 3 s, to check whether a part of the model is one of TensorFlow's.
@@ -160,12 +165,14 @@ def _lower_jax(model: Any, compilation: Compilation) -> Any:
 
 
 def trace_program(model: Any, compilation: Compilation, devices: Sequence[Any], accelerator: str) -> Any:
-    """Trace the program that training runs on the JAX backend, data-parallel over devices: a `jax.stages.Traced`.
+    """Trace the program that training runs on the JAX backend, data-parallel over devices.
+
+    Return a `jax.stages.Traced`.
 
     Args:
-        model: Model after `compile_model`; its variables may be abstract.
-        compilation: Training, batch size, and whether the training split is in the devices' memory.
-        devices: Devices of one kind; they may be abstract.
+        model: Model after `compile_model`. Its variables may be abstract.
+        compilation: Parameters of training, batch size, and whether the training split is in the devices' memory.
+        devices: Devices of one kind. They may be abstract.
         accelerator: Kind of the devices.
     """
     import numpy as np
@@ -178,7 +185,7 @@ def trace_program(model: Any, compilation: Compilation, devices: Sequence[Any], 
 
 
 def _lower_tensorflow(model: Any, compilation: Compilation) -> Any:
-    """Lower the step of one replica, which does not sum the gradients over replicas."""
+    """Lower the step of one replica. This step does not sum the gradients over replicas."""
     from jax.extend.mlir import hlo_to_stablehlo, ir
 
     @tf.function(jit_compile=True)
@@ -212,7 +219,7 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
     """Compile one step, or return the cached outcome of the same program, slice and compiler.
 
     Raises:
-        InputError: If the model does not exist or does not fit its parameters or the data.
+        InputError: If the model does not exist, or does not accept its parameters or the data.
     """
     layers: list[str] = []
     start = time.monotonic()
@@ -271,7 +278,8 @@ def _count_parameters(model: Any) -> int:
 def _least_memory(model: Any, compilation: Compilation) -> Outcome:
     """Return a lower bound of the memory on a GPU: weights, optimizer state and a batch, without activations.
 
-    The compiler for GPUs needs a GPU. On the JAX backend, tracing the step finds mistakes of the model.
+    Nothing is compiled, because the compiler for GPUs needs a GPU. On the JAX backend, the step is traced, which finds
+    mistakes in the model.
     """
     if compilation.training.backend == "jax":
         alone = dataclasses.replace(compilation, machine=dataclasses.replace(compilation.machine, devices=1))
@@ -289,12 +297,12 @@ _HOST_CALLS = ("py_function", "numpy_function", "py_func")
 
 
 class _Failure:
-    """Error of a compilation: why it failed, and the layer and the line of the model's code that it comes from.
+    """Error of a compilation: its reason, and the layer and the line of the model's code that caused it.
 
     Args:
         error: The error.
         model: Name of the model.
-        layers: Names of the model's layers; empty if it was not built.
+        layers: Names of the model's layers. Empty if the model was not built.
     """
 
     def __init__(self, error: BaseException, model: str, layers: Sequence[str]) -> None:
@@ -322,18 +330,21 @@ class _Failure:
             name, place = host_call
             layer = layer if place == source else ""
             source = place
-            reason = f"tf.{name} runs Python on the host, which a TPU program cannot call; write it with keras.ops"
+            reason = f"tf.{name} runs Python on the host, which a TPU program cannot call. Write it with keras.ops"
         elif not source and (operation := self._operation()) and (called := self._called((operation,))):
             source = called[1]
         return Outcome(verdict_of(self._text), reason, layer, source, seconds, peak_bytes=needed_bytes(self._text))
 
     def _frames(self) -> Iterator[tuple[types.FrameType, int]]:
-        """Yield the frames that the errors passed through, from the outermost, each with its line."""
+        """Yield the frames through which the errors passed, from the outermost, each with its line."""
         for error in self._chain:
             yield from traceback.walk_tb(error.__traceback__)
 
     def _operation(self) -> str:
-        """Return the outermost operation of keras.ops in the traceback, such as `nonzero`; empty if there is none."""
+        """Return the outermost operation of keras.ops in the traceback, such as `nonzero`.
+
+        Return an empty string if there is no such operation.
+        """
         for frame, _ in self._frames():
             itself = frame.f_locals.get("self")
             code = frame.f_code
@@ -344,7 +355,10 @@ class _Failure:
         return ""
 
     def _called(self, names: Sequence[str]) -> tuple[str, str] | None:
-        """Return name and `file:line` of the first call of one of these functions; None if the model calls none."""
+        """Return name and `file:line` of the first call of one of these functions.
+
+        Return None if the model calls none of them.
+        """
         for path in source_files(self._model):
             for node in ast.walk(ast.parse(path.read_bytes())):
                 called = node.func if isinstance(node, ast.Call) else None
@@ -355,7 +369,10 @@ class _Failure:
 
     @functools.cached_property
     def _place(self) -> tuple[str, str]:
-        """Innermost layer and the line of the model's code in the traceback or the text; empty if unknown."""
+        """Innermost layer, and line of the model's code, in the traceback or the text of the error.
+
+        They are empty if unknown.
+        """
         own = {str(path.resolve()) for path in source_files(self._model)}
         layer = source = ""
         # TensorFlow's errors list the lines that made the operation; its paths lack the first slash.

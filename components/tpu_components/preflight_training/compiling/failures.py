@@ -41,18 +41,20 @@ def needed_bytes(text: str) -> int:
 
 
 def explain(chain: Sequence[BaseException], text: str, operation: Callable[[], str] = str) -> str:
-    """Return why a compilation failed, in one or two sentences; in the compiler's words if they are readable.
+    """Return why a compilation failed, in one or two sentences.
+
+    The compiler's words are used if they are readable.
 
     Args:
         chain: The error and its causes.
         text: Their messages.
-        operation: Returns the name of the operation of `keras.ops` that failed; empty if there is none.
+        operation: Returns the name of the operation of `keras.ops` that failed. Empty if there is none.
     """
     for error in filter(is_data_dependent, chain):
         name = operation()
         return (
-            "a shape or a branch depends on the data, and a TPU program is fixed when it is compiled: "
-            + (f"ops.{name} asks for values. " if name else "")
+            "a shape or a branch depends on the data, but a TPU program is fixed when it is compiled: "
+            + (f"ops.{name} needs the values of an array. " if name else "")
             + first_sentence(error)
         )
     for pattern in _UNSUPPORTED:

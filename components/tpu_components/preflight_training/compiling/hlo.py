@@ -1,4 +1,6 @@
-"""Cost of a compiled TPU program by layer: cycles, arithmetic and memory traffic of operations, and collectives.
+"""Cost of a compiled TPU program by layer.
+
+The cost consists of cycles, arithmetic and memory traffic of operations, and collectives.
 
 It is read from the text of `jax.stages.Compiled.as_text()`: scheduled HLO with the compiler's estimate of the cycles of
 each fusion, which no API of XLA gives by operation. Format: https://openxla.org/xla/operation_semantics.
@@ -44,7 +46,7 @@ UNNAMED = "operations without a name"
 
 
 class Kind(enum.StrEnum):
-    """Kind of an operation, by which its time is computed."""
+    """Kind of an operation. It determines how the operation's time is computed."""
 
     PRODUCT = "products"
     CONVOLUTION = "convolutions"
@@ -62,7 +64,7 @@ VMEM = 1
 
 
 def _space(layout: str) -> int:
-    """Return the number of the memory that a layout such as `1,0:T(8,128)S(1)` names; HBM if it names none."""
+    """Return the number of the memory in a layout such as `1,0:T(8,128)S(1)`. Without a number, return HBM."""
     named = re.search(r"S\((\d+)\)", layout)
     return int(named[1]) if named else HBM
 
@@ -74,7 +76,7 @@ class Array:
     Attributes:
         kind: Type of its elements, such as `bf16`.
         dims: Dimensions.
-        space: Number of its memory: `HBM`, `VMEM`, or another one on the chip, such as 3 for CMEM on v4.
+        space: Number of its memory: `HBM`, `VMEM`, or another memory on the chip, such as 3 for CMEM on v4.
     """
 
     kind: str
@@ -88,7 +90,7 @@ class Array:
 
     @property
     def num_bytes(self) -> int:
-        """Size, without the padding of its layout."""
+        """Size in bytes, without the padding of the layout."""
         return _BYTES[self.kind] * math.prod(self.dims)
 
 
@@ -109,7 +111,7 @@ class Instruction:
 
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
-        """Arrays of the shape; a tuple has several."""
+        """Arrays of the shape. A tuple has several arrays."""
         arrays = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^}]*)\})?", self.shape)
         return tuple(
             Array(kind, tuple(int(d) for d in dims.split(",") if d), _space(layout))
@@ -123,7 +125,7 @@ class Instruction:
         return sum(array.num_bytes for array in self.arrays)
 
     def attribute(self, pattern: str) -> str:
-        """Return the first group of a pattern in the attributes; empty if the pattern does not match."""
+        """Return the first group of a pattern in the attributes, or an empty string if the pattern does not match."""
         match = re.search(pattern, self.attributes)
         return match[1] if match else ""
 
@@ -150,12 +152,12 @@ class MatrixProduct:
 
     Attributes:
         rows: The batch, or the dimension that takes its place in a gradient.
-        contraction: The dimension that is summed over, on one side of the matrix unit.
+        contraction: Size of the dimension that is summed over, on one side of the matrix unit.
         columns: The output features, on the other side of the matrix unit.
-        flops: Operations of one run; a multiplication and an addition count as two.
+        flops: Operations of one run. A multiplication and an addition count as two.
         is_forward: Whether the product belongs to the forward pass.
         times: Number of times that it runs in a step.
-        groups: Number of feature groups; each output feature depends only on the input features of its group.
+        groups: Number of feature groups. Each output feature depends only on the input features of its group.
     """
 
     rows: int
@@ -178,15 +180,15 @@ class MatrixProduct:
 
 @dataclasses.dataclass(frozen=True)
 class OperationCost:
-    """The cost of operations that are alike, in one step on one device.
+    """The cost of similar operations in one step on one device.
 
     Attributes:
-        kind: What they do.
-        cycles: The compiler's estimate of one run; 0 if it gives none, as for a kernel.
+        kind: Kind of the operations.
+        cycles: The compiler's estimate of one run, or 0 if there is none, as for a kernel.
         flops: Operations of the matrix products in one run.
         num_bytes: Bytes that one run moves from and to the device's main memory.
         times: Number of runs in a step.
-        filled: Share of the matrix units' tiles that a kernel's products fill; 1 for all other operations.
+        filled: Share of the matrix units' tiles that a kernel's products fill, or 1 for all other operations.
         rows: Rows that one run adds, one by one, to an array in main memory, as in an embedding's gradient.
     """
 
@@ -200,7 +202,7 @@ class OperationCost:
 
     @property
     def is_guessed(self) -> bool:
-        """Whether its time follows from its bytes and rows alone."""
+        """Whether the operations' time is computed only from their bytes and rows."""
         return not self.cycles and not self.flops
 
 
@@ -209,7 +211,7 @@ class LayerCost:
     """The cost of a layer's operations in one step on one device, forward and backward.
 
     Attributes:
-        operations: Cost of the operations; equal ones are counted together.
+        operations: Cost of the operations. Equal operations are counted together.
         products: The matrix products, except those of Pallas kernels.
     """
 
@@ -218,7 +220,7 @@ class LayerCost:
 
     @property
     def cycles(self) -> float:
-        """The compiler's estimate of the cycles of all operations for which it gives one."""
+        """The compiler's estimate of the cycles of all operations that have an estimate."""
         return sum(operation.cycles * operation.times for operation in self.operations)
 
 
@@ -228,8 +230,9 @@ class Collective:
 
     Attributes:
         opcode: HLO's operation, such as `all-reduce`.
-        num_bytes: Bytes of the whole array on a device: what an all-gather returns, or a reduce-scatter takes.
-        group: Number of devices that take part together; 0 for all devices of the program.
+        num_bytes: Bytes of the whole array on a device: the result of an all-gather, or the argument of a
+            reduce-scatter.
+        group: Number of devices that take part together, or 0 for all devices of the program.
         times: Number of runs in a step.
     """
 
@@ -246,7 +249,7 @@ class ProgramCost:
     Attributes:
         layers: Costs by layer.
         collectives: The communication.
-        unknown_loops: Number of loops whose trip count is unknown; their operations count once.
+        unknown_loops: Number of loops whose trip count is unknown. Their operations count once.
         host_calls: Operations that call the host in every step.
     """
 
@@ -267,12 +270,12 @@ class ProgramCost:
 
     @property
     def cycles(self) -> float:
-        """The compiler's estimate of the cycles of all operations for which it gives one."""
+        """The compiler's estimate of the cycles of all operations that have an estimate."""
         return sum(layer.cycles for layer in self.layers.values())
 
 
 def parse_hlo(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
-    """Return the computations of a module by name, as instructions by name; and the name of the entry computation."""
+    """Return the computations of a module by name, as instructions by name, and the name of the entry computation."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", ""
     for line in _lines(text):
@@ -288,13 +291,18 @@ def parse_hlo(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield each instruction and each other line of a module; the attributes of a kernel contain line breaks."""
+    """Yield each instruction and each other line of a module.
+
+    An instruction may contain line breaks, because the attributes of a kernel do.
+    """
     for line in re.split(r"\n(?=  |%|ENTRY|\}\s*$|\s*$)", text, flags=re.MULTILINE):
         yield line.replace("\n", " ")
 
 
 def layer_of(op_name: str, layers: Collection[str]) -> str:
-    """Return the innermost layer in an operation's path, `OPTIMIZER`, or `OTHER` for an operation of no layer.
+    """Return the innermost layer in an operation's path.
+
+    Return `OPTIMIZER` for the optimizer, or `OTHER` for an operation that belongs to no layer.
 
     Args:
         op_name: The path.
@@ -359,7 +367,10 @@ def scope_of(op_name: str, levels: int) -> str:
 
 
 def _product(instruction: Instruction, scope: Scope) -> MatrixProduct | None:
-    """Return the matrix product of a `convolution`; every matrix product in a TPU program is one. None if unknown."""
+    """Return the matrix product of a `convolution`, or None if it is unknown.
+
+    Every matrix product in a TPU program is a convolution.
+    """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
     parts = [*map(scope.get, instruction.operands[:2]), instruction]
     shapes = [part.arrays[0].dims for part in parts if part is not None and part.arrays]
@@ -395,7 +406,10 @@ def _product(instruction: Instruction, scope: Scope) -> MatrixProduct | None:
 
 @functools.lru_cache(maxsize=1024)
 def _pairs(size: int, kernel: int, out: int, pad: int, stride: int, dilation: int, kernel_dilation: int) -> int:
-    """Count, along an axis, the pairs of output and kernel tap that read an input, not padding or dilation zeros."""
+    """Count, along an axis, the pairs of output and kernel tap that read an input.
+
+    Pairs that read zeros of padding or dilation do not count.
+    """
     at = np.arange(out) * stride - pad
     count = 0
     for tap in range(kernel):
@@ -413,8 +427,8 @@ class _Program:
     def operations(self, computation: str, times: int = 1) -> Iterator[tuple[Instruction, Scope, int]]:
         """Yield each operation with the computation around it and its number of runs.
 
-        Loops and calls are replaced by their operations, a conditional by those of its longest branch. A loop of
-        unknown length is yielded too, before its operations, which count once.
+        Loops and calls are replaced by their operations. A conditional is replaced by the operations of its longest
+        branch. A loop of unknown length is also yielded, before its operations, which count once.
         """
         scope = self.computations[computation]
         for instruction in scope.values():
@@ -440,7 +454,7 @@ class _Program:
         return instruction.opcode == "call-start" and not any(self.collectives(instruction, scope, 1))
 
     def _branch_weight(self, computation: str) -> tuple[float, float]:
-        """Return the cycles of a branch, and the bytes that it moves, to tell which branch is longer."""
+        """Return the cycles of a branch and the bytes that it moves. The longer branch is chosen by them."""
         costs = [
             (times, self.cost(instruction, scope)[0])
             for instruction, scope, times in self.operations(computation)
@@ -491,7 +505,7 @@ class _Program:
     def _traffic(self, instruction: Instruction, scope: Scope) -> int:
         """Return how many bytes an operation reads from main memory and writes to it.
 
-        Of an array of which it reads or writes a slice, only the slice counts.
+        If the operation reads or writes a slice of an array, only the slice counts.
         """
         operands = [scope.get(name) for name in instruction.operands]
         read = sum(
@@ -504,7 +518,7 @@ class _Program:
         return read + self._written(instruction, scope)
 
     def _read(self, user: Instruction, position: int, whole: int) -> int:
-        """Return how many bytes of its operand at a position an operation reads, of `whole` bytes."""
+        """Return how many of the `whole` bytes of an operand an operation reads."""
         if user.opcode in ("dynamic-slice", "slice", "gather") and position == 0:
             together = max(_WORD_BYTES // _BYTES[user.arrays[0].kind], 1) if user.opcode == "gather" else 1
             return min(whole, together * user.num_bytes)
@@ -516,7 +530,7 @@ class _Program:
         return whole if is_unchanged else num_bytes
 
     def _read_inside(self, fusion: Instruction, position: int, whole: int) -> tuple[int, bool]:
-        """Return how many bytes of an operand a fusion reads, and whether its result has the same values."""
+        """Return how many bytes of an operand a fusion reads, and whether the fusion's result has the same values."""
         inner = self.computations.get(fusion.called("calls")[0], {})
         names = {step.name for step in inner.values() if step.opcode == "parameter" and step.arguments == str(position)}
         total = 0
@@ -553,7 +567,7 @@ class _Program:
         return total
 
     def _source(self, instruction: Instruction, scope: Scope) -> tuple[Instruction, Scope]:
-        """Return the operation that makes a value, inside of fusions, and the computation around it."""
+        """Return the operation that makes a value, also inside of fusions, and the computation around it."""
         while True:
             if instruction.opcode == "bitcast" and instruction.operands and instruction.operands[0] in scope:
                 instruction = scope[instruction.operands[0]]
@@ -577,7 +591,7 @@ class _Program:
                     yield from self.collectives(inner, self.computations[name], times)
 
     def products(self, instruction: Instruction, scope: Scope) -> Iterator[tuple[str, MatrixProduct]]:
-        """Yield name and matrix product of a convolution, or of the convolutions in the computations that it calls."""
+        """Yield name and matrix product of each convolution that an operation is or calls."""
         if instruction.opcode == "convolution" and (product := _product(instruction, scope)):
             yield instruction.op_name, product
         for name in instruction.called("calls"):
@@ -586,7 +600,10 @@ class _Program:
                 yield from self.products(part, inner)
 
     def _trips(self, condition: str) -> int | None:
-        """Return the constant that a loop's counter, which starts at zero, is compared with; None if unknown."""
+        """Return the constant with which a loop's counter is compared, or None if it is unknown.
+
+        The counter starts at zero.
+        """
         scope = self.computations[condition]
         fused = (self.computations[name] for step in scope.values() for name in step.called("calls"))
         steps = [step for body in (scope, *fused) for step in body.values()]
@@ -601,7 +618,9 @@ _CYCLES, _TARGET = r'"estimated_cycles":"(\d+)"', r'custom_call_target="([^"]*)"
 
 
 def _group_size(attributes: str) -> int:
-    """Return the number of devices in each group of a collective; 0, for all devices, if it is not specified.
+    """Return the number of devices in each group of a collective.
+
+    Return 0, for all devices, if the number is not specified.
 
     Example:
         >>> _group_size("replica_groups={{0,1},{2,3}}"), _group_size("replica_groups=[2,4]<=[8]")
@@ -633,7 +652,10 @@ def _calls_host(instruction: Instruction) -> bool:
 
 
 def _takes_time(instruction: Instruction) -> bool:
-    """Return whether an operation takes computation time; transfers and calls of the host do not."""
+    """Return whether an operation takes computation time.
+
+    Transfers and calls of the host do not.
+    """
     opcode = instruction.opcode
     is_free = opcode in _FREE or opcode == "while" or opcode.endswith(("-start", "-done", "-update"))
     if is_free or _is_transfer(instruction) or _calls_host(instruction):
@@ -643,9 +665,12 @@ def _takes_time(instruction: Instruction) -> bool:
 
 
 def read_cost(text: str, name_layer: Callable[[str], str]) -> ProgramCost:
-    """Return the cost of one step. For a program that runs blocks of steps, this is the cost of the loop's body.
+    """Return the cost of one step.
 
-    Operations outside of the loop are left out: they run once per block, which takes a quarter of a second.
+    For a program that runs blocks of steps, this is the cost of the loop's body.
+
+    Operations outside of the loop are left out, because they run only once per block, and a block takes a quarter of a
+    second.
 
     Args:
         text: Scheduled HLO of one device's program.

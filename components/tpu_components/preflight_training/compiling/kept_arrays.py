@@ -1,4 +1,7 @@
-"""Computes how much memory an example of a batch needs at least, from the training step of an uncompiled model."""
+"""Computes the memory that an example of a batch needs at least.
+
+It is computed from the training step of an uncompiled model.
+"""
 
 import contextlib
 import math
@@ -18,13 +21,14 @@ _UNKEPT = ("checkpoint", "pallas_call")
 def least_example_bytes(model: Any, interface: Interface) -> int:
     """Return the bytes that each example of a batch needs at least in a training step on the JAX backend.
 
-    This counts the example's inputs, targets and weight, and the results of the forward pass that the backward pass
-    needs. The compiler recomputes what is cheap, but not products: for each product, it keeps the result or an array
-    computed from it. Of all arrays that JAX keeps for the backward pass, it keeps at least half, because an activation
-    function has its argument and its result among them. The smaller of both is counted.
+    The bytes include the example's inputs, targets and weight, and the results of the forward pass that the backward
+    pass needs. The compiler recomputes cheap results, but not products: for each product, it keeps the result or an
+    array computed from the result. The compiler keeps at least half of the arrays that JAX keeps for the backward pass,
+    because these contain both the argument and the result of an activation function. The smaller of these two numbers
+    is counted.
 
     Args:
-        model: Model after `compile_model`; its variables may be abstract.
+        model: Model after `compile_model`. Its variables may be abstract.
         interface: Input and output of the model.
     """
     batch = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in interface.batch_shapes(_BATCH)]
@@ -35,7 +39,7 @@ def least_example_bytes(model: Any, interface: Interface) -> int:
 
 
 def _kept_bytes(model: Any, batch: Any) -> int:
-    """Return a lower bound of the bytes that a step keeps of the forward pass of a batch."""
+    """Return a lower bound of the bytes that a step keeps from the forward pass of a batch."""
 
     def forward(state: Any, batch: Any) -> Any:
         trainable, untrained, optimizer, metrics = state
@@ -74,7 +78,10 @@ def _inner_jaxprs(equation: Any) -> Iterator[Any]:
 
 
 def _grown_bytes(arrays: Iterable[Any]) -> int:
-    """Return the bytes of the floating-point arrays whose size depends on the batch; masks can be computed again."""
+    """Return the bytes of the floating-point arrays whose size depends on the batch.
+
+    Masks do not count, because they can be computed again.
+    """
     return sum(
         _bytes(array)
         for array in arrays

@@ -1,7 +1,7 @@
 """Arithmetic of hand-written kernels (Pallas), read from the program that a custom call carries.
 
-The compiler gives no cycles for a custom call. Its program is MLIR bytecode of the dialects that Mosaic compiles:
-https://github.com/jax-ml/jax/blob/main/jaxlib/mosaic/dialect/tpu/tpu_ops.td.
+The compiler has no estimate of the cycles of a custom call. The program of a custom call is MLIR bytecode of the
+dialects that Mosaic compiles: https://github.com/jax-ml/jax/blob/main/jaxlib/mosaic/dialect/tpu/tpu_ops.td.
 """
 
 import base64
@@ -21,7 +21,7 @@ class KernelWork(NamedTuple):
 
     Attributes:
         flops: Multiplications and additions.
-        padded: The same with both dimensions of each weight rounded up to multiples of `LANES`.
+        padded: The same operations with both dimensions of each weight rounded up to multiples of `LANES`.
     """
 
     flops: float = 0.0
@@ -34,7 +34,9 @@ class KernelWork(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def kernel_work(body: str) -> KernelWork:
-    """Return the work of a kernel's matrix products; none if it has no product or its program cannot be read.
+    """Return the work of a kernel's matrix products.
+
+    The work is zero if the kernel has no product, or its program cannot be read.
 
     Args:
         body: The kernel's program: MLIR bytecode, encoded in base64.
@@ -56,7 +58,7 @@ def kernel_work(body: str) -> KernelWork:
 
 
 def padding(size: int, tile: int) -> float:
-    """Return how much larger a dimension is when it is rounded up to whole tiles, as a factor.
+    """Return the factor by which a dimension grows when it is rounded up to whole tiles.
 
     Example:
         >>> padding(64, 128), padding(128, 128)
@@ -103,7 +105,7 @@ def _product_work(product: Any) -> KernelWork:
 
 
 def _trips(loop: Any) -> int:
-    """Return the number of a loop's iterations; 1 if a bound is not a constant."""
+    """Return the number of a loop's iterations, or 1 if a bound is not a constant."""
     first, last, step = (_constant(bound) for bound in list(loop.operands)[:3])
     if first is None or last is None or not step:
         return 1
@@ -111,7 +113,10 @@ def _trips(loop: Any) -> int:
 
 
 def _constant(value: Any) -> int | None:
-    """Return a value that is known before the kernel runs, a constant or a sum of constants; None for any other."""
+    """Return a value that is known before the kernel runs: a constant, or a sum of constants.
+
+    Return None for any other value.
+    """
     owner = value.owner
     name = getattr(owner, "name", "")
     if name == "arith.constant":
@@ -123,7 +128,7 @@ def _constant(value: Any) -> int | None:
 
 
 def _depends_on_memory(value: Any) -> bool:
-    """Return whether a value is computed from something that the kernel loads, such as a mask's blocks."""
+    """Return whether a value is computed from something that the kernel loads, such as the blocks of a mask."""
     owner = value.owner
     if getattr(owner, "name", "") == "memref.load":
         return True

@@ -16,23 +16,23 @@ class Outcome:
 
     Attributes:
         verdict: `fits`, `may_fit`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory`, `crashed`.
-        reason: Why the program does not fit or compile; empty if it fits or may fit.
-        layer: Layer that the reason names; empty if none.
-        source: `file:line` in the model's code; empty if unknown.
+        reason: Reason why the program does not fit or compile. Empty if it fits or may fit.
+        layer: Layer in the reason. Empty if there is none.
+        source: `file:line` in the model's code. Empty if unknown.
         compile_seconds: Time of the compilation.
-        peak_bytes: Peak memory use of a device; the memory that is needed, if the program does not fit; a
-            lower bound, if it may fit; 0 if unknown.
-        held_bytes: Memory that training counts when it decides whether data fit beside the program; 0 unless the
-            program fits.
+        peak_bytes: Peak memory use of a device. If the program does not fit, this is the needed memory; if it may fit,
+            a lower bound. 0 if unknown.
+        held_bytes: Memory of the program and its inputs. Training uses it to decide whether data fit in addition. 0
+            unless the program fits.
         fixed_bytes: Part of `peak_bytes` that certainly does not grow with the batch: the model's state, and a resident
-            training split; 0 unless the program fits.
-        example_bytes: Bytes that each example of a batch needs at least; 0 unless the program fits.
-        cost: Cost of the program; None unless it fits.
+            training split. 0 unless the program fits.
+        example_bytes: Bytes that each example of a batch needs at least, or 0 unless the program fits.
+        cost: Cost of the program, or None unless it fits.
         parameters: Number of trainable parameters.
-        objection: Reason for which train_model would refuse a model that fits; empty if there is none.
-        stage: Number of the training stage that was compiled, from 1; 0 for a training without stages.
-        learning_rate: Peak learning rate of training for one replica, from the model's own optimizer if training uses
-            it; 0 if the training step was not compiled.
+        objection: Reason why train_model would reject a model that fits. Empty if there is none.
+        stage: Number of the training stage that was compiled, from 1, or 0 for a training run without stages.
+        learning_rate: Peak learning rate of training for one replica. It comes from the model's optimizer if training
+            uses this optimizer. 0 if the training step was not compiled.
         is_cached: Whether the outcome was taken from the cache.
     """
 

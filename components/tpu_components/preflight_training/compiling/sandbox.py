@@ -1,4 +1,7 @@
-"""Compiles in child processes with limits on time and memory; a child that dies gives an outcome, not an error."""
+"""Compiles in child processes with limits on time and memory.
+
+A child that dies gives an outcome, not an error.
+"""
 
 import contextlib
 import dataclasses
@@ -29,7 +32,10 @@ SAY_EVERY_SECONDS = 30.0
 
 
 def default_cache_dir() -> Path:
-    """Return the folder that caches outcomes: below TPU_PIPELINES_CACHE_DIR, or by default in the user's cache."""
+    """Return the folder that caches outcomes.
+
+    It is below TPU_PIPELINES_CACHE_DIR or, if that is not set, in the user's cache.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     directory = Path(os.environ.get(CACHE_VARIABLE) or f"{home}/tpu-pipelines") / "preflight"
     return directory if compile_cache.is_own(directory) else directory.with_name(f"preflight-{compile_cache.user_id()}")
@@ -43,7 +49,7 @@ def require_compiler(machines: Iterable[Slice], extra: str = "preflight") -> Non
         extra: Extra of this package that the message recommends.
 
     Raises:
-        InputError: If one of them is not installed; the message says what to install.
+        InputError: If one of them is not installed. The message says what to install.
     """
     needed = {"jax", *("libtpu" for machine in machines if not machine.is_gpu)}
     if needed - versions().keys():
@@ -72,15 +78,16 @@ class Program(Protocol):
 
 
 class Sandbox:
-    """Compiles the programs of one training in a child process with limits.
+    """Compiles the programs of one training run in a child process with limits.
 
-    The child imports JAX and Keras, which takes longer than many compilations. It lives until the end of the `with`
-    block, or of `compile_all` if there is no such block. If the child dies, the next compilation starts a new one.
+    The child imports JAX and Keras, which takes longer than many compilations. Therefore, it lives until the end of the
+    `with` block, or of `compile_all` if there is no such block. If the child dies, the next compilation starts a new
+    child.
 
     Args:
         timeout_seconds: Time limit of one compilation; see `Clock`.
         memory_mib: Memory limit of a child, in MiB.
-        cache_dir: Folder that keeps outcomes and compiled programs' figures.
+        cache_dir: Folder in which outcomes and figures of compiled programs are kept.
     """
 
     def __init__(self, timeout_seconds: float, memory_mib: int, cache_dir: Path) -> None:
@@ -100,7 +107,7 @@ class Sandbox:
             self._end_child()
 
     def compile_all(self, programs: Sequence[Program]) -> list[Outcome]:
-        """Compile each program in turn, or take its outcome from the cache without starting a process.
+        """Compile each program in turn. A cached outcome is returned without starting a process.
 
         Only outcomes that say whether a program fits are cached. Other programs are compiled again by the next call.
 
@@ -121,7 +128,7 @@ class Sandbox:
         return outcome
 
     def run_child(self, program: Program) -> Outcome:
-        """Compile in the child process; an outcome that ended the process, or has to end it, ends it."""
+        """Compile in the child process. The child ends if an outcome ends or has to end it."""
         child = self._child = self._child or _Child(program.backend, self.cache_dir)
         try:
             outcome = self._receive(child, program)
@@ -138,7 +145,10 @@ class Sandbox:
         self._child = None
 
     def _receive(self, child: "_Child", program: Program) -> Outcome:
-        """Send a compilation, and return the outcome; if the child sends none, an outcome that says why."""
+        """Send a compilation and return the outcome.
+
+        If the child sends no outcome, return an outcome with the reason.
+        """
         started = reported_at = time.monotonic()
         clock = Clock(Path(f"/proc/{child.pid}/task"))
         child.send(program)
@@ -158,15 +168,15 @@ class Sandbox:
                 progress.say(
                     "preflight_training",
                     f"{program.machine.name}: still compiling after {seconds:,.0f} s, {computed:,.0f} s without "
-                    f"waiting for a CPU. Unusual shapes take minutes, but only once. The limit is "
+                    "waiting for a CPU. Unusual shapes take minutes, but only the first time. The limit is "
                     f"{self.timeout_seconds:,.0f} s",
                 )
             if computed > self.timeout_seconds:
-                reason = f"not compiled after {self.timeout_seconds:,.0f} s; raise preflight.compile_timeout_seconds"
+                reason = f"not compiled after {self.timeout_seconds:,.0f} s. Raise preflight.compile_timeout_seconds"
                 return Outcome(TIMED_OUT, reason, compile_seconds=seconds)
             if _resident_mib(child.pid) > self.memory_mib:
                 reason = (
-                    f"compiling takes more than {self.memory_mib:,} MiB of this machine's memory; raise "
+                    f"compiling takes more than {self.memory_mib:,} MiB of this machine's memory. Raise "
                     "preflight.compile_memory_mib, or compile on a larger machine"
                 )
                 return Outcome(OUT_OF_MEMORY, reason, compile_seconds=seconds)
@@ -177,7 +187,7 @@ class _Child:
 
     Args:
         backend: Keras backend of the programs.
-        cache_dir: Folder that keeps compiled programs' figures.
+        cache_dir: Folder in which figures of compiled programs are kept.
     """
 
     def __init__(self, backend: str, cache_dir: Path) -> None:
@@ -198,14 +208,14 @@ class _Child:
         self.send((cache_dir, os.getpid()))
 
     def send(self, message: Any) -> None:
-        """Send a message; does nothing if the process has ended, which `receive` reports."""
+        """Send a message. If the process has ended, do nothing, because `receive` reports the end."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(pickle.dumps(message))
             self._process.stdin.flush()
 
     def receive(self, seconds: float) -> Any:
-        """Return the next message; None if there is none after some seconds.
+        """Return the next message, or None if there is none after some seconds.
 
         Raises:
             EOFError: If the process has ended.
@@ -234,15 +244,15 @@ class _Child:
 
 
 class Clock:
-    """Measures the time of a process without the time in which a loaded machine gives it no CPU.
+    """Measures the time of a process, without the time in which a loaded machine gives it no CPU.
 
-    While a thread of the process runs or waits for a CPU, the process's CPU time counts, at most the wall time. While
-    all threads sleep, the wall time counts, so that a process that hangs reaches its limit. Without /proc, the wall
-    time counts.
+    While a thread of the process runs or waits for a CPU, the process's CPU time counts, but at most the wall time.
+    While all threads sleep, the wall time counts, so that a process that hangs reaches its limit. If there is no /proc,
+    the wall time always counts.
 
     Args:
         tasks: Folder of the process's threads in /proc.
-        now: Returns the wall time in seconds.
+        now: Function that returns the wall time in seconds.
     """
 
     def __init__(self, tasks: Path, now: Callable[[], float] = time.monotonic) -> None:
@@ -252,7 +262,10 @@ class Clock:
         self._wall, self._cpu = now(), self._sample()[0]
 
     def read(self) -> float:
-        """Return the seconds since the clock was made. Call it often, because it samples the threads' states."""
+        """Return the seconds since the clock was made.
+
+        Call this method often, because it samples the states of the threads.
+        """
         wall, (cpu, is_runnable) = self._now(), self._sample()
         passed = wall - self._wall
         computed = max(cpu - self._cpu, 0.0)

@@ -1,6 +1,9 @@
-"""Checkpoints at step level: one atomic file with every variable, the position in the data and the history.
+"""Checkpoints at step level.
 
-If weights are sharded over several hosts, each host has a further file, and the first file lists these: see `parts`.
+A checkpoint is one atomic file with every variable, the position in the data and the history.
+
+If weights are sharded over several hosts, each host has an additional file, and the first file lists the additional
+files: see `parts`.
 """
 
 import dataclasses
@@ -33,7 +36,7 @@ class TrainingProgress:
         epoch: Finished epochs.
         step: Finished steps of the current epoch.
         seconds: Training time so far.
-        best_epoch: Epoch (from 1) with the lowest validation loss so far, 0 before the first.
+        best_epoch: Epoch (from 1) with the lowest validation loss so far, or 0 before the first epoch.
         best_loss: Loss of `best_epoch`.
         history: Metrics and times of each finished epoch, by name.
         batch_size: Examples per step, of all replicas together.
@@ -58,7 +61,10 @@ class TrainingProgress:
 
 
 def snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
-    """Return a copy of each variable's value, by name; of a variable sharded over hosts, only this host's parts."""
+    """Return a copy of each variable's value, by name.
+
+    If a variable is sharded over hosts, only this host's parts are copied.
+    """
     if keras.backend.backend() != "jax":
         # Convert to a tensor first: NumPy cannot read a variable that is mirrored on several devices.
         tensors = {name: keras.ops.convert_to_tensor(variable) for name, variable in variables.items()}
@@ -75,7 +81,7 @@ def snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _parts_here(value: Any) -> Any:
-    """Return the whole value if this host has it; otherwise the parts that this host has, by their bounds."""
+    """Return the whole value if this host has it, otherwise the parts that this host has, by their bounds."""
     if value.is_fully_addressable or value.is_fully_replicated:
         return value
     return {bounds_of(part.index, value.shape): part.data for part in value.addressable_shards}
@@ -91,9 +97,9 @@ def all_finite(arrays: Mapping[str, Array]) -> bool:
 
 
 class Writer:
-    """Runs write jobs in a background thread, one at a time, so that training does not wait for slow storage.
+    """Runs write jobs in a background thread, one at a time. So training does not wait for slow storage.
 
-    `submit` and `wait` raise the error of the previous job, if it failed.
+    If the previous job failed, `submit` and `wait` raise its error.
     """
 
     def __init__(self) -> None:
@@ -101,19 +107,19 @@ class Writer:
         self._job: Future[None] | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Wait for the previous job, then start this one."""
+        """Wait for the previous job, then start a new job."""
         self.wait()
         self._job = self._pool.submit(job)
 
     def wait(self) -> None:
-        """Wait until the job is done; raises the error of the job."""
+        """Wait until the job is done. If the job failed, raise its error."""
         job = self._job
         self._job = None
         if job is not None:
             job.result()
 
     def close(self) -> None:
-        """Wait for the job and end the thread; ignores the job's error."""
+        """Wait for the job and end the thread. An error of the job is ignored."""
         self._pool.shutdown()
 
 
@@ -134,7 +140,7 @@ def save_arrays(
 
 
 def manifest_of(path: Path) -> PartsManifest | None:
-    """Return the manifest of parts in a file that `save_arrays` wrote; None if there is no file or no manifest."""
+    """Return the manifest of parts in a file that `save_arrays` wrote, or None if there is no file or no manifest."""
     return _read(path, _PARTS)[1] if path.is_file() else None
 
 
@@ -153,7 +159,8 @@ def _read(path: Path, only: str = "") -> tuple[dict[str, Array], PartsManifest |
 
     Args:
         path: The file.
-        only: Name of the only entry to read; empty reads all. Other entries are missing or None.
+        only: Name of the only entry to read. If empty, all entries are read. Entries that are not read are missing or
+            None.
 
     Raises:
         InputError: If the file is damaged.
@@ -167,8 +174,8 @@ def _read(path: Path, only: str = "") -> tuple[dict[str, Array], PartsManifest |
         return arrays, read_entry(_PARTS, PartsManifest), read_entry(_PROGRESS, TrainingProgress)
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"Cannot continue from {path}: the checkpoint is damaged ({error}). Delete the folder {path.parent} "
-            "to train from the start."
+            f"Cannot continue from {path}: the checkpoint is damaged ({error}). To train from the start, delete the "
+            f"folder {path.parent}."
         ) from error
 
 
@@ -176,23 +183,24 @@ def restore(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
     """Assign saved values to the variables of the same names.
 
     Raises:
-        ValueError: If names differ: the checkpoint is of another model.
+        ValueError: If the names differ, because the checkpoint belongs to another model.
     """
     if variables.keys() != arrays.keys():
         raise ValueError(
-            f"The checkpoint belongs to another model: {sorted(variables.keys() ^ arrays.keys())[:4]} differ."
+            f"The checkpoint belongs to another model: the variables {sorted(variables.keys() ^ arrays.keys())[:4]} "
+            "differ. Use another checkpoint folder."
         )
     assign(list(variables.values()), [arrays[name] for name in variables])
 
 
 def assign(variables: Sequence[Any], arrays: Sequence[Array]) -> None:
-    """Assign values to variables, each in its variable's sharding."""
+    """Assign values to variables, with the sharding of the variables."""
     for variable, array in zip(variables, arrays, strict=True):
         variable.assign(_placed(array, variable))
 
 
 def hold(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Replace the values of variables by NumPy arrays in host memory, from which Keras can save them to a file."""
+    """Replace the values of variables by NumPy arrays in host memory. Keras can save these to a file."""
     for name, variable in variables.items():
         # Keras cannot move a variable to host memory; `assign` would put the whole value on one device.
         variable._layout = None
@@ -200,7 +208,7 @@ def hold(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
 
 
 def _placed(array: Array, variable: Any) -> Any:
-    """Return the value in the sharding of the variable. Hosts do not wait for each other."""
+    """Return the value with the sharding of the variable. Hosts do not wait for each other."""
     if keras.backend.backend() != "jax":
         return array
     if jax.process_count() == 1:

@@ -1,10 +1,11 @@
 """Checkpoints of arrays that are sharded over hosts: one file per host, and a manifest that names these files.
 
-Host 0 publishes the manifest last, when all files are durable, so the checkpoint is complete at any moment. A restarted
-host reads only the parts that its own devices need, whatever number of hosts wrote them.
+Host 0 publishes the manifest last, when all files are on the disk, so a published checkpoint is always complete. A
+restarted host reads only the parts that its devices need. The number of hosts may differ from the number that wrote
+them.
 
-Orbax works in the same way. It is not used: its 13 packages (mainly tensorstore) take 93 MB of the 3,000 MB that the
-image may have, and single hosts and replicated weights would still need the present format.
+Orbax works in the same way. It is not used, because its 13 packages (mainly tensorstore) take 93 MB of the 3,000 MB
+that the image may have. Single hosts and replicated weights would still need the present format.
 """
 
 import contextlib
@@ -28,7 +29,9 @@ _Bounds = tuple[tuple[int, int], ...]  # Start and end along each axis.
 
 
 class ArrayInParts:
-    """A sharded array with some of its parts: those of this host's devices, or all parts, read from files.
+    """A sharded array with some or all of its parts.
+
+    The parts are those of this host's devices, or all parts, read from files.
 
     Args:
         shape: Shape of the whole array.
@@ -57,7 +60,9 @@ class ArrayInParts:
                 box[_within(common, wanted)] = part
                 missing -= part.size
         if missing:
-            raise ValueError(f"{missing:,} of the {box.size:,} values of a sharded array are missing: {wanted}.")
+            raise ValueError(
+                f"{missing:,} of the {box.size:,} values of a sharded array are missing in the slice {wanted}."
+            )
         return box
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -105,7 +110,7 @@ class PartsWriter:
 
     Args:
         folder: Folder of the checkpoints, shared by all hosts.
-        session: Number of the session: equal on all hosts, never used before.
+        session: Number of the session. It is equal on all hosts, and was never used before.
         group: Process group of the hosts, which exchange messages about written parts.
     """
 
@@ -120,7 +125,7 @@ class PartsWriter:
         """Check that all hosts share one folder of checkpoints.
 
         Raises:
-            InputError: If this host does not see a file that host 0 has written.
+            InputError: If this host cannot read a file that host 0 has written.
         """
         sign = self._folder / f"{self._session:x}-{0:06d}.shared"
         if self._hosts.is_writer:
@@ -131,13 +136,16 @@ class PartsWriter:
             if time.monotonic() > end:
                 raise InputError(
                     "sharding=fully_sharded requires a checkpoint folder that all hosts share. Received: "
-                    f"{self._folder}, where host {self._hosts.index} cannot see a file of host 0. Use a folder that "
-                    "all hosts mount, for example of a bucket."
+                    f"{self._folder}, where host {self._hosts.index} cannot read a file of host 0. Use a folder that "
+                    "all hosts mount, for example in a bucket."
                 )
             time.sleep(0.1)
 
     def write(self, arrays: Mapping[str, Array]) -> PartsManifest | None:
-        """Write this host's parts. Host 0 waits for all hosts and returns the manifest; other hosts return None."""
+        """Write this host's parts.
+
+        Host 0 waits for all hosts and returns the manifest. Other hosts return None.
+        """
         self._number += 1
         name = f"{self._session:x}-{self._number:06d}"
         sharded = {key: array for key, array in arrays.items() if isinstance(array, ArrayInParts)}
@@ -155,7 +163,7 @@ class PartsWriter:
         return PartsManifest(sizes, {key: (array.shape, array.dtype.str) for key, array in sharded.items()})
 
     def clean(self, manifests: Iterable[PartsManifest | None]) -> None:
-        """Delete the files of parts that no manifest names and no host is writing."""
+        """Delete the files of parts that no manifest names and that no host is writing."""
         kept = {name for manifest in manifests if manifest is not None for name in manifest.files}
         own = f"{self._session:x}-"
         for path in self._folder.glob("*") if self._folder.is_dir() else ():
@@ -170,7 +178,7 @@ def _file(name: str, host: int) -> str:
 
 
 def open_parts(folder: Path, manifest: PartsManifest) -> dict[str, ArrayInParts]:
-    """Return the arrays of a manifest, by name; their values are read when they are used.
+    """Return the arrays of a manifest, by name. Their values are read when they are used.
 
     Raises:
         InputError: If a file of the manifest is missing or damaged.
@@ -189,7 +197,7 @@ def open_parts(folder: Path, manifest: PartsManifest) -> dict[str, ArrayInParts]
 
 @dataclasses.dataclass(frozen=True)
 class _PartInFile:
-    """A part of an array that is read when it is used."""
+    """A part of an array. It is read when it is used."""
 
     path: Path
     key: str
@@ -202,15 +210,18 @@ class _PartInFile:
 
 @contextlib.contextmanager
 def _opened(path: Path, size: int | None = None) -> Iterator[Any]:
-    """Open a file of parts, and check its size if `size` is set; errors in the block become an InputError."""
+    """Open a file of parts. If `size` is set, check its size.
+
+    Errors in the block become an InputError.
+    """
     try:
         if size not in (None, path.stat().st_size):
-            raise ValueError(f"{path.stat().st_size:,} bytes, expected {size:,}")
+            raise ValueError(f"a file of {path.stat().st_size:,} bytes, expected {size:,} bytes")
         with np.load(path, allow_pickle=False) as file:
             yield file
     except DAMAGED as error:
         folder = path.parent.parent
         raise InputError(
             f"Cannot continue from {folder}: a part of the checkpoint, {path}, is missing or damaged ({error}). All "
-            f"hosts need the same folder. Delete {folder} to train from the start."
+            f"hosts need the same folder. To train from the start, delete {folder}."
         ) from error

@@ -1,1 +1,1 @@
-"""Kubeflow Pipelines on a cluster: settings and limits, the training as a pod or JobSet, client, and checks."""
+"""Kubeflow Pipelines on a cluster: settings and limits, training as a pod or JobSet, client, and checks."""

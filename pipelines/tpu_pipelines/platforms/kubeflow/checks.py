@@ -52,9 +52,9 @@ class KubeflowChecks:
 
     Args:
         config: Configuration of the run.
-        settings: Settings of the platform; must have `kfp_host`.
+        settings: Settings of the platform. `kfp_host` must be set.
         apis: Client of Google Cloud's APIs, for buckets, images and node pools.
-        context: kubectl context of the cluster; empty skips the checks of the cluster.
+        context: kubectl context of the cluster. If empty, the cluster is not checked.
     """
 
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, context: str) -> None:
@@ -78,7 +78,7 @@ class KubeflowChecks:
             "STEPS_": ("steps' image", self._settings.images.other_steps),
             "BEAM_": ("Beam image", self._beam_image),
         }
-        unnamed = Finding("cluster", Status.UNKNOWN, "not checked: name a kubectl context with --kube-context")
+        unnamed = Finding("cluster", Status.UNKNOWN, "not checked; set the kubectl context with --kube-context")
         return [
             Check("server", self._answers),
             Check("version", self._judge_version),
@@ -112,7 +112,7 @@ class KubeflowChecks:
             when=is_slice,
         )
         yield Check(
-            "right to JobSets",
+            "permission to use JobSets",
             self._right_to_jobsets,
             needs="JobSets",
             commands=self._grant_jobsets,
@@ -135,7 +135,7 @@ class KubeflowChecks:
     def _answers(self) -> Iterator[Finding]:
         address = hide_credentials(self._settings.kfp_host)
         try:
-            with lacking("", "check TPU_PIPELINES_KFP_HOST and the network connection to it", OutageError):
+            with lacking("", "check TPU_PIPELINES_KFP_HOST and the network connection to this server", OutageError):
                 self._is_shared = self._server.has_several_users()
             yield Finding("server", Status.OK, f"{address}, API v2beta1")
             self._version = self._server.version()
@@ -148,19 +148,22 @@ class KubeflowChecks:
             self._server.check_sign_in()
             yield Finding("sign-in", Status.OK, f"you may list experiments in {self._namespace}")
         except MissingError:
-            remedy = "check the path in TPU_PIPELINES_KFP_HOST; servers of version 2 have this API"
-            yield Finding("API", Status.ERROR, f"{address} has no API v2beta1", remedy)
+            remedy = "check the path in TPU_PIPELINES_KFP_HOST. Servers of version 2 have this API"
+            yield Finding("API", Status.ERROR, f"{address} does not have the API v2beta1", remedy)
         except InputError as error:
             remedy = "set KF_PIPELINES_SA_TOKEN_PATH to the path of a token"
             yield Finding("sign-in", Status.ERROR, str(error), remedy)
 
     def _judge_version(self) -> Iterator[Finding]:
-        """Yield whether the server is new enough; nothing if it has not answered."""
+        """Yield whether the server is new enough.
+
+        Yield nothing if the server has not responded.
+        """
         if self._version is None:
             return
         oldest = ".".join(map(str, MINIMUM_VERSION))
         if not (match := re.match(r"v?(\d+)\.(\d+)(?!\d)", self._version)):
-            message = f"the server does not report its version ({self._version or 'empty'}); expected {oldest} or later"
+            message = f"the server does not report its version ({self._version or 'empty'}), expected {oldest} or later"
             image = "-o jsonpath='{.spec.template.spec.containers[0].image}'"
             look = f"kubectl get deployment ml-pipeline -n {_SERVERS_NAMESPACE} {image}"
             yield Finding("version", Status.UNKNOWN, message, look)
@@ -168,7 +171,7 @@ class KubeflowChecks:
             message = f"Kubeflow Pipelines {self._version} ignores part of a pipeline: expected {oldest} or later"
             yield Finding("version", Status.ERROR, message, "ask the cluster's administrator to upgrade it")
         else:
-            message = f"{self._version}; the versions of its driver, its launcher and Argo are not visible from here"
+            message = f"{self._version}; the versions of its driver, its launcher and Argo are not known"
             yield Finding("version", Status.OK, message)
 
     @property
@@ -180,11 +183,11 @@ class KubeflowChecks:
     def _store(self) -> str:
         root = self._settings.bucket_location
         if not root:
-            return "the server's own, because no bucket is set"
+            return "the server's default bucket, because no bucket is set"
         if root.scheme is not Scheme.GOOGLE:
-            raise CannotAskError(f"{root} cannot be checked from here")
+            raise CannotAskError(f"{root} cannot be checked from this machine")
         self._apis.find(STORAGE, f"storage/v1/b/{root.bucket}", f"gs://{root.bucket}")
-        return f"gs://{root.bucket}; whether pods may write to it depends on their node's account"
+        return f"gs://{root.bucket}; whether pods may write to it depends on the service account of their node"
 
     def _create_bucket(self) -> tuple[ShellCommand, ...]:
         if self._settings.bucket_location.scheme is not Scheme.GOOGLE:
@@ -195,17 +198,20 @@ class KubeflowChecks:
         return (create_bucket(self._settings.bucket_location, region, project),)
 
     def _s3(self) -> str:
-        """Check that the secret of the pods that use s3:// exists; its content is not read."""
+        """Check that the secret of the pods that use s3:// exists. Its content is not read."""
         name = self._settings.s3_secret
         steps = ", ".join(sorted(self._on_s3))
         literals = " ".join(f"--from-literal={key}=…" for key in KEYS)
         create = f"kubectl create secret generic {name or 's3-credentials'} {literals} --namespace={self._namespace}"
         if not name:
-            message = f"no secret is set: the pods of {steps} sign in with their service account's role, or not at all"
+            message = (
+                f"no secret is set, so the pods of {steps} sign in with the role of their service account, or do "
+                "not sign in"
+            )
             raise CannotAskError(message, f"{create}, and set TPU_PIPELINES_S3_SECRET")
         if not self._context:
             raise CannotAskError(
-                f"only the cluster knows whether {name} exists: name a kubectl context with --kube-context"
+                f"only the cluster knows whether {name} exists. Set the kubectl context with --kube-context"
             )
         return self._find(name, "read_namespaced_secret", create)
 
@@ -230,8 +236,8 @@ class KubeflowChecks:
 
         Raises:
             MissingError: If the object does not exist.
-            InputError: If the cluster refuses.
-            PlatformError: If the cluster does not answer, or fails.
+            InputError: If the cluster rejects the request.
+            PlatformError: If the cluster does not respond, or fails.
         """
         from kubernetes.client import AuthorizationV1Api, CoreV1Api, CustomObjectsApi
 
@@ -241,14 +247,14 @@ class KubeflowChecks:
             return getattr(api, method)(*arguments, **options, _request_timeout=TIMEOUT_SECONDS)
 
     def _nodes(self, machine: MachineSpec) -> str:
-        """Check that nodes for a machine exist, or that a node pool on GKE would add one when a pod requests it."""
+        """Check that there are nodes for a machine, or that a node pool on GKE would add one when a pod requests it."""
         selector = ",".join(f"{key}={value}" for key, value in node_selectors(machine, self._settings).items())
         if nodes := self._ask("list_node", label_selector=selector).items:
-            return f"{len(nodes)} with {selector}"
+            return f"{len(nodes)} nodes with {selector}"
         context = self._gke
         message = f"no node has {selector}"
         if not context or machine.machine_type == "cloud-tpu":  # Vertex's name for these machines is not GKE's.
-            raise CannotAskError(f"{message}; only the cluster's owner knows whether a node pool would add one")
+            raise CannotAskError(f"{message}. Only the cluster's owner knows whether a node pool would add one")
         # google/container/v1/cluster_service.proto: Cluster.node_pools, autopilot, autoscaling.
         place = f"v1/projects/{context['project']}/locations/{context['location']}/clusters/{context['cluster']}"
         described = self._apis.get("container.googleapis.com", place)
@@ -257,13 +263,16 @@ class KubeflowChecks:
         )
         pools = [node["name"] for node in described.get("nodePools", ()) if _has(node, machine)]
         if pools or makes_pools:
-            return f"{message} now; {', '.join(pools) or 'the cluster'} adds them on demand"
+            return f"{message} now, but {', '.join(pools) or 'the cluster'} adds them on demand"
         kind = machine.machine_type + (f" and {machine.tpu_topology}" if machine.slice.hosts > 1 else "")
-        by_hand = "" if self._create_pool(machine) else f"create one with a workload policy: {_TPU7X_POOLS}"
+        by_hand = "" if self._create_pool(machine) else f"create a node pool with a workload policy: {_TPU7X_POOLS}"
         raise LackError(f"{message}, and no node pool has {kind}", by_hand)
 
     def _quota(self, machine: MachineSpec) -> str:
-        """Check Compute Engine's quota of GPUs in the cluster's region: compute.regions.get, `quotas`."""
+        """Check Compute Engine's quota of GPUs in the cluster's region.
+
+        Source: compute.regions.get, `quotas`.
+        """
         if not (context := self._gke):
             raise CannotAskError("only a cluster on GKE has a quota")
         region = context["region"]
@@ -272,11 +281,13 @@ class KubeflowChecks:
         place = f"compute/v1/projects/{context['project']}/regions/{region}"
         quotas = {quota["metric"]: quota for quota in self._apis.get("compute.googleapis.com", place).get("quotas", ())}
         if name not in quotas:
-            raise CannotAskError(f"{region} has no quota {name}")
+            raise CannotAskError(f"the region {region} has no quota named {name}")
         return judge_quota(name, region, int(quotas[name].get("limit", 0)), needed, context["project"])
 
     def _create_pool(self, machine: MachineSpec) -> tuple[ShellCommand, ...]:
-        """Return the command that creates an autoscaled node pool on GKE; empty if no command can.
+        """Return the command that creates an autoscaled node pool on GKE.
+
+        Return an empty list if no command can create it.
 
         A pool of several hosts is one slice, with all nodes or none. Only such pools have a topology
         (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838). A pool of 7x with several hosts needs a workload
@@ -312,11 +323,11 @@ class KubeflowChecks:
 
     def _service_account(self) -> str:
         runner, origin = (_RUNNER_OF_A_PROFILE, "the profile") if self._is_shared else (_RUNNER, "the server")
-        remedy = f"ask the cluster's administrator: it comes with {origin}"
+        remedy = f"ask the cluster's administrator; it comes with {origin}"
         return self._find(runner, "read_namespaced_service_account", remedy)
 
     def _queue(self) -> str:
-        """Check that the LocalQueue of Kueue exists: https://kueue.sigs.k8s.io/docs/concepts/local_queue."""
+        """Check that Kueue's LocalQueue exists: https://kueue.sigs.k8s.io/docs/concepts/local_queue."""
         name = self._settings.kueue_queue
         namespace = self._namespace
 
@@ -331,10 +342,10 @@ class KubeflowChecks:
         return f"{name} in {namespace}"
 
     def _retries(self) -> str:
-        """Check that Argo's `retryPolicy` restarts a training whose pod was preempted; KFP cannot set this policy.
+        """Check that Argo's `retryPolicy` restarts training when its pod was preempted. KFP cannot set this policy.
 
-        To Argo, a pod that its node shuts down is a failure, and a deleted pod is an error; `preempt` in
-        tests/support/fakes/kubeflow.py names the sources.
+        For Argo, a pod that its node shuts down is a failure, and a deleted pod is an error. `preempt` in
+        tests/support/fakes/kubeflow.py has the sources.
         """
         # kubeflow/pipelines manifests/kustomize/third-party/argo/base/workflow-controller-configmap-patch.yaml
         name = "workflow-controller-configmap"
@@ -342,16 +353,16 @@ class KubeflowChecks:
         try:
             content = self._ask("read_namespaced_config_map", name, namespace).data or {}
         except MissingError as error:
-            raise CannotAskError(f"there is no ConfigMap {name} in {namespace}; it configures retries") from error
+            raise CannotAskError(f"there is no ConfigMap {name} in {namespace}. It configures retries") from error
         defaults: Any = yaml.safe_load(content.get("workflowDefaults") or "{}")
         for key in ("spec", "templateDefaults", "retryStrategy"):
             defaults = defaults.get(key) or {}
         policy = defaults.get("retryPolicy") or "OnFailure"
         if policy == "Always":
-            return "a training whose pod is lost is restarted: retryPolicy is Always"
+            return "training is restarted when its pod is lost, because retryPolicy is Always"
         left_out = "is evicted or shut down" if policy == "OnError" else "is deleted"
         raise LackError(
-            f"a training whose pod {left_out} is not restarted: Argo's retryPolicy is {policy}",
+            f"training is not restarted when its pod {left_out}, because Argo's retryPolicy is {policy}",
             f"ask the cluster's administrator to set workflowDefaults: spec.templateDefaults.retryStrategy.retryPolicy "
             f"to Always in the ConfigMap {name} of {namespace}",
         )
@@ -365,7 +376,7 @@ class KubeflowChecks:
 
     @property
     def _account(self) -> str:
-        """Service account of the steps, as `NAMESPACE:NAME`."""
+        """Service account of the steps, in the form `NAMESPACE:NAME`."""
         return f"{self._namespace}:{_RUNNER_OF_A_PROFILE if self._is_shared else _RUNNER}"
 
     def _install_jobsets(self) -> tuple[ShellCommand, ...]:
@@ -374,7 +385,7 @@ class KubeflowChecks:
         return (ShellCommand(apply, unless=("kubectl", "get", "crd", f"{PLURAL}.{GROUP}", context)),)
 
     def _grant_jobsets(self) -> tuple[ShellCommand, ...]:
-        """Return the commands that create a role with all rights that the step needs, and bind it."""
+        """Return the commands that create a role with all permissions that the step needs, and bind the role."""
         context = f"--context={self._context}"
         name = "tpu-pipelines-jobsets"
         place = (context, f"--namespace={self._namespace}")
@@ -403,12 +414,12 @@ class KubeflowChecks:
         if denied := [f"{verb} {what}" for verb, what in RIGHTS if not self._may(account, verb, what)]:
             raise LackError(
                 f"the steps' service account {account} may not {', '.join(denied)} in {self._namespace}",
-                "grant it with a role: --script FILE writes the commands",
+                "grant the permissions with a role; --script FILE writes the commands",
             )
-        return f"{account} may create them"
+        return f"{account} may create JobSets"
 
     def _may(self, account: str, verb: str, what: str) -> bool:
-        """Return whether the cluster lets a service account do `verb` to the resource `what`."""
+        """Return whether the cluster allows a service account to do `verb` with the resource `what`."""
         resource, _, subresource = what.partition("/")
         attributes = {
             "namespace": self._namespace,
@@ -429,7 +440,7 @@ class KubeflowChecks:
 
 
 def _has(pool: dict[str, Any], machine: MachineSpec) -> bool:
-    """Return whether a pool's nodes have a machine's type and, for a slice of several hosts, its topology."""
+    """Return whether the nodes of a pool have a machine's type and, for a slice of several hosts, its topology."""
     config: dict[str, Any] = pool.get("config", {})
     # google/container/v1/cluster_service.proto: NodePool.PlacementPolicy.tpu_topology. A pool of single hosts may lack
     # it, because its machine type determines the topology.

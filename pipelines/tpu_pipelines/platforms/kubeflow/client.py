@@ -60,20 +60,21 @@ _TOO_LONG = re.compile(r"Error 1406\b|Data too long for column")
 class KubeflowClient:
     """Client of Kubeflow Pipelines for runs and schedules.
 
-    The server assigns run ids and allows equal names, so a job's id is the name of its run. Two concurrent submissions
-    may both start a run; then the older run counts, and the next request deletes the other.
+    The server assigns run IDs and allows equal names, so the ID of a job is the name of its run. Two concurrent
+    submissions may both start a run. In that case, the older run counts, and the next request deletes the newer run.
 
     A run is in the experiment with its configuration's name. Its description contains the labels that are read again,
-    and as many labels of the settings as KFP stores; the pods have all of these. The server does not report why a pod
-    waits: a missing TPU looks like a slow image pull, so `max_wait_seconds` must be longer than the pull.
+    and as many labels of the settings as KFP stores. The pods have all labels. The server does not report why a pod
+    waits. A missing TPU looks like a slow image pull, so `max_wait_seconds` must be longer than the pull.
     `lacks_machine` is always False.
 
     Args:
-        settings: Must have `kfp_host`. Runs write to `bucket`, or to the server's default if it is empty.
-        now: Returns the time, in UTC.
+        settings: Settings of the platform, with `kfp_host`. Runs write to `bucket` or, if it is empty, to the server's
+            default.
+        now: Function that returns the time, in UTC.
 
     Raises:
-        InputError: If settings are missing; the message lists all.
+        InputError: If settings are missing. The message lists all of them.
     """
 
     def __init__(self, settings: Settings, now: Callable[[], datetime.datetime] = now) -> None:
@@ -88,12 +89,15 @@ class KubeflowClient:
 
     @functools.cached_property
     def _client(self) -> Any:
-        """KFP's own client, which supports several ways to sign in; it reads a token file again for every call."""
+        """KFP's client, which supports several ways to sign in.
+
+        It reads a token file again for every call.
+        """
         import kfp.client as sdk
 
         class Client(sdk.Client):
             def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:
-                """Call the health API once; the client's own method retries for 30 s and prints stack traces."""
+                """Call the health API once. The client's method retries for 30 s and prints stack traces."""
                 return self.healthzs.healthz_service_get_healthz(_request_timeout=_TIMEOUT_SECONDS)
 
         token = os.environ.get(sdk.KF_PIPELINES_SA_TOKEN_ENV, sdk.KF_PIPELINES_SA_TOKEN_PATH)
@@ -107,7 +111,7 @@ class KubeflowClient:
             )
 
     def _call(self, service: str, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call the server; if the sign-in has expired, sign in again and repeat the call once."""
+        """Call the server. If the sign-in has expired, sign in again and repeat the call once."""
 
         def send() -> Any:
             call = getattr(getattr(self._client, service), f"{service.removesuffix('s')}_service_{method}")
@@ -115,8 +119,8 @@ class KubeflowClient:
             kind = call.__self__.api_client.last_response.getheader("Content-Type") or ""
             if "json" not in kind:  # The client would return it as an empty response.
                 raise InputError(
-                    f"{self._address} answers, but not as Kubeflow Pipelines: expected JSON, received "
-                    f"{kind or 'nothing'}. A sign-in page may be in front of it. Check kfp_host and the sign-in."
+                    f"{self._address} does not respond like Kubeflow Pipelines: expected JSON, received "
+                    f"{kind or 'nothing'}. There may be a sign-in page. Check kfp_host and the sign-in."
                 )
             return result
 
@@ -130,7 +134,7 @@ class KubeflowClient:
             return send()
 
     def _list_similar(self, service: str, name: str) -> list[Any]:
-        """Return the objects with this name for the server, which ignores case."""
+        """Return the objects that have this name for the server. The server ignores case."""
         condition = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
         predicates = json.dumps({"predicates": [condition]})
         page = self._call(service, f"list_{service}", filter=predicates, page_size=100, **self._where)
@@ -171,11 +175,11 @@ class KubeflowClient:
         }
 
     def describe(self, job: Job) -> dict[str, Any]:
-        """Return the run that `create` sends, as JSON."""
+        """Return the run that `create` would send, as JSON."""
         return {"display_name": job.job_id, **self._request(job)}
 
     def create(self, job: Job) -> Submission:
-        """Start a run, or return the existing run with its name."""
+        """Start a run. If a run with its name exists, return that run."""
         description = self.describe(job)  # Refuses what the server could not store, before any request.
         if existing := self._find(job.job_id):
             return self._read(existing)
@@ -184,14 +188,14 @@ class KubeflowClient:
         return self._read(self._find(job.job_id) or created)
 
     def get(self, job_id: str) -> Submission | None:
-        """Return the run with this name; None if there is none."""
+        """Return the run with this name, or None if there is none."""
         with contextlib.suppress(MissingError):
             if existing := self._find(job_id):
                 return self._read(self._call("runs", "get_run", existing.run_id))
         return None
 
     def latest(self, name: str) -> Submission | None:
-        """Return the newest run in the experiment with this name, or the run with this id."""
+        """Return the newest run in the experiment with this name, or the run with this ID."""
         if experiments := self._list("experiments", name):
             newest = self._call(
                 "runs",
@@ -208,7 +212,9 @@ class KubeflowClient:
         """Stop a run, unless it has ended or is being stopped."""
         existing = self._find(job_id)
         if existing is None:
-            raise InputError(f"Cannot cancel {job_id!r} at {self._address}: there is no run with this name.")
+            raise InputError(
+                f"Cannot cancel {job_id!r} at {self._address}: there is no run with this name. Check the name."
+            )
         try:
             if existing.state in ("PENDING", "RUNNING", "PAUSED", None):
                 self._call("runs", "terminate_run", existing.run_id)
@@ -218,11 +224,14 @@ class KubeflowClient:
                 raise
 
     def find_output(self, job_id: str, step: str, output: str) -> str:
-        """Return the URI of a step's output; empty if unknown, or the run's root folder if that cannot be read here.
+        """Return the URI of a step's output.
 
-        The server does not report the URI, but its driver builds it as ROOT/PIPELINE/RUN/STEP/SALT/OUTPUT, in older
-        versions without the salt (kubeflow/pipelines backend/src/v2/driver/driver.go: provisionOutputs). The output of
-        a cached step is in another run's folder.
+        Return an empty string if it is unknown. If the run's root folder cannot be read on this machine, return that
+        folder.
+
+        The server does not report the URI, but its driver builds the URI as ROOT/PIPELINE/RUN/STEP/SALT/OUTPUT, in
+        older versions without the salt (kubeflow/pipelines backend/src/v2/driver/driver.go: provisionOutputs). The
+        output of a cached step is in another run's folder.
 
         Raises:
             InputError: If the step has no folder.
@@ -237,7 +246,7 @@ class KubeflowClient:
         return next((f"{folder}{above}/{output}" for above, separator, _ in names if separator), "")
 
     def _experiment(self, name: str) -> str:
-        """Return the id of the experiment with this name; creates it if it is missing."""
+        """Return the ID of the experiment with this name. If it is missing, create it."""
         if not (experiments := self._list("experiments", name)):
             experiment = _sdk().V2beta1Experiment(display_name=name, **self._where)
             with contextlib.suppress(ExistsError):
@@ -253,7 +262,7 @@ class KubeflowClient:
         return str(experiments[0].experiment_id)
 
     def _find(self, job_id: str) -> Any:
-        """Return the oldest run with this name, None if there is none; deletes concurrent duplicates.
+        """Return the oldest run with this name, or None if there is none. Delete concurrent duplicates.
 
         The last of several concurrent callers sees all runs, and all keep the oldest one, so exactly one remains.
         """
@@ -284,7 +293,7 @@ class KubeflowClient:
         failed = [name.replace("-", "_") for name, word in steps.items() if word == "failed"]
         message = (
             run.error.message if run.error else ""
-        ) or f"{', '.join(failed) or 'The run'} failed; its log says why."
+        ) or f"{', '.join(failed) or 'The run'} failed. See its log for the reason."
         return Submission(
             job_id=run.display_name,
             # A job's id is the name with the digest; a scheduled run has no description.
@@ -305,14 +314,19 @@ class KubeflowClient:
     # Doctor
 
     def has_several_users(self) -> bool:
-        """Return whether the server is in multi-user mode, with objects in namespaces, from its health API."""
+        """Return whether the server is in multi-user mode, in which objects belong to namespaces.
+
+        Its health API reports this.
+        """
         return bool(self._call("healthzs", "get_healthz").multi_user)
 
     def version(self) -> str:
-        """Return the server's version as its health API gives it; empty or `unknown` if it was built without one.
+        """Return the server's version as its health API reports it.
 
-        The API's types lack it (kubeflow/pipelines backend/src/apiserver/main.go: healthzResponse). KFP's web server
-        may answer instead, and names the field differently (frontend/server/handlers/healthz.ts).
+        The version is empty or `unknown` if the server was built without one.
+
+        The API's types do not have the version (kubeflow/pipelines backend/src/apiserver/main.go: healthzResponse).
+        KFP's web server may respond instead, with another name for the field (frontend/server/handlers/healthz.ts).
         """
         self._call("healthzs", "get_healthz")
         content = json.loads(self._client.healthzs.api_client.last_response.data)
@@ -337,9 +351,10 @@ class KubeflowClient:
         return self._create_schedule(self._recurring_run(job, cron))
 
     def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
-        """Replace a recurring run by a new one, since the server cannot change it.
+        """Replace a recurring run by a new one, because the server cannot change it.
 
-        The old one is deleted last, so that a killed process can repeat the replacement; the two are never both active.
+        The old recurring run is deleted last, so that the replacement can be repeated if the process is killed. The two
+        recurring runs are never both active.
         """
         old = self._call("recurring_runs", "get_recurring_run", schedule_id)
         wanted = self._recurring_run(job, cron)
@@ -360,11 +375,11 @@ class KubeflowClient:
         return self._read_schedule(self._call("recurring_runs", "get_recurring_run", new_id))
 
     def pause_schedule(self, schedule_id: str) -> None:
-        """Pause a recurring run: it starts no further runs."""
+        """Pause a recurring run. It does not start runs until it is resumed."""
         self._call("recurring_runs", "disable_recurring_run", schedule_id)
 
     def resume_schedule(self, schedule_id: str) -> None:
-        """Resume a recurring run; missed runs are not started."""
+        """Resume a recurring run. Missed runs are not started."""
         self._call("recurring_runs", "enable_recurring_run", schedule_id)
 
     def delete_schedule(self, schedule_id: str) -> None:
@@ -378,8 +393,8 @@ class KubeflowClient:
         check_texts(KUBEFLOW_LIMITS, {"recurring_run": job.name, "cron": cron})
         if _NOT_IN_OBJECT_NAMES.sub("", job.name.lower()).startswith("-"):
             raise InputError(
-                f"Cannot schedule {job.name!r} on Kubeflow, which names an object of the cluster after it: expected a "
-                "letter from a to z or a digit before the first '-'. Choose another name."
+                f"Cannot schedule {job.name!r} on Kubeflow, which uses the name for an object of the cluster: "
+                "expected a letter from a to z or a digit before the first '-'. Choose another name."
             )
         return sdk.V2beta1RecurringRun(
             display_name=job.name,
@@ -406,14 +421,17 @@ class KubeflowClient:
 
 
 def _step_names(whole_spec: Mapping[str, Any]) -> set[str]:
-    """Return the names of all tasks of a pipeline, nested ones included, without the nodes that KFP adds."""
+    """Return the names of all tasks of a pipeline, including nested tasks, without the nodes that KFP adds."""
     spec = whole_spec.get("pipeline_spec", whole_spec)
     parts = (spec.get("root", {}), *spec.get("components", {}).values())
     return {name for part in parts for name in part.get("dag", {}).get("tasks", ())}
 
 
 def _description(labels: Mapping[str, str]) -> str:
-    """Return a description, as YAML: the labels that are read again, and as many of the settings' labels as fit."""
+    """Return a description, as YAML.
+
+    It contains the labels that are read again, and as many labels of the settings as fit.
+    """
     text = yaml.safe_dump({name: labels[name] for name in _READ_LABELS if name in labels}, sort_keys=False)
     for name, value in labels.items():
         line = yaml.safe_dump({name: value})
@@ -423,9 +441,11 @@ def _description(labels: Mapping[str, str]) -> str:
 
 
 def _read_labels(description: str | None) -> dict[str, str]:
-    """Return the labels in a description that are read again; empty if this project did not write it.
+    """Return the labels in a description that are read again.
 
-    Descriptions of earlier versions have further labels.
+    Return an empty mapping if this project did not write the description.
+
+    Descriptions of earlier versions have additional labels.
     """
     with contextlib.suppress(yaml.YAMLError):
         labels = yaml.safe_load(description or "")
@@ -435,7 +455,7 @@ def _read_labels(description: str | None) -> dict[str, str]:
 
 
 def _times_of_training(tasks: Sequence[Any], now: datetime.datetime) -> tuple[float, float, bool]:
-    """Return the training's duration and its pod's waiting time, in seconds, and whether the pod never ran.
+    """Return the duration and the waiting time of the training step, in seconds, and whether its pod never ran.
 
     Args:
         tasks: Nodes of the run's workflow, sorted by start. A running node has an end before its start.
@@ -473,7 +493,7 @@ def _with_seconds(cron: str) -> str:
 
 
 def _content(recurring_run: Any) -> dict[str, Any]:
-    """Return the fields that define a recurring run's schedule and pipeline, as plain values."""
+    """Return the fields that define the schedule and the pipeline of a recurring run, as plain values."""
     schedule = recurring_run.trigger.cron_schedule
     return {
         "cron": re.sub(r"^(TZ=\S+\s+)?0 ", r"\1", schedule.cron) if schedule else "",
@@ -485,7 +505,7 @@ def _content(recurring_run: Any) -> dict[str, Any]:
 
 
 def _root(item: Any) -> str:
-    """Return the folder for outputs of a run or recurring run; empty if the server decides."""
+    """Return the folder for outputs of a run or recurring run, or an empty string if the server decides."""
     config = item.runtime_config
     return (config.get("pipeline_root") if isinstance(config, dict) else config and config.pipeline_root) or ""
 
@@ -496,7 +516,7 @@ def _is_same(recurring_run: Any, other: Any) -> bool:
 
 
 def _sdk() -> Any:
-    """Return the module of the server's API types. The import is late, because it loads all of `kfp`."""
+    """Return the module of the server's API types. The import is late because it loads all of `kfp`."""
     import kfp_server_api
 
     return kfp_server_api
@@ -504,7 +524,7 @@ def _sdk() -> Any:
 
 @contextlib.contextmanager
 def _translated(doing: str, host: str) -> Iterator[None]:
-    """Convert errors of KFP's client to those that a `PlatformClient` raises."""
+    """Convert errors of KFP's client to the errors that a `PlatformClient` raises."""
     import urllib3
 
     refused = f"Kubeflow Pipelines at {host} refused to {doing}:"
@@ -524,8 +544,8 @@ def _translated(doing: str, host: str) -> Iterator[None]:
         message = message_of(error)
         if _TOO_LONG.search(message):
             raise InputError(
-                f"{refused} {message} A column of its database is shorter than those of KFP's own releases. Ask the "
-                "server's administrator, and look for workflows without a run."
+                f"{refused} {message} A column of its database is shorter than in KFP's releases. Ask the server's "
+                "administrator, and look for workflows without a run."
             ) from error
         if error.status == 429 or (error.status or 500) >= 500:
             raise OutageError(f"Kubeflow Pipelines at {host} cannot {doing} now: {error.status} {message}") from error

@@ -1,4 +1,4 @@
-"""Longest texts that Kubeflow Pipelines stores."""
+"""Limits of the length of texts in Kubeflow Pipelines."""
 
 from tpu_pipelines.platforms.limits import Limit
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class Kubeflow:
-    """Kubeflow Pipelines on a cluster; the training is a pod on a node of GKE, or a JobSet of several hosts."""
+    """Kubeflow Pipelines on a cluster.
+
+    The training step is a pod on a node of GKE, or a JobSet of several hosts.
+    """
 
     name = "kubeflow"
     title = "a cluster"
@@ -36,11 +39,11 @@ class Kubeflow:
         if settings.notify.startswith(MAIL):
             raise InputError(
                 f"Only Vertex AI sends e-mails: expected the {setting('notify')} to be a webhook on the platform "
-                f"{self.name}. Received: {settings.notify!r}."
+                f"{self.name}. Received: {settings.notify!r}. Set it to the URL of a webhook."
             )
 
     def check_config(self, config: "Config") -> None:
-        """Check that no machine has settings that only Vertex AI has."""
+        """Check that no machine has settings that only Vertex AI supports."""
         from tpu_pipelines.platforms.kubeflow.resources import check_config
 
         check_config(config)
@@ -50,15 +53,15 @@ class Kubeflow:
         return place.is_remote
 
     def can_pull(self, image: str) -> bool:
-        """Return whether an image is in a registry, which may be the cluster's own."""
+        """Return whether an image is in a registry. The registry may be the cluster's."""
         return is_in_registry(image, is_clusters_own=True)
 
     def in_region(self, machine: "MachineSpec", region: str) -> "MachineSpec":
-        """Return the machine as it is: machines are where the cluster is."""
+        """Return the machine unchanged, because machines are where the cluster is."""
         return machine
 
     def training_retries(self, machine: "MachineSpec") -> int:
-        """Return 5 for a spot machine, which may be preempted, or several hosts, whose pod only waits; else 0."""
+        """Return 5 for a spot machine, which may be preempted, or for several hosts, otherwise 0."""
         from tpu_pipelines.platforms.kubeflow.resources import training_retries
 
         return training_retries(machine)
@@ -68,19 +71,19 @@ class Kubeflow:
         return gib
 
     def disk_request(self, num_bytes: int) -> str:
-        """Return the disk, if it is larger than that of a pod without a request."""
+        """Return the disk if it is larger than the disk of a pod without a request."""
         from tpu_pipelines.platforms.kubeflow.resources import disk_request
 
         return disk_request(num_bytes)
 
     def disk_warning(self, num_bytes: int) -> str:
-        """Return an empty text: a disk of every size can be requested."""
+        """Return an empty string, because a disk of every size can be requested."""
         return ""
 
     def on_machine(
         self, component: Any, machine: "MachineSpec", settings: Settings, placement: "Placement"
     ) -> "PlacedStep":
-        """Return a component's step whose pod requests a TPU or GPUs, or starts a JobSet that does."""
+        """Return a component's step whose pod requests a TPU or GPUs, or starts a JobSet that requests them."""
         from tpu_pipelines.platforms.kubeflow.tpu_pod import as_tpu_pod
 
         return as_tpu_pod(component, machine, settings, placement)
@@ -104,7 +107,7 @@ class Kubeflow:
         return signed_in(task, settings) if step in steps_on_s3(config, settings.bucket_location) else task
 
     def exit_task(self, settings: Settings) -> Any:
-        """Return None: the server sends no messages."""
+        """Return None, because the server sends no messages."""
         return None
 
     def connect(self, settings: Settings) -> "PlatformClient":
@@ -114,7 +117,7 @@ class Kubeflow:
         return KubeflowClient(settings)
 
     def checks(self, config: "Config", settings: Settings, context: str) -> "Sequence[Check]":
-        """Return the checks of the server, and with a kubectl context those of the cluster."""
+        """Return the checks of the server and, with a kubectl context, those of the cluster."""
         from tpu_pipelines.platforms.google_apis import GoogleApis
         from tpu_pipelines.platforms.kubeflow.checks import KubeflowChecks
 

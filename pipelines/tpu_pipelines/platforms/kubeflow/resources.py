@@ -17,7 +17,7 @@ _POD_DISK_GIB = 10  # Disk of a pod without a request.
 
 
 def training_retries(machine: MachineSpec) -> int:
-    """Return how often a training is started again, if its pod may be preempted or only waits for a JobSet's hosts."""
+    """Return how often training is started again if its pod may be preempted, or only waits for a JobSet's hosts."""
     return _RETRIES if machine.spot or machine.slice.hosts > 1 else 0
 
 
@@ -25,25 +25,25 @@ def check_config(config: Config) -> None:
     """Check that no machine has settings that only Vertex AI supports.
 
     Raises:
-        InputError: If one has.
+        InputError: If a machine has such a setting.
     """
     for machine in config.machine.candidates if config.machine else ():
         for name in VERTEX_ONLY:
             if value := getattr(machine, name):
                 raise InputError(
-                    f"Only Vertex AI supports machine.{name}. Received: {value!r} on the platform kubeflow. Remove it; "
-                    f"on Kubeflow, the {setting('volumes')} mounts claims, and kubectl exec opens a shell."
+                    f"Only Vertex AI supports machine.{name}. Received: {value!r} on the platform kubeflow. Remove it. "
+                    f"On Kubeflow, the {setting('volumes')} mounts claims, and kubectl exec opens a shell."
                 )
 
 
 def disk_request(num_bytes: int) -> str:
-    """Return the disk to request for `num_bytes`; empty if the disk of every pod is enough."""
+    """Return the disk to request for `num_bytes`, or an empty string if the disk of every pod is large enough."""
     disk_gib = math.ceil(num_bytes / 2**30)
     return f"{disk_gib}Gi" if disk_gib > _POD_DISK_GIB else ""
 
 
 def as_root(task: Any) -> Any:
-    """Run a task's pod as root; returns the task.
+    """Run a task's pod as root. Return the task.
 
     Only root may write to a new disk, because KFP cannot set `fsGroup`. The root user has no capabilities
     (kubeflow/pipelines backend/src/v2/driver/k8s.go, at 7b70c7b). Servers before 2.16 ignore the setting and run as the
@@ -55,7 +55,7 @@ def as_root(task: Any) -> Any:
 
 
 def place(task: Any, requested: StepResources) -> Any:
-    """Set the disk and time limit of a task; returns the task."""
+    """Set the disk and time limit of a task. Return the task."""
     from kfp import kubernetes
 
     if requested.timeout:

@@ -1,4 +1,4 @@
-"""Pods on a Kubeflow cluster: those that request TPUs or GPUs or start a JobSet, and those that use S3."""
+"""Pods on a Kubeflow cluster: those that request TPUs or GPUs, those that start a JobSet, and those that use S3."""
 
 import json
 import re
@@ -35,13 +35,14 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
 def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, placement: Placement) -> PlacedStep:
-    """Return a step whose pod requests a TPU or GPUs from a GKE cluster, or starts a JobSet that does.
+    """Return a step whose pod requests a TPU or GPUs from a GKE cluster, or starts a JobSet that requests them.
 
     Args:
-        component: Component of the step; it is not changed.
-        machine: Machine of the training. Region, boot disk and restarts are ignored: the cluster decides them.
+        component: Component of the step. It is not changed.
+        machine: Machine of the training step. Region, boot disk and restarts are ignored, because the cluster
+            determines them.
         settings: Labels, environment, secrets, volumes, queue and provisioning mode.
-        placement: Name and resources of the step, and the folder of its checkpoints on the first volume; only the step
+        placement: Name and resources of the step, and the folder of its checkpoints on the first volume. Only the step
             `train_model` has checkpoints.
 
     Raises:
@@ -60,9 +61,9 @@ def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, placeme
     timeout_seconds = machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
     if is_slice and not shared:
         raise InputError(
-            f"{machine.name} has {machine.slice.hosts} hosts, which on Kubeflow share records and model on a volume: "
+            f"{machine.name} has {machine.slice.hosts} hosts, which share records and model on a volume on Kubeflow: "
             "expected a claim that many pods can mount (ReadWriteMany), received none. Add "
-            f"one to the {setting('volumes')} as CLAIM=/mnt/PATH, or use a machine of one host."
+            f"one to the {setting('volumes')} as CLAIM=/mnt/PATH, or use a machine with one host."
         )
     if requested.disk and (mount := _like_the_disk(settings)):
         raise InputError(
@@ -110,7 +111,10 @@ def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, placeme
 
 
 def _like_the_disk(settings: Settings) -> str:
-    """Return the claim or secret with the name or the path of a step's disk; empty if there is none."""
+    """Return the claim or secret that has the name or the path of a step's disk.
+
+    Return an empty string if there is none.
+    """
     for name, path in (*settings.volumes.items(), *settings.secrets.items()):
         if name == SCRATCH_VOLUME or folder_of(path) == SCRATCH_FOLDER:
             return f"{name}={path}"
@@ -129,7 +133,10 @@ def _tolerations(machine: MachineSpec) -> list[dict[str, str]]:
 def _jobset(
     template: Mapping[str, Any], machine: MachineSpec, settings: Settings, name: str, timeout_seconds: int
 ) -> dict[str, Any]:
-    """Return the JobSet of a slice, without name and command; see JobSet's api/jobset/v1alpha2/jobset_types.go."""
+    """Return the JobSet of a slice, without name and command.
+
+    Source: JobSet's api/jobset/v1alpha2/jobset_types.go.
+    """
     hosts = machine.slice.hosts
     job = {
         "parallelism": hosts,
@@ -270,12 +277,15 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
 
 
 def _queue(settings: Settings) -> dict[str, str]:
-    """Return the pod label that names Kueue's queue, empty without a queue: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods."""
+    """Return the pod label that names Kueue's queue, or an empty mapping without a queue.
+
+    https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods.
+    """
     return {_KUEUE_QUEUE: settings.kueue_queue} if settings.kueue_queue else {}
 
 
 def variables_of(secret: str) -> list[dict[str, Any]]:
-    """Return the environment variables of a plain Kubernetes pod that read the secret; all keys are optional."""
+    """Return the environment variables of a plain Kubernetes pod that read the secret. All keys are optional."""
     return [
         {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
         for key in (*KEYS, *OPTIONAL_KEYS)
@@ -283,7 +293,7 @@ def variables_of(secret: str) -> list[dict[str, Any]]:
 
 
 def signed_in(task: Any, settings: Settings) -> Any:
-    """Set a task's environment variables from the secret of S3, if there is one; returns the task."""
+    """Set a task's environment variables from the secret of S3, if there is one. Return the task."""
     from kfp import kubernetes
 
     secret = settings.s3_secret

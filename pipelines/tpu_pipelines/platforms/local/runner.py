@@ -31,16 +31,16 @@ class Runner(enum.StrEnum):
 
 @contextlib.contextmanager
 def session(runner: Runner, config: Config, root: Path, cache: Path) -> Iterator[None]:
-    """Prepare kfp.local: a pipeline that is called in this context runs on this machine.
+    """Prepare kfp.local. A pipeline that is called in this context runs on this machine.
 
     Args:
-        runner: What runs the steps.
-        config: Configuration of the run; containers may read the files that it names.
+        runner: Runner of the steps.
+        config: Configuration of the run. Containers may read the files that it names.
         root: Folder for the outputs of steps.
         cache: Folder with the entries of kfp.local's cache.
 
     Raises:
-        InputError: If Docker does not answer, or a path is relative.
+        InputError: If Docker does not respond, or a path is relative.
     """
     from kfp import local
 
@@ -61,7 +61,7 @@ def print_as_before() -> Iterator[None]:
     """Restore `print` after the block.
 
     kfp.local replaces it while a step runs (kfp/local/logging_utils.py: indented_print). If steps run at the same time,
-    for example in a loop, the last one to end leaves the replacement of another step in place.
+    for example in a loop, the last step to end leaves the replacement of another step in place.
     """
     before = builtins.print
     try:

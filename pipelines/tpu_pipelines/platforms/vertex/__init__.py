@@ -1,1 +1,1 @@
-"""Vertex AI: its settings and limits, the training as a custom job, its client, and its checks for `doctor`."""
+"""Vertex AI: its settings and limits, training as a custom job, its client, and its checks for `doctor`."""

@@ -2,8 +2,8 @@
 
 The API reference names the permission for each call: serviceusage.services.get, resourcemanager.projects.getIamPolicy,
 iam.serviceAccounts.get, iam.serviceAccounts.getIamPolicy, storage.buckets.get, storage.buckets.getIamPolicy,
-artifactregistry.repositories.getIamPolicy, compute.networks.get, cloudkms.cryptoKeys.get, cloudquotas.quotas.get.
-If the user lacks one, the state of that finding is `unknown`, and the other checks continue.
+artifactregistry.repositories.getIamPolicy, compute.networks.get, cloudkms.cryptoKeys.get, cloudquotas.quotas.get. If
+the user lacks a permission, the state of that finding is `unknown`, and the other checks continue.
 """
 
 import dataclasses
@@ -96,7 +96,7 @@ class VertexChecks:
 
     Args:
         config: Configuration of the run.
-        settings: Settings of the platform; must have project, region and bucket.
+        settings: Settings of the platform, with project, region and bucket.
         apis: Client of Google Cloud's APIs.
     """
 
@@ -115,7 +115,7 @@ class VertexChecks:
         self._who = ""  # The signed-in user as a member of IAM policies; empty if unknown.
 
     def checks(self) -> list[Check]:
-        """Return all checks in the order of the report; each needs the sign-in."""
+        """Return all checks in the order of the report. Each check needs the sign-in."""
         # https://cloud.google.com/vertex-ai/docs/training/configure-compute#tpu-7x: "TPU7x requires Python 3.12+."
         python = "3.12" if any(machine.slice.generation.name == "7x" for machine in self._machines) else ""
         settings, deploy, is_deployed = self._settings, self._deploy, self._is_deployed
@@ -124,7 +124,7 @@ class VertexChecks:
         data = self._config.data_location
         if data.scheme is Scheme.GOOGLE:
             buckets.setdefault(data.bucket, _READER)
-        own_agent = "" if settings.service_account else "the training runs as Vertex AI's own agent"
+        own_agent = "" if settings.service_account else "training runs with Vertex AI's service agent"
         checks = [
             Check("project", self._project),
             Check("APIs", self._services),
@@ -180,7 +180,10 @@ class VertexChecks:
             self._apis.refresh()
         member = self._apis.principal()
         self._who = member
-        return member or f"valid; whose it is, it does not say ({type(self._apis.credentials).__name__})"
+        return (
+            member
+            or f"the sign-in is valid, but it does not show whose it is ({type(self._apis.credentials).__name__})"
+        )
 
     @functools.cached_property
     def _found_project(self) -> dict[str, Any]:
@@ -195,7 +198,10 @@ class VertexChecks:
         with lacking(f"there is no {project}", "check TPU_PIPELINES_PROJECT"):
             state = self._found_project.get("state", "ACTIVE")
         if state != "ACTIVE":
-            raise LackError(f"{project} is {state}", str(ShellCommand(("gcloud", "projects", "undelete", project))))
+            raise LackError(
+                f"the project {project} has the state {state}, expected ACTIVE",
+                str(ShellCommand(("gcloud", "projects", "undelete", project))),
+            )
         return f"{project}, number {self._number}"
 
     def _services(self) -> Iterator[Finding]:
@@ -261,25 +267,32 @@ class VertexChecks:
         is_of_runs = kind == "region" and location in (region, next(iter(training)))
         if kind != "region":
             # https://cloud.google.com/vertex-ai/docs/training/cloud-storage-file-system
-            said = f"{name} is in {location} ({kind}), and Vertex AI's training supports buckets of one region"
+            said = f"{name} is in {location} ({kind}), but training on Vertex AI supports only buckets in one region"
             yield Finding("bucket", Status.HINT, said, remedy)
         elif not is_of_runs:  # Jobs can use it, for more time and money.
-            said = f"{name} is in {location}, and runs are in {region}"
+            said = f"{name} is in {location}, but runs are in {region}"
             yield Finding("bucket", Status.HINT, said, remedy)
         denied = self._permissions.denied(_WRITER, resource)
         if denied and bundle_of(self._config.training.model):  # The user uploads the model's code to the bucket.
             raise LackError(
-                f"you lack {', '.join(denied)} in {name}, through which the model's code is uploaded",
+                f"you lack the permissions {', '.join(denied)} in {name}, to which the model's code is uploaded",
                 resource.bind(self._who, _WRITER).text,
             )
         if is_of_runs:
-            may = "nothing of yours is written there" if denied else "you may write there"
+            may = "no files of yours are written there" if denied else "you may write there"
             others = [other for other in dict.fromkeys((region, *training)) if other != location]
-            far = f"; jobs in {', '.join(others)} use it from there, for more time and money" if others else ""
+            far = (
+                f"; jobs in {', '.join(others)} use this bucket in another region, which takes more time and money"
+                if others
+                else ""
+            )
             yield Finding("bucket", Status.OK, f"{name} in {location}; {may}{far}")
 
     def _create_bucket(self) -> tuple[ShellCommand, ...]:
-        """Return the commands that create the bucket and, if the model's code is uploaded, let the user write to it."""
+        """Return the commands that create the bucket.
+
+        If the model's code is uploaded, they also allow the user to write to it.
+        """
         create = create_bucket(self._settings.bucket_location, self._settings.region, self._settings.project)
         if not bundle_of(self._config.training.model):
             return (create,)
@@ -292,7 +305,7 @@ class VertexChecks:
     ) -> list[Check]:
         """Return two checks of an image: that it exists, and that Vertex AI's service agent may pull it.
 
-        Without an image, they are not asked.
+        If no image is set, there are no checks.
 
         The variable TPU_PIPELINES_{name}IMAGE sets the image. Service agent:
         https://cloud.google.com/vertex-ai/docs/general/custom-service-account. It pulls a model's image when the model
@@ -308,7 +321,7 @@ class VertexChecks:
             repositories = ("gcloud", "artifacts", "repositories")
             made = (*repositories, "create", repository, *place, "--repository-format=docker")
             create = (ShellCommand(made, unless=(*repositories, "describe", repository, *place)),)
-        own = "" if project and not create else "Vertex AI's service agent reads the project's own"
+        own = "" if project and not create else "Vertex AI's service agent can read the project's images"
         return [
             Check(about, look, cost, commands=lambda: create, when=image),
             self._granted(f"{about}'s reader", _PULLER, self._agent, lambda: resource, own, when=image),
@@ -332,11 +345,14 @@ class VertexChecks:
         return self._settings.service_account or f"{self._number}-compute@developer.gserviceaccount.com"
 
     def _member(self, account: str = "") -> str:
-        """Return a service account, by default the pipelines', as a member of IAM policies."""
+        """Return a service account as a member of IAM policies. The default is the account of the pipelines."""
         return f"serviceAccount:{account or self._account}"
 
     def _account_resource(self) -> Resource:
-        """Return the account, by its own project; for `projects/-`, a missing account gives 403 (iam.proto)."""
+        """Return the account, in its own project.
+
+        For `projects/-`, a missing account would give 403 (iam.proto).
+        """
         account = self._account
         project = self._settings.project
         own = re.fullmatch(r"[^@]+@(.+)\.iam\.gserviceaccount\.com", account)
@@ -377,15 +393,15 @@ class VertexChecks:
         Args:
             about: Name of the check.
             role: The role.
-            resource: Returns the resource; called by the check, because its name may need a request.
-            may: Words for what the permissions allow, before the name of the resource: `act as`.
+            resource: Function that returns the resource. The check calls it, because the name may need a request.
+            may: Words that describe what the permissions allow, before the name of the resource, such as `act as`.
             cost: Cost of the check.
         """
 
         def ask() -> str:
             place = resource()
             if denied := self._permissions.denied(role, place):
-                raise LackError(f"you lack {', '.join(denied)} on {place.name}")
+                raise LackError(f"you lack the permissions {', '.join(denied)} on {place.name}")
             return f"you may {may} {place.name}"
 
         return Check(about, ask, cost, commands=lambda: (resource().bind(self._who, role),))
@@ -404,9 +420,9 @@ class VertexChecks:
         Args:
             about: Name of the check.
             role: The role.
-            member: Returns the member; called by the check, because the name may need a request.
-            resource: Returns the resource; by default the project.
-            unneeded: Reason why the member needs no role; empty if it needs the role.
+            member: Function that returns the member. The check calls it, because the name may need a request.
+            resource: Function that returns the resource. The default is the project.
+            unneeded: Reason why the member needs no role. Empty if the member needs it.
             when: Condition of the check.
         """
         place = resource or self._project_resource
@@ -419,7 +435,7 @@ class VertexChecks:
     # Quota
 
     def _quota(self, machine: MachineSpec) -> str | tuple[Finding, ...]:
-        """Check that a machine's quota suffices in its region.
+        """Check that a machine's quota is sufficient in its region.
 
         The API has a value for each combination of dimensions: google/api/cloudquotas/v1/resources.proto. Quotas count
         cores for v2 and v3, and chips or GPUs for others: https://cloud.google.com/vertex-ai/docs/quotas.
@@ -432,24 +448,24 @@ class VertexChecks:
         try:
             answer = self._apis.get(_CLOUD_QUOTAS, place)
         except MissingError:  # Without commands, because an unknown quota cannot be requested.
-            said = f"Google Cloud knows no {quota}"
-            return (Finding(f"quota {machine.name}", Status.UNKNOWN, said, f"look at {console}"),)
+            said = f"Google Cloud has no quota named {quota}"
+            return (Finding(f"quota {machine.name}", Status.UNKNOWN, said, f"see {console}"),)
         places = [
             entry
             for entry in answer.get("dimensionsInfos", ())
             if region in (*entry.get("applicableLocations", ()), entry.get("dimensions", {}).get("region"))
         ]
         if not places:
-            raise CannotAskError(f"{quota} has no value in {region}", f"look at {console}")
+            raise CannotAskError(f"{quota} has no value in {region}", f"see {console}")
         limit = int(max(places, key=lambda entry: len(entry.get("dimensions", {}))).get("details", {}).get("value", 0))
         return judge_quota(quota, region, limit, needed, project)
 
     def _request_quota(self, machine: MachineSpec) -> tuple[ShellCommand, ...]:
-        """Return the commands that request a larger quota; Google answers by e-mail.
+        """Return the commands that request a larger quota. Google responds by e-mail.
 
         https://cloud.google.com/sdk/gcloud/reference/beta/quotas/preferences/create: up to release 578 only the beta
         track has this command. One preference per quota and region requests enough for the largest machine. No other
-        command depends on the answer.
+        command depends on the response.
         """
         project, (quota, _) = self._settings.project, _quota_of(machine)
         alike = [_quota_of(other) for other in self._machines if other.region == machine.region]
@@ -468,7 +484,7 @@ class VertexChecks:
         request = ShellCommand(
             ask,
             unless=(*preferences, "describe", name, place),
-            otherwise=("echo", f"The quota request failed. Send it here: {console}"),
+            otherwise=("echo", f"The quota request failed. Make it on this page: {console}"),
         )
         return self._enable(_CLOUD_QUOTAS), request
 
@@ -496,7 +512,7 @@ class VertexChecks:
         return name
 
     def _key(self) -> str:
-        """Check that the service agent may use the encryption key; returns the finding in words.
+        """Check that the service agent may use the encryption key. Return the finding in words.
 
         Source: https://cloud.google.com/vertex-ai/docs/general/cmek.
         """
@@ -504,7 +520,10 @@ class VertexChecks:
         known = self._apis.find(_KEYS, f"v1/{name}", name, "check TPU_PIPELINES_ENCRYPTION_KEY")
         state = known.get("primary", {}).get("state", "without a version")
         if state != "ENABLED":
-            raise LackError(f"{name} is {state}", "enable its primary version, or name another key")
+            raise LackError(
+                f"the key {name} has the state {state}, expected ENABLED",
+                "enable its primary version, or set another key",
+            )
         return self._permissions.judge(self._agent(), _ENCRYPTER, self._key_resource())
 
     def _key_resource(self) -> Resource:
@@ -542,14 +561,14 @@ class VertexChecks:
         try:
             endpoint = service.call("EndpointService", "get_endpoint", {"name": name})
         except MissingError:
-            return f"{name} is created by the run"
+            return f"{name} will be created by the run"
         with lacking("", "name another deploy.endpoint", InputError):
             check_access(endpoint, self._deploy)
         return name
 
 
 def _quota_of(machine: MachineSpec) -> tuple[str, int]:
-    """Return the name of a machine's quota and the amount that it needs; spot machines have separate quotas."""
+    """Return the name of a machine's quota and the amount that it needs. Spot machines have separate quotas."""
     entry = machine.slice
     spot = "Preemptible" if machine.spot else ""
     kind = (entry.generation.vertex_pod_quota if entry.hosts > 1 else "") or entry.generation.vertex_quota

@@ -39,12 +39,12 @@ class VertexClient:
     the project's number, and keeps global settings.
 
     Args:
-        settings: Must have project, region and bucket.
-        service: Client of the service; None creates one with the environment's credentials.
-        now: Returns the time, in UTC.
+        settings: Settings of the platform, with project, region and bucket.
+        service: Client of the service. None creates a client with the environment's credentials.
+        now: Function that returns the time, in UTC.
 
     Raises:
-        InputError: If settings are missing; the message lists all.
+        InputError: If settings are missing. The message lists all of them.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class VertexClient:
         self._parent = self._service.parent
 
     def _call(self, method: str, request: Any, kind: str = "PipelineService") -> Any:
-        """Call the service once and convert its errors to those that a `PlatformClient` raises."""
+        """Call the service once, and convert its errors to the errors that a `PlatformClient` raises."""
         return self._service.call(kind, method, request)
 
     # Jobs
@@ -87,16 +87,16 @@ class VertexClient:
         )
 
     def describe(self, job: Job) -> dict[str, Any]:
-        """Return the request that `create` sends, as JSON."""
+        """Return the request that `create` would send, as JSON."""
         from google.protobuf import json_format
 
         return json_format.MessageToDict(types().CreatePipelineJobRequest.pb(self._request(job)))
 
     def create(self, job: Job) -> Submission:
-        """Start a job in the settings' experiment, or return the existing job with its id.
+        """Start a job in the experiment of the settings. If a job with its ID exists, return that job.
 
         A job is added to an experiment through the job's context, which the service creates only when the job starts.
-        Until then this raises OutageError if an experiment is set, and a repeated call finds the existing job.
+        Until then, this method raises OutageError if an experiment is set. A repeated call finds the existing job.
         """
         with contextlib.suppress(ExistsError):
             created = self._call("create_pipeline_job", self._request(job))
@@ -111,9 +111,9 @@ class VertexClient:
         return self._read(existing)
 
     def _put_into_experiment(self, job: Any) -> None:
-        """Add a job to the settings' experiment, unless it is there already or never ran.
+        """Add a job to the experiment of the settings, unless it is there already or never ran.
 
-        Works like Google's SDK: aiplatform/metadata/experiment_resources.py, `_log_pipeline_job`.
+        This method works like Google's SDK: aiplatform/metadata/experiment_resources.py, `_log_pipeline_job`.
         """
         run = job.job_detail.pipeline_run_context.name
         if not run and not run_state(job.state.name).is_final:
@@ -136,13 +136,13 @@ class VertexClient:
             self._call("add_context_children", children, "MetadataService")
 
     def get(self, job_id: str) -> Submission | None:
-        """Return the job with this id; None if there is none."""
+        """Return the job with this ID, or None if there is none."""
         with contextlib.suppress(MissingError):
             return self._read(self._call("get_pipeline_job", {"name": f"{self._parent}/pipelineJobs/{job_id}"}))
         return None
 
     def latest(self, name: str) -> Submission | None:
-        """Return the newest job with this name, or the job with this id."""
+        """Return the newest job with this name, or the job with this ID."""
         if re.fullmatch(r"[\w.-]+", name):
             condition = f'display_name="{name}" AND labels.tpu_pipelines_run:*'
             request = {"parent": self._parent, "filter": condition, "order_by": "create_time desc", "page_size": 1}
@@ -161,7 +161,7 @@ class VertexClient:
                 raise
 
     def find_output(self, job_id: str, step: str, output: str) -> str:
-        """Return the URI of a step's output, also of a cached step; empty if there is none."""
+        """Return the URI of a step's output, or an empty string if there is none. The step may be cached."""
         job = self._call("get_pipeline_job", {"name": f"{self._parent}/pipelineJobs/{job_id}"})
         for task in job.job_detail.task_details:
             if task.task_name.replace("-", "_") == step and output in task.outputs:
@@ -209,7 +209,7 @@ class VertexClient:
         )
 
     def _custom_job(self, job: Any) -> Any:
-        """Return the latest custom job of a pipeline job; None if there is none."""
+        """Return the latest custom job of a pipeline job, or None if there is none."""
         region = job.labels.get("tpu_pipelines_region") or self._settings.region
         request = {
             "parent": f"projects/{self._settings.project}/locations/{region}",
@@ -247,11 +247,11 @@ class VertexClient:
         return self._read_schedule(self._call("update_schedule", request, "ScheduleService"))
 
     def pause_schedule(self, schedule_id: str) -> None:
-        """Pause a schedule: it starts no further runs."""
+        """Pause a schedule. It does not start runs until it is resumed."""
         self._call("pause_schedule", {"name": self._schedule_name(schedule_id)}, "ScheduleService")
 
     def resume_schedule(self, schedule_id: str) -> None:
-        """Resume a schedule; missed runs are not started."""
+        """Resume a schedule. Missed runs are not started."""
         request = {"name": self._schedule_name(schedule_id), "catch_up": False}
         self._call("resume_schedule", request, "ScheduleService")
 
@@ -300,7 +300,7 @@ class VertexClient:
 
 
 def _failure(job: Any, tasks: Mapping[str, Any], custom_job: Any) -> tuple[str, bool]:
-    """Return the error message of a failed pipeline job, and whether the machine of its training is not available."""
+    """Return the error message of a failed pipeline job, and whether its machine for training is not available."""
     errors = {name: task.error for name, task in tasks.items() if task.state.name == "FAILED"}
     lacking = [errors[TRAINING_TASK]] if TRAINING_TASK in errors else []
     if custom_job and custom_job.error.message:

@@ -1,7 +1,7 @@
 """A step as a custom job of Vertex AI, on a machine with a TPU or GPUs.
 
 Google's launcher, a container of google-cloud-pipeline-components, creates the job and waits for it. This module builds
-the launcher step itself: the package is not needed, and its `create_custom_training_job_from_component` cannot set a
+the launcher step without that package, because the package's `create_custom_training_job_from_component` cannot set a
 topology (google_cloud_pipeline_components 2.22, v1/custom_job/utils.py), without which v5e, v6e and later TPUs cannot
 be requested.
 """
@@ -32,13 +32,13 @@ _DESCRIPTIONS = {  # Of the inputs and outputs that a custom job has besides tho
     "timeout": "Time limit of the job: seconds followed by `s`.",
     "strategy": "Kind of the machine: `STANDARD` or `SPOT`.",
     "restart_job_on_worker_restart": "Whether the entire job restarts when one of its workers does.",
-    "service_account": "Service account of the job; empty is the service's default.",
-    "tensorboard": "TensorBoard instance for the job's logs; empty for none.",
-    "network": "Peered VPC network of the job; empty for none.",
-    "psc_interface_config": "Interface to a VPC network. Key: `network_attachment`. Empty for none.",
-    "encryption_spec_key_name": "Customer-managed encryption key; empty is the service's own key.",
+    "service_account": "Service account of the job. Empty means the default of the service.",
+    "tensorboard": "TensorBoard instance for the job's logs. Empty if there is none.",
+    "network": "Peered VPC network of the job. Empty if there is none.",
+    "psc_interface_config": "Interface to a VPC network. Key: `network_attachment`. Empty if there is none.",
+    "encryption_spec_key_name": "Customer-managed encryption key. Empty means the service's key.",
     "enable_web_access": "Whether a shell can be opened on the job's machines.",
-    "persistent_resource_id": "Persistent resource that the job runs on.",
+    "persistent_resource_id": "Persistent resource on which the job runs.",
     "labels": "Labels of the job by name: the configured ones, `tpu_pipelines_run` and `tpu_pipelines_machine`.",
     _RESOURCES: "The job that the launcher started, as JSON.",
 }
@@ -49,36 +49,40 @@ _TYPES = {str: "STRING", bool: "BOOLEAN", dict: "STRUCT"}  # KFP's types of inpu
 
 
 def custom_job_name(job_id: str, step: str = "train_model") -> str:
-    """Return the name of a step's custom job, derived from the pipeline job's id."""
+    """Return the name of a step's custom job, derived from the ID of the pipeline job."""
     return f"{job_id}-{step.replace('_', '-')}"
 
 
 def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, placement: Placement) -> PlacedStep:
-    """Wrap a component as a Vertex custom job: one pool of one replica, on exactly this machine.
+    """Convert a component to a custom job of Vertex AI: one pool of one replica, on exactly this machine.
 
     Args:
         component: Component of one container. It keeps its inputs, outputs, environment variables, code and image.
             Fields of the job that do not change the step's result become inputs with defaults, such as `job_timeout`.
-        machine: Machine with its region. Fallbacks and `max_wait_seconds` are ignored; the submission handles them.
+        machine: Machine with its region. Fallbacks and `max_wait_seconds` are ignored, because the submission handles
+            them.
         settings: Service account, network, key, TensorBoard, labels, environment and bucket.
-        placement: Names and retries of the step, and the folder of the job in the bucket, where a training has its
-            checkpoints. Other resources come from the machine.
+        placement: Names and retries of the step, and the folder of the job in the bucket, which contains the
+            checkpoints of training. Other resources come from the machine.
 
     Raises:
-        InputError: If a custom job does not support the component's arguments, or has inputs of the same names; if the
-            bucket is not on Cloud Storage; or if the machine mounts NFS shares and no network is set.
+        InputError: If a custom job does not support the component's arguments, or has inputs with the same names; if
+            the bucket is not on Cloud Storage; or if the machine mounts NFS shares but no network is set.
     """
     from google.protobuf import json_format
     from kfp import components
 
     if settings.bucket and settings.bucket_location.scheme is not Scheme.GOOGLE:
-        raise InputError(f"Vertex AI writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
+        raise InputError(
+            f"Vertex AI writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}. Set "
+            "TPU_PIPELINES_BUCKET=gs://BUCKET."
+        )
     check_region(settings, machine.region)
     if machine.nfs_mounts and not (settings.network or settings.network_attachment):
         # https://cloud.google.com/vertex-ai/docs/training/train-nfs-share
         raise InputError(
-            f"A job reaches an NFS server through a VPC network. Received: machine.nfs_mounts={machine.nfs_mounts!r} "
-            f"without a network. Add the {setting('network')} or the {setting('network_attachment')}."
+            f"NFS shares require a VPC network. Received: machine.nfs_mounts={machine.nfs_mounts!r} without a "
+            f"network. Add the {setting('network')} or the {setting('network_attachment')}."
         )
     fields = _fields(machine, settings, placement.run)
     inputs = {_PREFIX + key: value for key, value in fields.items() if "{{$" not in str(value)}
@@ -122,26 +126,30 @@ def _check_component(component: Any, container: Mapping[str, Any], inputs: Mappi
     """Check that a component can run as a custom job.
 
     Raises:
-        InputError: If an argument is not supported, or an input or output has the name of one of the job's own.
+        InputError: If an argument is not supported, or an input or output has the same name as an input or output of
+            the job.
     """
     name = component.name
     structured = [word for key in ("command", "args") for word in container.get(key, []) if _STRUCTURED.match(word)]
     if structured:
         raise InputError(
             "A custom job does not support dsl.IfPresentPlaceholder and dsl.ConcatPlaceholder in arguments. Received "
-            f"from {name!r}: {structured[0]}. Give each input an argument of its own."
+            f"from {name!r}: {structured[0]}. Give each input a separate argument."
         )
     own = component.component_spec
     taken = sorted({*inputs, _RESOURCES} & {*(own.inputs or {}), *(own.outputs or {})})
     if taken:
         raise InputError(
-            f"The component {name!r} has inputs or outputs with names that a custom job uses itself: "
-            f"{', '.join(taken)}. Rename them in the component."
+            f"The component {name!r} has inputs or outputs with names that a custom job uses: {', '.join(taken)}. "
+            "Rename them in the component."
         )
 
 
 def _describe(job: Any, step: Any) -> None:
-    """Give the inputs and outputs of a job their descriptions: KFP does not read those of a compiled component."""
+    """Add descriptions to the inputs and outputs of a job.
+
+    KFP does not read the descriptions of a compiled component.
+    """
     described = {**(step.inputs or {}), **(step.outputs or {})}
     for name, spec in {**job.inputs, **job.outputs}.items():
         text = described[name].description if name in described else _DESCRIPTIONS[name.removeprefix(_PREFIX)]
@@ -153,8 +161,8 @@ def _fields(machine: MachineSpec, settings: Settings, name: str) -> dict[str, An
 
     The platform's cache key contains the values of inputs, and arguments with unresolved placeholders
     (https://cloud.google.com/vertex-ai/docs/pipelines/configure-caching). It is not documented whether the key contains
-    defaults of inputs, and resolves placeholders in defaults. So these fields are inputs with defaults, except fields
-    with a placeholder.
+    defaults of inputs, and resolves placeholders in defaults. Therefore, these fields are inputs with defaults, except
+    fields with a placeholder.
     """
     # A slice of several hosts is one replica too: the service starts the container on each of its machines. No machine
     # can continue without the others, so all must restart.
@@ -184,7 +192,7 @@ def _job(
     settings: Settings,
     placement: Placement,
 ) -> dict[str, Any]:
-    """Return the job that the launcher sends; the launcher drops empty fields.
+    """Return the job that the launcher sends. The launcher drops empty fields.
 
     https://github.com/kubeflow/pipelines, components/google-cloud/google_cloud_pipeline_components/container/v1/
     gcp_launcher/job_remote_runner.py, create_job.
@@ -218,14 +226,14 @@ def _job(
 
 
 def _pool(container: Mapping[str, Any], machine: MachineSpec, settings: Settings) -> dict[str, Any]:
-    """Return the job's single worker pool: machine, boot disk if configured, and the step's container."""
+    """Return the job's single worker pool: machine, boot disk if it is configured, and the step's container."""
     hosts = machine.slice.hosts
     own = {variable["name"]: variable.get("value", "") for variable in container.get("env", [])}
     environment = {**own, **settings.environment, **({COUNT_VARIABLE: str(hosts)} if hosts > 1 else {})}
     if len(environment) > _MOST_VARIABLES:
         raise InputError(
-            f"A job on Vertex AI has at most {_MOST_VARIABLES} environment variables. Received: {len(environment)}. "
-            f"Remove some from the {setting('environment')}."
+            f"A job on Vertex AI may have at most {_MOST_VARIABLES} environment variables. Received: "
+            f"{len(environment)}. Remove some from the {setting('environment')}."
         )
     machine_spec: dict[str, Any] = {key: value for key, value in machine.slice.vertex_fields.items() if value}
     if machine.reservation:
@@ -251,7 +259,7 @@ def _pool(container: Mapping[str, Any], machine: MachineSpec, settings: Settings
 
 
 def _escaped(word: str) -> str:
-    """Return a word of a command whose placeholders are replaced by text that is valid inside of a JSON string.
+    """Return a word of a command in which placeholders are replaced by text that is valid inside of a JSON string.
 
     The job is JSON inside of an argument. google_cloud_pipeline_components 2.22, _placeholders.py, json_escape.
     """
@@ -266,12 +274,12 @@ def _nfs_mount(text: str) -> dict[str, str]:
 
 
 def _input(name: str) -> str:
-    """Return the placeholder that the platform replaces by an input's value."""
+    """Return the placeholder that the platform replaces by the value of an input."""
     return f"{{{{$.inputs.parameters['{name}']}}}}"
 
 
 def _as_argument(job: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    """Return the job as JSON, with placeholders that the platform replaces by the inputs' values.
+    """Return the job as JSON, with placeholders that the platform replaces by the values of the inputs.
 
     The platform inserts values other than strings as JSON, so their placeholders have no quotes.
     """

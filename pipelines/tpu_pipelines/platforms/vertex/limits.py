@@ -1,4 +1,4 @@
-"""Longest texts that Vertex AI stores."""
+"""Limits of the length of texts in Vertex AI."""
 
 from tpu_pipelines.platforms.limits import Limit
 

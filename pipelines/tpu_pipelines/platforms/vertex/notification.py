@@ -12,13 +12,15 @@ def vertex_pipelines_notification_email(
     recipients: List[str],  # noqa: UP006
     pipeline_task_final_status: dsl.PipelineTaskFinalStatus,
 ) -> dsl.ContainerSpec:
-    """Let Vertex AI send an e-mail: the service reads this component's name and inputs, and never runs it.
+    """Let Vertex AI send an e-mail.
+
+    The service reads the name and inputs of this component, and never runs it.
 
     Source of its name, inputs and container: google_cloud_pipeline_components/v1/vertex_notification_email/component.py
 
     Args:
         recipients: E-mail addresses to send to.
-        pipeline_task_final_status: How the run ended, from the platform.
+        pipeline_task_final_status: Final status of the run, from the platform.
     """
     module = "google_cloud_pipeline_components.container.v1.vertex_notification_email.executor"
     return dsl.ContainerSpec(

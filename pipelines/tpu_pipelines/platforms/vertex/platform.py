@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Vertex:
-    """Vertex AI Pipelines; the training is a custom job on a machine with a TPU or GPUs."""
+    """Vertex AI Pipelines. The training step is a custom job on a machine with a TPU or GPUs."""
 
     name = "vertex"
     title = "Vertex AI"
@@ -39,7 +39,7 @@ class Vertex:
         return VERTEX_TASK_SECONDS
 
     def check_settings(self, settings: Settings) -> None:
-        """Check labels, network, TensorBoard, and the region of everything that is regional."""
+        """Check labels, network, TensorBoard, and the region of all regional resources."""
         settings_rules.check(settings)
 
     def check_config(self, config: "Config") -> None:
@@ -63,7 +63,7 @@ class Vertex:
         return in_region(machine, region)
 
     def training_retries(self, machine: "MachineSpec") -> int:
-        """Return 0: the service itself restarts a custom job whose machine is lost."""
+        """Return 0, because the service restarts a custom job whose machine is lost."""
         return 0
 
     def memory_request(self, config: "Config", step: str, gib: float) -> float | None:
@@ -73,11 +73,11 @@ class Vertex:
         return memory_request(config, step, gib)
 
     def disk_request(self, num_bytes: int) -> str:
-        """Return an empty text: the disk of a step cannot be set."""
+        """Return an empty string, because the disk of a step cannot be set."""
         return ""
 
     def disk_warning(self, num_bytes: int) -> str:
-        """Return a warning if the records may not fit the disk that every step has."""
+        """Return a warning if the records may not fit on the disk that every step has."""
         from tpu_pipelines.platforms.vertex.resources import disk_warning
 
         return disk_warning(num_bytes)

@@ -32,23 +32,26 @@ def in_region(machine: MachineSpec, region: str) -> MachineSpec:
 
 
 def memory_request(config: Config, step: str, need_gib: float) -> float | None:
-    """Return the memory to request so that a step can use `need_gib` GiB; None if the step has a whole host."""
+    """Return the memory to request so that a step can use `need_gib` GiB.
+
+    Return None if the step has a whole host.
+    """
     if step == "train_model" or (step == "evaluate_model" and config.evaluation_machine):
         return None
     return need_gib if need_gib <= _FREE_GIB else need_gib * (1 + _AGENTS_SHARE) + _AGENTS_GIB
 
 
 def disk_warning(num_bytes: int) -> str:
-    """Return a warning if records of this size may not fit the disk of a step; else an empty text."""
+    """Return a warning if records of this size may not fit on the disk of a step, otherwise an empty string."""
     if num_bytes <= DISK_GIB * 10**9:
         return ""
-    return f"records of this size may not fit the disk of a step, which has {DISK_GIB} GB"
+    return f"records of this size may not fit on the disk of a step, which has {DISK_GIB} GB"
 
 
 def limit_time(task: Any, seconds: int) -> Any:
-    """Set the time limit of a task, 0 for none; returns the task.
+    """Set the time limit of a task. 0 means no limit. Return the task.
 
-    The service has no time limit for a task, so the container has one.
+    The service has no time limit for a task, so the limit is set in the container.
     """
     if seconds:
         command = ["timeout", "--kill-after=60", str(seconds)]
@@ -60,7 +63,7 @@ def check_config(config: Config) -> None:
     """Check that the service supports all requested resources.
 
     Raises:
-        InputError: If the service would ignore or refuse a resource.
+        InputError: If the service would ignore or reject a resource.
     """
     times = {f"resources.{step}.timeout": requested.timeout for step, requested in config.resources.items()}
     times["machine.timeout_seconds"] = config.machine.timeout_seconds if config.machine else 0
@@ -73,7 +76,7 @@ def check_config(config: Config) -> None:
     if config.data.engine == FAN_OUT and config.data.engine_tasks > _MOST_FAN_OUT_TASKS:
         raise InputError(
             f"Too many tasks: expected data.engine_tasks from 1 to {_MOST_FAN_OUT_TASKS} with data.engine=fan_out. "
-            f"Received: {config.data.engine_tasks}. On Vertex AI a step reads and writes at most 100 artifacts, and "
+            f"Received: {config.data.engine_tasks}. On Vertex AI, a step reads and writes at most 100 artifacts, and "
             "one step merges the parts of all tasks. Lower data.engine_tasks."
         )
     on_machines = [step for step, requested in config.resources.items() if step == "train_model" or requested.machine]
@@ -81,8 +84,10 @@ def check_config(config: Config) -> None:
         if value := getattr(config.resources[step], name):
             is_disk = name == "disk" and step == "train_model"
             raise InputError(
-                f"On Vertex AI a step with a machine uses the whole host, so cpu, memory and disk cannot be set. "
-                f"Received: resources.{step}.{name}={value!r}. Remove it"
+                (
+                    "On Vertex AI, a step with a machine uses the whole host, so cpu, memory and disk cannot be set. "
+                    f"Received: resources.{step}.{name}={value!r}. Remove it"
+                )
                 + ("; machine.boot_disk_size_gb sets the disk." if is_disk else ".")
             )
     for step, requested in config.resources.items():

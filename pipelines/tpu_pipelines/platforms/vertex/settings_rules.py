@@ -15,7 +15,7 @@ def check(settings: Settings) -> None:
     """Check that the service accepts all settings together.
 
     Raises:
-        InputError: If it does not; the message names all mistakes.
+        InputError: If the service would reject them. The message names all mistakes.
     """
     mistakes = Mistakes()
     if len(settings.labels) > _MOST_LABELS:
@@ -32,8 +32,8 @@ def check(settings: Settings) -> None:
         )
     if settings.tensorboard and not settings.service_account:
         mistakes.add(
-            f"TensorBoard requires a service account. Received: tensorboard={settings.tensorboard!r} without one. "
-            f"Add the {setting('service_account')}."
+            f"TensorBoard requires a service account. Received: tensorboard={settings.tensorboard!r} without a "
+            f"service account. Add the {setting('service_account')}."
         )
     mistakes.raise_all()
 
@@ -42,12 +42,12 @@ def check_region(settings: Settings, region: str) -> None:
     """Check that regional resources are in the region of a job.
 
     Raises:
-        InputError: If a resource is in another region; the message names it.
+        InputError: If a resource is in another region. The message names the resource.
     """
     for name in _OF_REGION:
         value = getattr(settings, name)
         if value and region and value.split("/")[3] != region:
             raise InputError(
                 f"The {setting(name)} must be in the region {region}, where the job runs. "
-                f"Received: {value!r}. Use one in that region."
+                f"Received: {value!r}. Use a resource in that region."
             )

@@ -166,7 +166,10 @@ def test_mistake_is_a_paragraph_on_stderr_and_exit_code_2(monkeypatch, capsys):
 
 def test_sigterm_is_a_line_on_stderr_and_exit_code_143(monkeypatch, capsys):
     assert _run(lambda _: os.kill(os.getpid(), signal.SIGTERM), monkeypatch) == 143
-    assert capsys.readouterr() == ("", "error: ended by SIGTERM; run the same step again to continue\n")
+    assert capsys.readouterr() == (
+        "",
+        "error: The process ended because of SIGTERM. Run the same step again to continue.\n",
+    )
 
 
 def test_defect_keeps_its_stack_trace(monkeypatch):

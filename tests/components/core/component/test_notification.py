@@ -99,7 +99,7 @@ def test_a_redirect_is_refused_and_not_followed_without_the_message(chat, status
 @pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 secret\r\n\r\n"])
 def test_a_server_that_does_not_speak_http_is_named_without_a_stack_trace(chat, answer):
     chat.answers = [answer]
-    with pytest.raises(InputError, match=r"The webhook at 127\.0\.0\.1 sent no valid HTTP response") as caught:
+    with pytest.raises(InputError, match=r"The webhook at 127\.0\.0\.1 did not send a valid HTTP response") as caught:
         post(f"{chat.url}/services/secret", "digits failed", AT_ONCE)
     assert "secret" not in str(caught.value)
     assert caught.value.__cause__ is None

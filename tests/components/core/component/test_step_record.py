@@ -45,7 +45,7 @@ def test_sigterm_ends_the_step_and_is_recorded_in_words(tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
     record = _record(tmp_path)
     assert (ended.value.code, record["state"], record["is_input_error"]) == (143, "failed", False)
-    assert record["error"] == "ended by SIGTERM; run the same step again to continue"
+    assert record["error"] == "The process ended because of SIGTERM. Run the same step again to continue."
 
 
 def test_second_run_replaces_the_record(tmp_path):

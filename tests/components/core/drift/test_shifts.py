@@ -296,7 +296,7 @@ def test_the_command_says_what_has_drifted(tmp_path, capsys):
     assert "threshold" in out
     assert (
         "below 0.00125, which is 0.01 (for a confidence of 0.99) divided among 8 tests (Bonferroni). "
-        "Tests: Kolmogorov and Smirnov's test (" in out
+        "Tests: the Kolmogorov-Smirnov test (" in out
     )
     assert "the chi-squared test (classes)." in out
     page = tmp_path / "drift.html"

@@ -256,5 +256,5 @@ def test_records_of_an_earlier_version_have_ids_of_scheme_1(tmp_path):
     assert load_identities(tmp_path, "train").tolist() == [(1, 0), (2, 0)]
     assert load_identities(tmp_path, "test") is None
     np.savez(tmp_path / "examples.npz", train=np.zeros(3))
-    with pytest.raises(InputError, match=r"examples\.npz: expected the IDs of examples, received an array of float64"):
+    with pytest.raises(InputError, match=r"examples\.npz: expected example IDs, received an array of float64"):
         load_identities(tmp_path, "train")

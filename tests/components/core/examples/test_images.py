@@ -185,7 +185,7 @@ def test_tiles_of_a_tiff_file_are_decoded_and_count_as_pixels():
 def test_a_tile_that_pillow_and_libtiff_read_differently_is_refused(kind):
     """Each takes the first entry of a type that it supports, and Pillow does not support 17, SLONG8."""
     first = ((322, kind, 112), (323, kind, 112))
-    with pytest.raises(UnreadableImageError, match="ambiguous tags for its size"):
+    with pytest.raises(UnreadableImageError, match="gives its size more than once"):
         read_image(tiled_tiff(1, 16, first=first), AS_FOUND)
 
 
@@ -309,7 +309,7 @@ def test_damaged_exif_turns_nothing(damage):
 
 
 def test_a_photo_of_a_phone_names_what_reads_it():
-    for brand, plugin in ((b"heic", "HEIC .*pillow-heif"), (b"avif", "AVIF .*Pillow built with AVIF")):
+    for brand, plugin in ((b"heic", "HEIC .*pillow-heif"), (b"avif", "AVIF .*version of Pillow with AVIF")):
         with pytest.raises(UnreadableImageError, match=plugin):
             read_image(b"\0\0\0\x18ftyp" + brand + b"\0" * 40, ImageRule(None, 0, formats=images.SERVED_FORMATS))
     assert images.has_image_suffix("IMG_1.HEIC")
@@ -517,6 +517,6 @@ def _signed_tiff(values: np.ndarray) -> bytes:
 
 def test_values_below_0_are_refused_and_do_not_become_bright():
     values = np.array([[-1000, 0], [300, 32767]])
-    with pytest.raises(UnreadableImageError, match=r"16-bit values from -1,000 to 32,767, .* add the same offset"):
+    with pytest.raises(UnreadableImageError, match=r"16-bit values from -1,000 to 32,767, .* Add the same offset"):
         read_image(_signed_tiff(values), AS_FOUND)
     assert read_image(_signed_tiff(np.maximum(values, 0)), AS_FOUND).pixels[..., 0].tolist() == [[0, 0], [1, 127]]

@@ -48,7 +48,7 @@ def test_attention_is_that_of_a_cpu_on_every_device():
 
 def test_backend_that_keras_does_not_run_is_refused():
     device.prepare("tensorflow", "cpu", 1, "float32")
-    with pytest.raises(InputError, match=r"Cannot use the jax backend: Keras already runs tensorflow"):
+    with pytest.raises(InputError, match=r"Cannot use the jax backend: Keras already uses tensorflow"):
         device.prepare("jax", "cpu", 1, "float32")
     import os
 

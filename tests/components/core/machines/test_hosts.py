@@ -71,7 +71,10 @@ def test_hosts_are_those_that_the_environment_tells_of(environment, expected):
         ({"TPU_PIPELINES_HOST": "4/4@there"}, r"expected INDEX/COUNT@ADDRESS.*Received: '4/4@there'"),
         ({"TPU_PIPELINES_HOST": "there"}, "Received: 'there'"),
         ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "2"}, "give this host the index 2 of 2 hosts"),
-        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "second"}, "TPU_WORKER_ID='second' is not a number"),
+        (
+            {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "second"},
+            r"TPU_WORKER_ID must be a number\. Received: 'second'",
+        ),
         (
             {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_PIPELINES_HOST_COUNT": "4"},
             r"TPU_WORKER_ID list 2 hosts, but its machine has 4\. Start each host with --hosts I",
@@ -79,7 +82,7 @@ def test_hosts_are_those_that_the_environment_tells_of(environment, expected):
         (
             {**_spec("workerpool0", 0, {"workerpool0": ["x:1"]}), "TPU_PIPELINES_HOST_COUNT": "4", **_NO_METADATA},
             r"this host among the 4 hosts of its machine.* TPU_WORKER_ID, CLUSTER_SPEC with 4 members, or worker-netw"
-            r".*Received: CLUSTER_SPEC: .*x:1.*\. Start .* --hosts INDEX/4@ADDRESS, or set TPU_PIPELINES_HOST",
+            r".*Received: CLUSTER_SPEC: .*x:1.*\. Start .* --hosts INDEX/4@ADDRESS, .* or set TPU_PIPELINES_HOST",
         ),
         ({"CLUSTER_SPEC": "{"}, "CLUSTER_SPEC does not have Vertex AI's format"),
         ({"CLUSTER_SPEC": "[]"}, "CLUSTER_SPEC does not have Vertex AI's format"),
@@ -192,7 +195,7 @@ def test_a_training_that_is_not_told_its_host_ends_before_it_begins(
     done = run_step_here("train_model", quick, records=digits_records, output=tmp_path / "model")
     assert (done.returncode, done.stdout) == (2, "")
     message = done.stderr.splitlines()[-1]
-    assert message.startswith("error: Cannot find the index of this host among the 4 hosts of its machine, and")
+    assert message.startswith("error: Cannot find the index of this host among the 4 hosts of its machine; hosts")
     assert "Received: environment: nothing. Start each host with --hosts INDEX/4@ADDRESS" in message
     assert list(tmp_path.iterdir()) == []
 

@@ -195,7 +195,7 @@ def test_other_names_are_understood_where_they_mean_one_slice(alias, name):
         ("l4-1x", r"no machine 'l4-1x'\. Expected one of l4-1,"),
         ("h10-8", r"no machine 'h10-8'.*Did you mean 'h100-8'"),
         ("g2-standard-8", r"a machine type, not a short name\. Expected one of l4-1 \(g2-standard-8, 1 NVIDIA_L4\)"),
-        ("", r"Expected a name or a machine_type\. Received: neither\. Add, for example, name: v5e-8"),
+        ("", r"needs a name or a machine_type\. Received: neither\. Add, for example, name: v5e-8"),
     ],
 )
 def test_unknown_names_are_refused_with_the_nearest(name, message):
@@ -245,7 +245,7 @@ def test_unknown_names_are_refused_with_the_nearest(name, message):
         ),
         ({"machine_type": "ct5p-hightpu-4t", "tpu_topology": "2x2"}, r"tpu_topology='2x2'.*Nearest: v5p-8"),
         ({"name": "v5e-8", "tpu_topology": "4x4"}, r"'v5e-8' means tpu_topology='2x4'\. Received: tpu_topology='4x4'"),
-        ({"spot": True}, r"Expected a name or a machine_type\. Received: neither"),
+        ({"spot": True}, r"needs a name or a machine_type\. Received: neither"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused_with_the_nearest(fields, message):
@@ -302,7 +302,7 @@ def test_fields_that_do_not_go_together_are_refused_with_the_nearest(fields, mes
         ),
         (
             {"name": "v5e-8", "disable_retries": True, "restart_job_on_worker_restart": True},
-            r"disable_retries would override restart_job_on_worker_restart\. Received: both true",
+            r"disable_retries would override restart_job_on_worker_restart\. Received: both are true",
         ),
     ],
 )
@@ -314,14 +314,17 @@ def test_what_vertex_would_refuse_is_refused(fields, message):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (8, r"Cannot use machine: expected a short name or a mapping of fields\. Received: 8"),
+        (8, r"Cannot use machine: expected the short name of a machine, .*, or a mapping of fields\. Received: 8"),
         ({"name": 8}, r"Cannot use machine: There is no machine '8'"),
         ({"name": "v5e-8", "spot": "yes"}, r"machine\.spot is 'yes', expected true or false"),
         ({"name": "v5e-8", "timeout_seconds": 1.5}, r"machine\.timeout_seconds is 1\.5, expected a whole number"),
         ({"name": "v5e-8", "spto": True}, r"Unknown key 'spto' in machine: .*Did you mean 'spot'\?"),
         ({"machineType": "cloud-tpu"}, r"Unknown key 'machineType' in machine: .*Did you mean 'machine_type'\?"),
         ({"name": "v5e-8", "fallbacks": "v6e-8"}, r"machine\.fallbacks: expected a list .*Received: 'v6e-8'"),
-        ({"name": "v5e-8", "fallbacks": [["v6e-8"]]}, r"machine\.fallbacks\[0\]: expected a short name .*\['v6e-8'\]"),
+        (
+            {"name": "v5e-8", "fallbacks": [["v6e-8"]]},
+            r"machine\.fallbacks\[0\]: expected the short name .*\['v6e-8'\]",
+        ),
         (
             {"name": "v5e-8", "fallbacks": ["v3-8", "v6e-9"]},
             r"machine\.fallbacks\[1\]: There is no machine 'v6e-9'",

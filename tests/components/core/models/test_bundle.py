@@ -113,7 +113,8 @@ def test_what_is_too_large_does_not_travel(folder, name):
         file.truncate((256 << 20) + 1)
     model = folder / (name if name.endswith(".keras") else "my_model.py")
     with pytest.raises(
-        InputError, match=rf"at most 268,435,456 bytes of files, received 268,.*in '{name}'\. Put large files"
+        InputError,
+        match=rf"at most 268,435,456 bytes of files, received 268,.*The largest file is '{name}'\. Put large files",
     ):
         bundle_of(str(model))
 
@@ -158,7 +159,9 @@ def test_what_is_no_bundle_is_refused_every_time_and_leaves_nothing(folder):
     with zipfile.ZipFile(other, "w") as zipped:
         zipped.writestr("my_model.py", "")
     for content in (b"no archive", b"no archive", other.getvalue()):
-        with pytest.raises(InputError, match=r"Cannot open the code in code\.zip: expected a bundle.*received another"):
+        with pytest.raises(
+            InputError, match=r"Cannot open the code in code\.zip: it is not a bundle.* Expected the path"
+        ):
             open_bundle(content, hashlib.sha256(content).hexdigest(), "code.zip")
         assert set(all_opened.iterdir()) == before
 
@@ -256,7 +259,7 @@ def test_a_subclassed_model_without_its_configuration_is_told_what_to_write(fold
     (folder / "net.py").write_text(_SUBCLASSED.replace("def get_config", "def other"))
     name = str(folder / "net.py")
     with pytest.raises(
-        InputError, match=r"net\.py' cannot be saved: Object Net was created by .* Give each class a get_con"
+        InputError, match=r"net\.py' cannot be saved: Object Net was created by .* Give each class, .* a get_con"
     ):
         check_rebuilds(build_model(name, _DIGITS, {}), name, "classification")
 

@@ -194,10 +194,10 @@ def test_model_of_the_other_kind_of_data_is_refused_in_words(tmp_path):
     [
         (
             "",
-            r"takes \(\): got an .* 'image_shape'\. It is called with the .* image_shape=\(8, 8, 1\), num_c",
+            r"has the parameters \(\): got an .* 'image_shape'\. .* image_shape=\(8, 8, 1\), num_c",
         ),
-        ("shape, num_classes", r"takes \(shape, num_classes\): missing a required argument: 'shape'"),
-        ("shape, classes, /", r"takes \(shape, classes, /\): missing a required .*'shape'"),
+        ("shape, num_classes", r"has the parameters \(shape, num_classes\): missing a required argument: 'shape'"),
+        ("shape, classes, /", r"has the parameters \(shape, classes, /\): missing a required .*'shape'"),
         (
             "image_shape, num_classes, units",
             r"missing a required argument: 'units'\. It is called with the .* image_shape=",
@@ -207,7 +207,7 @@ def test_model_of_the_other_kind_of_data_is_refused_in_words(tmp_path):
 def test_builder_with_the_wrong_arguments_is_told_what_it_gets(tmp_path, arguments, said):
     path = tmp_path / "mine.py"
     path.write_text(f"def build_model({arguments}):\n    pass\n")
-    with pytest.raises(InputError, match=rf"{said}.* Write def build_model\(image_shape, num_classes\),"):
+    with pytest.raises(InputError, match=rf"{said}.* Write def build_model\(image_shape, num_classes\)"):
         build_model(str(path), _DIGITS, {})
 
 
@@ -229,7 +229,7 @@ def test_pytorch_code_is_told_that_keras_is_expected(tmp_path, monkeypatch, code
         sys.modules["torch"].nn = sys.modules["torch.nn"]
         sys.modules["torch.nn"].Module = type("Module", (), {"__module__": "torch.nn.modules.module"})
     with pytest.raises(
-        InputError, match=r"This is PyTorch code, .* a Keras model is required: write it with keras\.layers\.$"
+        InputError, match=r"This is PyTorch code, .* a Keras model is required: write the model with keras\.layers\.$"
     ):
         build_model(str(path), _DIGITS, {})
 
@@ -257,10 +257,10 @@ def test_model_that_is_not_there_is_named(name, message):
         ),
         ("layers = keras.layers", r"Cannot import the model .*mine\.py': NameError: name 'keras' is not defined"),
         ("def build_model(:\n", r"Cannot import the model .*mine\.py.*invalid syntax"),
-        ("def build_model(image_shape, num_classes):\n    kears", r"could not be built .*NameError: name 'kears'"),
+        ("def build_model(image_shape, num_classes):\n    kears", r"Cannot build the model .*NameError: name 'kears'"),
         (
             "def build_model(image_shape, num_classes):\n    return 1 / 0\n",
-            r"with \{\} \(mine.py, line 2\): ZeroDivisionError: division by zero",
+            r"with the parameters \{\} \(mine.py, line 2\): ZeroDivisionError: division by zero",
         ),
         (
             "def build_model(image_shape, num_classes):\n    pass",
@@ -488,24 +488,44 @@ def test_one_output_for_two_classes_is_the_probability_of_the_second(tmp_path, l
         (
             _PAIR,
             "layers.Dense(1, activation='tanh')(body)",
-            r'layer with sigmoid, received .*tanh\. End it with keras\.layers\.Dense\(1, activation="sigmoid"\)',
+            r'layer with sigmoid, received .*tanh\. End the model with keras\.layers\.Dense\(1, activation="sigmoid"\)',
         ),
-        (_PAIR, "keras.ops.squeeze(layers.Dense(1)(body), -1)", r"End it with keras\.layers\.Reshape\(\(1,\)\)"),
-        (_PAIR, "[layers.Dense(1)(body), layers.Dense(2)(body)]", r"with a single output, which ends with"),
+        (_PAIR, "keras.ops.squeeze(layers.Dense(1)(body), -1)", r"End the model with keras\.layers\.Reshape\(\(1,\)\)"),
+        (_PAIR, "[layers.Dense(1)(body), layers.Dense(2)(body)]", r"with a single output that ends with"),
         (
             _PAIR,
             "layers.Dense(2, activation='sigmoid')(body)",
-            r'End it with .*Dense\(num_classes, activation="softmax"',
+            r'End the model with .*Dense\(num_classes, activation="softmax"',
         ),
-        (_PAIR, "layers.Reshape((1, 1))(layers.Dense(1)(body))", r"End it with keras\.layers\.Reshape\(\(1,\)\)"),
-        (_PAIR, "layers.Reshape((1, 2))(layers.Dense(2)(body))", r"End it with keras\.layers\.Reshape\(\(2,\)\)"),
-        (_PAIR, "layers.Dense(2)(layers.Reshape((8, 8))(body))", r"keras\.layers\.Flatten\(\), or .* pooling, before"),
-        (_DIGITS, _SIGMOID, r'End it with keras\.layers\.Dense\(num_classes, activation="softmax"\)'),
+        (
+            _PAIR,
+            "layers.Reshape((1, 1))(layers.Dense(1)(body))",
+            r"End the model with keras\.layers\.Reshape\(\(1,\)\)",
+        ),
+        (
+            _PAIR,
+            "layers.Reshape((1, 2))(layers.Dense(2)(body))",
+            r"End the model with keras\.layers\.Reshape\(\(2,\)\)",
+        ),
+        (
+            _PAIR,
+            "layers.Dense(2)(layers.Reshape((8, 8))(body))",
+            r"keras\.layers\.Flatten\(\), or .* pooling layer, before",
+        ),
+        (_DIGITS, _SIGMOID, r'End the model with keras\.layers\.Dense\(num_classes, activation="softmax"\)'),
         (_DIGITS, "layers.Dense(1, activation='softmax')(body)", r'output \(None, 10\).*activation="softmax"\)'),
-        (_LABELS, _SIGMOID, r'End it with keras\.layers\.Dense\(num_classes, activation="sigmoid"\)'),
-        (_NUMBER, _SIGMOID, r"last layer without an activation, .* End it with keras\.layers\.Dense\(num_targets\)"),
+        (_LABELS, _SIGMOID, r'End the model with keras\.layers\.Dense\(num_classes, activation="sigmoid"\)'),
+        (
+            _NUMBER,
+            _SIGMOID,
+            r"last layer without an activation, .* End the model with keras\.layers\.Dense\(num_targets\)",
+        ),
         (_NUMBER, "layers.ReLU()(layers.Dense(1)(body))", r"without an activation, received one with relu"),
-        (_NUMBER, "layers.Dense(1, activation='softmax')(body)", r"always 1\. End it with .*Dense\(num_targets\)\."),
+        (
+            _NUMBER,
+            "layers.Dense(1, activation='softmax')(body)",
+            r"always 1\. End the model with .*Dense\(num_targets\)\.",
+        ),
     ],
 )
 def test_what_to_write_is_said_of_an_ending_that_does_not_fit(tmp_path, interface, last, message):
@@ -533,7 +553,7 @@ def test_one_output_of_a_file_whose_layers_have_keras_default_names_gets_the_oth
     ],
 )
 def test_a_layer_with_the_name_of_one_that_is_added_is_to_be_renamed(tmp_path, interface, last):
-    with pytest.raises(InputError, match=r"has a layer with the name '\w+', which .*\. Rename it\."):
+    with pytest.raises(InputError, match=r"has a layer with the name '\w+', which .*\. Rename the model's layer\."):
         build_model(_ending_in(tmp_path, last, interface.task.size_fact), interface, {})
 
 
@@ -557,7 +577,7 @@ def test_a_training_step_of_a_models_own_is_refused_with_one_output(tmp_path):
         "    body = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(inputs))\n"
         "    return Own(inputs, keras.layers.Dense(1, activation='sigmoid')(body))\n"
     )
-    with pytest.raises(InputError, match=r'own train_step: .* model with one output, .*activation="softmax"\)\.'):
+    with pytest.raises(InputError, match=r'own train_step: .* model with one output .*activation="softmax"\)\.'):
         build_model(str(path), _PAIR, {})
 
 

@@ -103,5 +103,5 @@ def test_weights_of_another_model_are_refused(folder):
 
 def test_missing_folder_is_named(tmp_path):
     device.prepare("tensorflow", "cpu", 1, "float32")
-    with pytest.raises(InputError, match=r"Cannot load the model in .*gone.*check the path"):
+    with pytest.raises(InputError, match=r"Cannot load the model in .*gone.*Check the path"):
         load_trained_model(tmp_path / "gone")

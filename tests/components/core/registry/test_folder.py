@@ -129,7 +129,7 @@ def test_promoting_the_champion_again_changes_nothing(registry, promote_new):
 
 def test_a_number_without_zeros_is_the_same_version(registry, promote_new):
     promote_new("one")
-    with pytest.raises(InputError, match="Version 0001 of 'digits' is the champion already"):
+    with pytest.raises(InputError, match="Version 0001 of 'digits' already has the alias champion"):
         registry.override("1", "champion", "by hand")
     assert promote(registry, "1", "").by == GATE
     assert len(registry.moves()) == 1
@@ -222,7 +222,7 @@ def test_an_alias_that_moved_since_the_comparison_stays(registry, register, prom
     register("two")
     promote(registry, register("three").number, "0001")
     for against, words in (
-        ("0001", "compared with 0001, but meanwhile the champion is 0003"),
+        ("0001", "compared with 0001, but the champion is now 0003"),
         ("", "compared with no version, but"),
     ):
         with pytest.raises(InputError, match=words):
@@ -571,7 +571,7 @@ def test_an_unreadable_version_is_passed_over_with_a_warning_and_keeps_its_numbe
     assert promote_new("d").version == "0004"
     assert register("a").number == "0005"
     assert registry.numbers() == ("0001", "0002", "0003", "0004", "0005")
-    warning = rf"warning: version 0001 of 'digits' is skipped\. Cannot read .*0001/{VERSION_FILE}: "
+    warning = rf"Warning: version 0001 of 'digits' is skipped\. Cannot read .*0001/{VERSION_FILE}: "
     assert len(re.findall(warning, capfd.readouterr().err)) == 1
 
 

@@ -145,9 +145,9 @@ def test_what_was_changed_after_it_was_signed_is_refused(signed, keys, change):
     make, words = _CHANGES[change]
     verify_folder(signed / "export", keys[1])
     make(signed)
-    with pytest.raises(InputError, match=f"(?s)^Refused .*export: .*{words}"):
+    with pytest.raises(InputError, match=f"(?s)^Rejected .*export: .*{words}"):
         verify_folder(signed / "export", keys[1])
-    with pytest.raises(InputError, match=r"^Refused "):
+    with pytest.raises(InputError, match=r"^Rejected "):
         verify_version(signed, keys[1])
 
 
@@ -182,9 +182,9 @@ def test_another_signed_export_in_a_version_is_not_loaded(signed, registered, ke
         removed = ("model.sig", "version.json", "README.md")
     for name in removed:
         (export.parent / name).unlink()
-    with pytest.raises(InputError, match=r"^Refused .*0001: "):
+    with pytest.raises(InputError, match=r"^Rejected .*0001: "):
         verify_export(str(export), keys[1])
-    with pytest.raises(InputError, match=r"^Refused .*0001: "):
+    with pytest.raises(InputError, match=r"^Rejected .*0001: "):
         fetch_verified(str(export), keys[1], tmp_path / "scratch")
 
 
@@ -195,11 +195,11 @@ def test_a_version_in_the_place_of_another_one_is_refused(registered, keys, tmp_
     first.symlink_to(second)
     shutil.copytree(root / "digits", root / "mnist", symlinks=True)
     for place, name in ((first, "digits@0001"), (root / "mnist" / "versions" / "0002", "mnist@0002")):
-        with pytest.raises(InputError, match=f"^Refused {place}: expected {name}, received digits@0002, "):
+        with pytest.raises(InputError, match=f"^Rejected {place}: expected {name}, received digits@0002, "):
             verify_export(f"{place}/export", keys[1])
-        with pytest.raises(InputError, match=f"^Refused {place}: expected {name}, received digits@0002, "):
+        with pytest.raises(InputError, match=f"^Rejected {place}: expected {name}, received digits@0002, "):
             fetch_verified(f"{place}/export", keys[1], tmp_path / name)
-    with pytest.raises(InputError, match=r"0001: expected digits@0001, received digits@0002, "):
+    with pytest.raises(InputError, match=r"0001: expected digits@0001, but its signed name is digits@0002, "):
         verify_version(first, keys[1])
 
 
@@ -215,7 +215,7 @@ def test_a_version_from_before_there_were_names_is_verified(registered, keys, tm
 
 def test_another_key_is_refused(registered, tmp_path):
     _, other = write_keys(tmp_path)
-    with pytest.raises(InputError, match=r"^Refused .*0001: .*received a signature made with another key\."):
+    with pytest.raises(InputError, match=r"^Rejected .*0001: .*received a signature made with another key\."):
         verify_version(registered.version("0001").directory, other)
 
 
@@ -303,7 +303,7 @@ def test_an_export_is_fetched_whole_before_it_is_verified(registered, keys, tmp_
 
 def test_what_cannot_be_copied_is_named(signed, keys, tmp_path):
     os.mkfifo(signed / "export" / "pipe")
-    with pytest.raises(InputError, match=r"^Refused .*0001: .*received a pipe, a socket or a device: export/pipe\."):
+    with pytest.raises(InputError, match=r"^Rejected .*0001: .*received a pipe, a socket or a device: export/pipe\."):
         fetch_verified(str(signed / "export"), keys[1], tmp_path / "scratch")
 
 
@@ -314,13 +314,13 @@ def test_on_a_bucket_a_version_and_the_export_alone_are_verified(registered, key
     storage.upload(Path(keys[1]), "gs://bucket/signing.pub")
     assert verify_export("gs://bucket/all/0001/export", keys[1]) == "gs://bucket/all/0001"
     assert fetch_verified("gs://bucket/all/0001/export", keys[1], tmp_path).parent.joinpath("version.json").is_file()
-    with pytest.raises(InputError, match=r"all/0001: expected digits, received digits@0001, "):
+    with pytest.raises(InputError, match=r"all/0001: expected digits, but its signed name is digits@0001, "):
         verify_export("gs://bucket/all/0001/export", keys[1], "digits")
     with pytest.raises(InputError, match=r"^Cannot read 'gs://bucket/none'"):
         verify_export("gs://bucket/none/export", keys[1], "digits")
     assert verify_export("gs://bucket/copy", "gs://bucket/signing.pub") == "gs://bucket/copy"
     bucket.blob("copy/more").upload_from_string("")
-    with pytest.raises(InputError, match=r"^Refused gs://bucket/copy: .*added: more"):
+    with pytest.raises(InputError, match=r"^Rejected gs://bucket/copy: .*added: more"):
         fetch_verified("gs://bucket/copy", keys[1], tmp_path)
 
 

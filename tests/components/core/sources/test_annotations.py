@@ -50,7 +50,7 @@ def test_label_studios_images_are_found_where_it_keeps_them(tmp_path):
     listing = _listed(tmp_path / "export.json", tasks, group_column="patient", columns=columns)
     assert _by_key(listing) == {"upload/1/a.png": "cat", "upload/1/b.png": "dog", "cats/c.png": "cat"}
     assert dict(zip(listing.keys, listing.groups, strict=True))["cats/c.png"] == "8"
-    assert listing.notes[0] == "left out 1 of 4 items, which nobody annotated"
+    assert listing.notes[0] == "left out 1 of 4 items, because nobody annotated them"
 
 
 def test_the_only_field_and_the_only_question_need_no_names(tmp_path):
@@ -101,7 +101,7 @@ def test_cvats_tags_are_the_labels_of_its_images(tmp_path):
     path.write_text(_XML.format(""))
     listing = list_examples(WriteParams(f"cvat:{path}"))
     assert _by_key(listing) == {"images/a.png": "cat", "images/more/b.png": "dog"}
-    assert listing.notes[0] == "left out 1 of 3 items, which nobody annotated"
+    assert listing.notes[0] == "left out 1 of 3 items, because nobody annotated them"
     assert list(list_unlabelled(WriteParams(f"cvat:{path}")).keys) == [
         *("images/a.png", "images/c.png", "images/more/b.png")
     ]
@@ -184,7 +184,7 @@ def test_odd_values_of_a_task_are_no_labels_and_no_errors(tmp_path):
     listing = _listed(tmp_path / "export.json", tasks, columns=columns)
     assert (len(listing.keys), listing.class_names) == (6, ("a", "b"))
     assert [(item.key, item.reason) for item in listing.bad] == [("task/00000008", "'label' is empty")]
-    assert listing.notes[0] == "left out 2 of 9 items, which nobody annotated"
+    assert listing.notes[0] == "left out 2 of 9 items, because nobody annotated them"
 
 
 @pytest.mark.parametrize(
@@ -236,9 +236,9 @@ def test_tasks_with_one_id_are_told_apart(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[1, 2]", r"received task number 1 without data fields: 1\. Export it again"),
-        ('[{"id": 17, "data": [1]}]', r"received task 17 without data fields"),
-        ('[{"id": 17, "data": null}]', r"received task 17 without data fields"),
+        ("[1, 2]", r"received task number 1 has no data fields: 1\. Export it again"),
+        ('[{"id": 17, "data": [1]}]', r"received task 17 has no data fields"),
+        ('[{"id": 17, "data": null}]', r"received task 17 has no data fields"),
         ('{"images": [], "categories": []}', r"an object with 'images', 'categories', not a list of tasks"),
         ('"text"', "not a list of tasks"),
         ("null", "not a list of tasks"),

@@ -88,7 +88,9 @@ def test_a_nameless_column_of_0_and_1_is_no_label(tmp_path):
     ("header", "name"), [(("text", "label", "label"), "label"), (("text", "text", "label"), "text")]
 )
 def test_a_repeated_column_that_is_used_is_refused(tmp_path, header, name):
-    with pytest.raises(InputError, match=rf"Repeated columns in .*: '{name}'\. .*Rename or remove one"):
+    with pytest.raises(
+        InputError, match=rf"Repeated columns in .*: '{name}'\. .*Rename or remove the repeated columns"
+    ):
         _listed(tmp_path, _table(*header, rows=[(*row, "x") for row in _ROWS]))
 
 

@@ -131,7 +131,10 @@ def test_texts_have_the_names_of_their_classes_and_their_own_splits(hub):
     assert np.array(listing.labels).tolist() == [i % 2 for i in range(8)] + [i % 2 for i in range(20)]
     assert listing.splits.tolist() == ["test"] * 8 + ["train"] * 20
     assert bytes(listing.read(0)) == b"test text 0"
-    assert listing.notes[0] == "the split 'unsupervised' is left out: it is not a training, validation or test split"
+    assert (
+        listing.notes[0]
+        == "the split 'unsupervised' is left out, because it is not a training, validation or test split"
+    )
 
 
 def test_a_split_whose_labels_are_kept_back_is_left_out(hub):
@@ -143,7 +146,7 @@ def test_a_split_whose_labels_are_kept_back_is_left_out(hub):
     )
     listing = listed()
     assert "validation" not in listing.splits
-    assert "the split 'validation' is left out: it has no labels" in listing.notes
+    assert "the split 'validation' is left out, because it has no labels" in listing.notes
 
 
 def test_images_are_read_as_the_hub_holds_them(hub):

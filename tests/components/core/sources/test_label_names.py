@@ -485,7 +485,7 @@ def test_a_structure_is_no_label(labels, task, tmp_path):
 )
 @pytest.mark.parametrize("kind", ["parquet", "tfrecords"])
 def test_rows_of_0_and_1_for_each_class_are_no_lists_of_labels(kind, labels, task, tmp_path):
-    with pytest.raises(InputError, match=r"received \[1, 0.*\], which seems to be a 0 or 1 for each class\. Store"):
+    with pytest.raises(InputError, match=r"received \[1, 0.*\]\. This looks like a 0 or 1 for each class\. Store"):
         list_examples(WriteParams(_SOURCES[kind](tmp_path, labels), task=task))
 
 

@@ -122,7 +122,7 @@ def test_masks_beside_their_pictures_are_named(tmp_path):
 def test_texts_and_their_answers_are_not_classes(tmp_path):
     _write(tmp_path, **{"articles/{}.txt": "a long text", "summaries/{}.txt": "a text"})
     with pytest.raises(
-        InputError, match=r"'summaries' .* is not a class: it contains the answers for the texts in 'articles'"
+        InputError, match=r"'summaries' .* is not a class: it contains the expected outputs for the texts in 'articles'"
     ):
         list_examples(WriteParams(f"text:{tmp_path}"))
 
@@ -138,7 +138,7 @@ def test_labels_that_are_paths_of_images_are_refused(tmp_path):
 def test_labels_that_each_occur_once_are_noted(tmp_path, count, noted):
     (tmp_path / "list.csv").write_text("text,label\n" + "".join(f"text {i},caption {i}\n" for i in range(count)))
     notes = list_examples(WriteParams(f"csv:{tmp_path / 'list.csv'}")).notes
-    note = "every example has a different label, such as 'caption 0': a model needs several examples of each class"
+    note = "every example has a different label, such as 'caption 0'. A model needs several examples of each class"
     assert notes == ((note,) if noted else ())
 
 

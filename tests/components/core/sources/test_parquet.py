@@ -45,7 +45,7 @@ def test_a_column_without_any_bytes_is_refused(tmp_path, images):
     ],
 )
 def test_a_column_of_paths_is_refused_with_what_to_do(tmp_path, images):
-    with pytest.raises(InputError, match=r"Are these paths\? .*embed_table_storage.*csv:"):
+    with pytest.raises(InputError, match=r"If the column contains paths: .*embed_table_storage.*csv:"):
         plan_dataset(_write(tmp_path / "a.parquet", images))
 
 

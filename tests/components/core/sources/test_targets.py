@@ -207,7 +207,7 @@ def test_arrays_that_do_not_fit_the_task_are_refused_in_words(tmp_path, labels, 
         (
             "path,label\n0.png,cat;dog\n1.png,dog\n",
             {"task": "multi_label"},
-            r"Expected '\|' between .*, received 'cat;dog'. Write '\|' between them",
+            r"Expected '\|' between .*, received 'cat;dog'. Write '\|' between the labels",
         ),
         (
             "path,label\n0.png,cat\n1.png,cat|cow\n",
@@ -243,6 +243,6 @@ def test_params_that_do_not_go_together_are_refused(params, message):
 def test_a_source_of_classes_alone_is_refused_for_other_tasks(source):
     with pytest.raises(
         InputError,
-        match=r"'regression' needs a csv:, .* source. Received: .*List the files",
+        match=r"'regression' requires a csv:, .* source. Received: .*List the files",
     ):
         plan_dataset(WriteParams(source, task="regression"))

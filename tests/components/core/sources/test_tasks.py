@@ -72,5 +72,7 @@ def test_tasks_of_something_else_or_in_pieces_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"belong to other data, .*: expected the digest another, received key"):
         list(load_tasks(str(path), "another"))
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(InputError, match=r"Cannot read .*expected tasks .*Remove it, and run the step again"):
+    with pytest.raises(
+        InputError, match=r"Cannot read .*expected complete tasks .*Remove the file, and run the step again"
+    ):
         list(load_tasks(str(path), "key"))

@@ -18,14 +18,14 @@ def folder(tmp_path):
 
 
 def test_a_table_without_labels_is_told_to_be_joined(folder):
-    with pytest.raises(InputError, match=f"Missing columns in .*'label'.*join the two into one.*{_JOIN}"):
+    with pytest.raises(InputError, match=f"Missing columns in .*'label'.*join them into one.*{_JOIN}"):
         plan_dataset(WriteParams(f"csv:{folder / 'texts.csv'}"))
 
 
 def test_a_folder_of_tables_names_them_and_says_to_join(folder):
-    with pytest.raises(InputError, match=r"which file of .*; it holds '(labels|texts)\.csv', '") as told:
+    with pytest.raises(InputError, match=r"which file of .*: it contains '(labels|texts)\.csv', '") as told:
         source_of(str(folder))
-    assert "Name one, for example csv:" in str(told.value)
+    assert "Name one of them, for example csv:" in str(told.value)
     assert "pandas.merge(examples, labels, on='id')" in str(told.value)
 
 
@@ -34,7 +34,7 @@ def test_columns_that_a_model_does_not_get_are_named(folder):
     (folder / "all.csv").write_text(f"text,label,weight_kg,site\n{rows}", encoding="utf-8")
     plan = plan_dataset(WriteParams(f"csv:{folder / 'all.csv'}", slice_columns=("site",)))
     assert [note for note in plan.listing.notes if "not used" in note] == [
-        "not used: 'weight_kg'; a model gets only the text of a line"
+        "columns that are not used: 'weight_kg'. A model gets only the text of a line"
     ]
 
 

@@ -48,7 +48,7 @@ def test_a_path_that_means_one_file_is_read(tmp_path, written, existing):
     else:
         name = written.removeprefix("./")
         assert listing.notes == (
-            f"1 of 2 paths do not exist as written: for example, {name!r} is read as {existing!r}",
+            f"1 of 2 paths do not exist as written. For example, {existing!r} is read for {name!r}",
         )
 
 

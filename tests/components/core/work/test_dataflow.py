@@ -73,7 +73,10 @@ def test_a_failed_job_says_why_also_where_its_reasons_come_late(dataflow):
     thread = threading.Thread(target=say_late, daemon=True)
     thread.start()
     told = run_step(dataflow).stdout
-    assert f"PlatformError: The Dataflow job {NAME} ended as FAILED. Its messages: Worker 1 died. | Worker 2" in told
+    assert (
+        f"PlatformError: The Dataflow job {NAME} ended in the state FAILED. Its messages: Worker 1 died. | Worker 2"
+        in told
+    )
     assert "Worker 3 died.. Its finished work is kept: run the step again" in told
 
 

@@ -70,9 +70,13 @@ def test_pieces_of_several_folders_are_put_together_in_order(tmp_path):
         for name in names:
             folder.finish(name, name.encode(), {})
     assert [piece.content for piece in gather(folders, "digest", "abcd")] == [b"a", b"b", b"c", b"d"]
-    with pytest.raises(InputError, match=r"1 of 3 pieces are missing, the first is e: .* received 2\. Run the missing"):
+    with pytest.raises(
+        InputError, match=r"1 of 3 pieces are missing, the first is e: .* received 2 folders\. Run the missing"
+    ):
         gather(folders, "digest", "aeb")
-    with pytest.raises(InputError, match=r"Cannot combine .*/x with the other folders: .* Run its range again"):
+    with pytest.raises(
+        InputError, match=r"Cannot combine .*/x with the other folders: .* Run the range of this folder again"
+    ):
         gather(folders, "another", "abcd")
 
 

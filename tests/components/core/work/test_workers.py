@@ -45,13 +45,13 @@ def test_a_fresh_process_answers_or_says_why_it_does_not():
     for function, argument, message in (
         (int, "x", "ValueError: invalid literal"),
         (sys.exit, 3, "SystemExit: 3"),
-        (os._exit, 3, r"its process ended without a result, with \{EXIT\(3\)\}"),
+        (os._exit, 3, r"the process of the call ended without a result, with \{EXIT\(3\)\}"),
     ):
         with pytest.raises(RuntimeError, match=message):
             in_fresh_process(function, argument)
     with pytest.raises(InputError, match="there is no such file"):
         in_fresh_process(storage.read_bytes, "no/such/file")
-    with pytest.raises(RuntimeError, match=r"it did not finish within 0\.5 s"):
+    with pytest.raises(RuntimeError, match=r"the call did not finish within 0\.5 s"):
         in_fresh_process(time.sleep, 60, seconds=0.5)
 
 
@@ -59,7 +59,7 @@ def test_no_worker_is_left_where_no_program_lists_processes(tmp_path, monkeypatc
     """As in slim images: joblib would ask `pgrep`, and a step would wait for the worker that it could not end."""
     before = multiprocessing.active_children()
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RuntimeError, match="it did not finish"):
+    with pytest.raises(RuntimeError, match="the call did not finish"):
         in_fresh_process(time.sleep, 20, seconds=0.5)
     left = [child for child in multiprocessing.active_children() if child not in before]
     for child in left:

@@ -74,7 +74,7 @@ def test_the_environment_that_make_has_made_is_found_and_writes_the_records(tmp_
             "^Found no files. Check it",
         ),
         ("echo 'error: The Beam job is lost.' >&2; exit 1", PlatformError, "^The Beam job is lost"),
-        ("exit 9", PlatformError, "ended with exit code 9. Its output says why"),
+        ("exit 9", PlatformError, "ended with exit code 9. See its output above for the reason"),
     ],
 )
 def test_what_the_other_environment_says_of_a_failure_is_what_the_step_says(
@@ -90,7 +90,7 @@ def test_a_python_that_is_not_there_is_a_mistake(tmp_path, monkeypatch):
     monkeypatch.setenv("TPU_PIPELINES_BEAM_PYTHON", str(tmp_path / "python"))
     if importlib.util.find_spec("apache_beam") is None:
         with pytest.raises(
-            InputError, match=r"Cannot run .*python, which TPU_PIPELINES_BEAM_PYTHON names: No such file"
+            InputError, match=r"Cannot run .*python, the value of TPU_PIPELINES_BEAM_PYTHON: No such file"
         ):
             write_with_beam(WriteParams("sklearn:digits", engine="beam"), tmp_path / "records")
 
@@ -176,7 +176,7 @@ def test_a_step_that_is_ended_while_it_writes_says_so_and_keeps_its_parts(tmp_pa
         step.terminate()
         _, told = step.communicate(timeout=60)
     assert step.returncode == 143, told
-    assert told.strip().endswith("error: ended by SIGTERM; run the same step again to continue")
+    assert told.strip().endswith("error: The process ended because of SIGTERM. Run the same step again to continue.")
     assert not (tmp_path / "records").exists()
     done = beam.run(beam.command(*words))
     assert done.returncode == 0, done.stderr
@@ -190,11 +190,14 @@ def test_a_mistake_is_one_paragraph(tmp_path, image_folder, encode):
     (folder / "dog" / "odd.png").write_bytes(encode(size=(9, 9)))
     params = WriteParams(f"images:{folder}")
     for options, told in (
-        ({}, "error: Images differ in size: expected 8×8 like the first one, received 9×9 for 'dog/odd.png'"),
+        ({}, "error: Images differ in size: expected 8×8 like the first image, received 9×9 for 'dog/odd.png'"),
         ({"region": "us", "max_num_workers": "many"}, "argument --max_num_workers: invalid int value: 'many'"),
         ({"worker_machine_typ": "n2"}, "Beam has no option 'worker_machine_typ'."),
         ({"runner": "Nonsense"}, "Unexpected pipeline runner: Nonsense."),
-        ({"runner": "DataflowRunner", "project": "p"}, "too: region, temp_location, sdk_container_image."),
+        (
+            {"runner": "DataflowRunner", "project": "p"},
+            "Dataflow needs more beam_options: region, temp_location, sdk_container_image.",
+        ),
     ):
         done = write(params, tmp_path / "records", **options)
         assert done.returncode == 2, done.stderr

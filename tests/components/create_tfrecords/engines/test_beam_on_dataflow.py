@@ -117,7 +117,7 @@ def test_a_mistake_that_a_worker_meets_is_the_steps(dataflow, params, tmp_path, 
     assert done.returncode == 2, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(
-        "error: Grey and colour images are mixed: expected colour images like the first one, received the grey image "
+        "error: Grey and colour images are mixed: expected colour images like the first image, received the grey image "
         "'0/odd.png'"
     )
     assert "Traceback" not in done.stderr

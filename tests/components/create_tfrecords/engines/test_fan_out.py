@@ -118,7 +118,7 @@ def test_parts_that_are_missing_are_named_and_nothing_is_written(fanned, tmp_pat
 def test_parts_of_other_data_or_parameters_are_refused(params, tmp_path):
     plan, folders = _fan_out(params, tmp_path)
     changed = dataclasses.replace(params, seed=1)
-    with pytest.raises(InputError, match=r"have changed since .*plan was written: expected .*Plan again"):
+    with pytest.raises(InputError, match=r"have changed since .*plan was written: expected .*Run plan again"):
         fan_out.write_parts(changed, plan, folders[0], 0)
     (tmp_path / "data" / "0" / "0.png").write_bytes((tmp_path / "data" / "0" / "2.png").read_bytes())
     with pytest.raises(InputError, match=r"have changed since"):
@@ -236,7 +236,7 @@ def _one_less(arrays, fields):
         (_fewer_sizes, "bytes of records, and metadata of other records"),
         (_other_names, "a name, label or weight that differs"),
         (_another_order, "examples in another order"),
-        (_one_less, "quarantined, but the task has"),
+        (_one_less, "quarantined inputs, but the task has"),
     ],
 )
 def test_a_part_that_was_changed_is_refused_though_it_has_its_checksum(

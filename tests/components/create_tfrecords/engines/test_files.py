@@ -48,5 +48,7 @@ def test_a_part_of_no_example_is_read_as_it_was_written():
 
 @pytest.mark.parametrize("file", [b"", b"PK", part_bytes(PART)[:-30]])
 def test_what_is_no_part_is_refused(file):
-    with pytest.raises(InputError, match=r"Cannot read gs://b/000000.npz: expected the part .* Remove it, and run"):
+    with pytest.raises(
+        InputError, match=r"Cannot read gs://b/000000.npz: expected the part .* Remove the file, and run"
+    ):
         read_part("gs://b/000000.npz", file)

@@ -102,13 +102,13 @@ def test_operation_that_no_tpu_has_is_named_with_its_line(special_model, cache_d
     [
         (["bright = x[x > 0.5]", "return x * bright.mean()"], 8, ""),
         (["factor = 1", "if x.mean() > 0.5:", "    factor = 2", "return factor * x"], 9, ""),
-        (["return x * len(keras.ops.nonzero(x)[0])"], 8, "ops.nonzero asks for values."),
+        (["return x * len(keras.ops.nonzero(x)[0])"], 8, "ops.nonzero needs the values of an array."),
     ],
 )
 def test_shape_or_branch_that_depends_on_the_data_is_explained(special_model, cache_dir, lines, line, advice):
     outcome = compile_one(make_compilation(special_model(*lines)), cache_dir)
     assert outcome.verdict == DOES_NOT_COMPILE
-    told = "a shape or a branch depends on the data, and a TPU program is fixed when it is compiled: "
+    told = "a shape or a branch depends on the data, but a TPU program is fixed when it is compiled: "
     assert outcome.reason.startswith(told + advice)
     assert (outcome.layer, outcome.source) == ("special", f"my_model.py:{line}")
 
@@ -120,11 +120,11 @@ _TAKES = "def build_model(image_shape, num_classes{more}):\n    "
     ("code", "message"),
     [
         ("layers = kears.layers", "Cannot import the model .*NameError: name 'kears' is not defined"),
-        (_TAKES.format(more="") + "return kears.Sequential()", "could not be built .*NameError: name 'kears'"),
+        (_TAKES.format(more="") + "return kears.Sequential()", "Cannot build the model .*NameError: name 'kears'"),
         (_TAKES.format(more=", depth") + "pass", "missing a required argument: 'depth'"),
         (
             _TAKES.format(more="") + "raise ValueError('too few layers')",
-            "could not be built .*ValueError: too few layers",
+            "Cannot build the model .*ValueError: too few layers",
         ),
     ],
 )

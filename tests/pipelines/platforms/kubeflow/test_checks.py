@@ -93,7 +93,7 @@ MISSING = {
     "server": (lambda world: _set(world, kfp_host="http://127.0.0.1:1"), "cannot be reached", "TPU_PIPELINES_KFP_HOST"),
     "API": (
         lambda world: world.server.fail_next(9, "NOT_FOUND", "healthz_service_get_healthz"),
-        "has no API v2beta1",
+        "does not have the API v2beta1",
         "version 2",
     ),
     "version": (
@@ -200,7 +200,7 @@ def test_the_servers_version_is_judged_where_it_says_one(world, version, state):
     world.server.version = version
     (found,) = [one for one in world.examine() if one.about == "version"]
     assert found.state is state
-    assert "not visible from here" in found.said or "expected 2.16 or later" in found.said
+    assert "are not known" in found.said or "expected 2.16 or later" in found.said
     if state is Status.UNKNOWN:
         assert found.remedy.startswith("kubectl get deployment ml-pipeline -n kubeflow ")
 
@@ -247,10 +247,10 @@ def test_several_hosts_need_a_cluster_that_knows_jobsets(world):
     ((what, said, remedy),) = missing()
     rights = "get jobsets, create jobsets, delete jobsets"
     assert (what, said) == (
-        "right to JobSets",
+        "permission to use JobSets",
         f"the steps' service account kubeflow:pipeline-runner may not {rights} in kubeflow",
     )
-    assert remedy == "grant it with a role: --script FILE writes the commands"
+    assert remedy == "grant the permissions with a role; --script FILE writes the commands"
     world.cluster.rights |= {(user, verb, "jobsets.jobset.x-k8s.io") for verb in ("get", "create", "delete")}
     assert missing() == []
     world.cluster.jobsets = None
@@ -336,7 +336,7 @@ def test_pods_that_use_s3_need_its_secret(world):
     _set(world, s3_secret="")
     unknown = told(world.examine(), Status.UNKNOWN)
     assert [one[0] for one in unknown] == ["object store", "S3"]
-    assert "sign in with their service account's role, or not at all" in unknown[1][1]
+    assert "sign in with the role of their service account, or do not sign in" in unknown[1][1]
 
 
 def test_a_cluster_that_is_not_named_is_not_asked(world):
@@ -344,7 +344,7 @@ def test_a_cluster_that_is_not_named_is_not_asked(world):
     findings = world.examine()
     assert told(findings, Status.ERROR) == []
     assert told(findings, Status.UNKNOWN) == [
-        ("cluster", "not checked: name a kubectl context with --kube-context", "")
+        ("cluster", "not checked; set the kubectl context with --kube-context", "")
     ]
 
 
@@ -383,7 +383,7 @@ def test_gpus_need_nodes_of_their_kind_and_compute_engines_quota(world):
     assert "PREEMPTIBLE_NVIDIA_L4_GPUS" in findings_of(world, "machine={name: l4-2, spot: true}")["quota l4-2"].said
     lacking = findings_of(world, "machine=l4-8")["quota l4-8"]
     assert lacking.state is Status.ERROR
-    assert "NVIDIA_L4_GPUS in us-central1 is 4, and 8 are needed" in lacking.said
+    assert "NVIDIA_L4_GPUS in us-central1 is 4, but 8 are needed" in lacking.said
 
 
 def test_a_cluster_that_does_not_answer_is_unknown_by_its_name(world, servers, monkeypatch, tmp_path):
@@ -392,4 +392,4 @@ def test_a_cluster_that_does_not_answer_is_unknown_by_its_name(world, servers, m
     config.write_text(text.replace(world.cluster.url, "http://127.0.0.1:1"))
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(config))
     unknown = told(world.examine(), Status.UNKNOWN)
-    assert any(said.startswith(f"{world.context} does not answer: ") for _, said, _ in unknown), unknown
+    assert any(said.startswith(f"{world.context} does not respond: ") for _, said, _ in unknown), unknown

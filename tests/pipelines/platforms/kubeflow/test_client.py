@@ -325,7 +325,7 @@ def test_a_wait_for_the_machine_ends_when_the_training_begins(plan, fake, clock)
 def test_a_failed_step_is_named_and_no_other_machine_tried(plan, fake, clock):
     fake.execution = Simulate(failures=("train-model",))
     end = run(plan, connect(fake, clock), clock)
-    assert (end.state, end.error) == (State.FAILED, "train_model failed; its log says why.")
+    assert (end.state, end.error) == (State.FAILED, "train_model failed. See its log for the reason.")
     assert len(fake.runs) == 1
 
 
@@ -583,7 +583,9 @@ def test_a_page_to_sign_in_at_is_not_taken_for_an_answer(plan):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SignIn) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         kubeflow = KubeflowClient(dataclasses.replace(SETTINGS, kfp_host=f"http://127.0.0.1:{server.server_port}"))
-        with pytest.raises(InputError, match=r"not as Kubeflow Pipelines: .* received text/html.* Check kfp_host"):
+        with pytest.raises(
+            InputError, match=r"does not respond like Kubeflow Pipelines: .* received text/html.* Check kfp_host"
+        ):
             kubeflow.create(plan.jobs[0])
         server.shutdown()
 
@@ -1050,7 +1052,7 @@ def test_a_jobset_of_four_hosts_trains_and_survives_losing_one(tmp_path, monkeyp
             assert outputs(tmp_path / "runs", run_id, "export.json")
             assert cluster.jobsets == {}, "what is done is removed"
     print(restarts, {name: (one["sessions"], one["goodput"]) for name, one in results.items()}, loss.lost_at)
-    assert "all hosts are restarted (restart 1)" in log
+    assert "all hosts are being restarted (restart 1)" in log
     assert loss.lost_at >= 5
     assert restarts["lost"]["restarts"] == 1
     assert [results[name]["sessions"] for name in ("whole", "lost")] == [1, 2]

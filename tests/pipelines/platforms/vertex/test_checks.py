@@ -92,12 +92,12 @@ MISSING = {
     ),
     "bucket": (
         lambda cloud: _set(cloud.buckets["my-bucket"], "location", "EUROPE-WEST4"),
-        "gs://my-bucket is in europe-west4, and runs are in us-central1",
+        "gs://my-bucket is in europe-west4, but runs are in us-central1",
         "--location=us-central1",
     ),
     "bucket ": (
         lambda cloud: cloud.buckets.update({"my-bucket": Bucket("US", "multi-region")}),
-        "gs://my-bucket is in us (multi-region), and Vertex AI's training supports buckets of one region",
+        "gs://my-bucket is in us (multi-region), but training on Vertex AI supports only buckets in one region",
         "--location=us-central1",
     ),
     "bucket  ": (
@@ -108,7 +108,7 @@ MISSING = {
     "image": (lambda cloud: _without(cloud.images, "my-project/images/steps"), "does not exist", "docker push"),
     "image ": (
         lambda cloud: cloud.images.update({"my-project/images/steps": ["linux/arm64"]}),
-        "is for linux/arm64, and TPU hosts are linux/amd64",
+        "is for linux/arm64, but TPU hosts need linux/amd64",
         "docker build --platform=linux/amd64",
     ),
     "serving image": (lambda cloud: _without(cloud.images, "my-project/images/serving"), "does not exist", "SERVING"),
@@ -125,7 +125,7 @@ MISSING = {
     ),
     "its roles": (
         lambda cloud: _set(cloud, "policy", bind("roles/viewer", f"serviceAccount:{TRAINER}")),
-        f"{TRAINER} itself lacks roles/aiplatform.user (aiplatform.metadataStores.get, ",
+        f"{TRAINER} is not directly granted roles/aiplatform.user (aiplatform.metadataStores.get, ",
         f"gcloud projects add-iam-policy-binding my-project --member=serviceAccount:{TRAINER} "
         "--role=roles/aiplatform.user",
     ),
@@ -143,12 +143,12 @@ MISSING = {
     ),
     "quota v6e-4": (
         lambda cloud: cloud.quotas["CustomModelTrainingV6ETPUPerProjectPerRegion"].update({"us-central1": 0}),
-        "CustomModelTrainingV6ETPUPerProjectPerRegion in us-central1 is 0, and 4 are needed",
+        "CustomModelTrainingV6ETPUPerProjectPerRegion in us-central1 is 0, but 4 are needed",
         "https://console.cloud.google.com/iam-admin/quotas?project=my-project",
     ),
     "quota v5e-4": (
         lambda cloud: cloud.quotas["CustomModelTrainingV5ETPUPerProjectPerRegion"].update({"us-east1": 3}),
-        "CustomModelTrainingV5ETPUPerProjectPerRegion in us-east1 is 3, and 4 are needed",
+        "CustomModelTrainingV5ETPUPerProjectPerRegion in us-east1 is 3, but 4 are needed",
         "iam-admin/quotas",
     ),
     "network": (lambda cloud: _without(cloud.networks, NETWORK), f"there is no {NETWORK}", "TPU_PIPELINES_NETWORK"),
@@ -246,11 +246,11 @@ def test_an_image_of_another_project_is_read_by_the_service_agent(fake, name, ab
 @pytest.mark.parametrize(
     ("fields", "access", "words"),
     [
-        ({}, "dedicated", "it is there already and public, expected dedicated"),
+        ({}, "dedicated", "the existing endpoint is public, expected dedicated"),
         (
             {"private_service_connect_config": {"enable_private_service_connect": True}},
             "public",
-            "it is a private endpoint, and only public ones are supported",
+            "it is a private endpoint, and only public endpoints are supported",
         ),
     ],
 )
@@ -311,7 +311,7 @@ def test_what_may_not_be_asked_is_unknown_and_says_why(fake, what):
     assert all("403" in one[1] and "Permission denied" in one[1] for one in unknown), unknown
 
 
-ITSELF = f"{TRAINER} itself lacks "
+ITSELF = f"{TRAINER} is not directly granted "
 TELLS = "gcloud policy-intelligence troubleshoot-policy iam "
 
 
@@ -371,20 +371,20 @@ def test_without_an_account_of_ones_own_it_is_the_default_one_that_is_asked_for(
     findings = examine(fake, settings=dataclasses.replace(SETTINGS, service_account=""))
     found = told(findings, Status.ERROR)
     assert [one[0] for one in found] == ["its roles", "its buckets: my-bucket"]
-    assert all("123456789012-compute@developer.gserviceaccount.com itself lacks" in one[1] for one in found)
+    assert all("123456789012-compute@developer.gserviceaccount.com is not directly granted" in one[1] for one in found)
 
 
 def test_a_region_from_which_a_bucket_is_far_is_said(fake):
     (bucket,) = [one.said for one in examine(fake) if one.about == "bucket"]
     assert bucket == (
         "gs://my-bucket in us-central1; you may write there; "
-        "jobs in us-east1 use it from there, for more time and money"
+        "jobs in us-east1 use this bucket in another region, which takes more time and money"
     )
     elsewhere = load_config("digits", ["machine={name: v5e-4, region: us-east1}"])
     assert [one[0] for one in told(examine(fake, elsewhere), Status.ERROR)] == []
     fake.cloud.buckets["my-bucket"].location = "US-EAST1"
     (bucket,) = [one.said for one in examine(fake, elsewhere) if one.about == "bucket"]
-    assert "in us-east1; you may write there; jobs in us-central1 use it from there" in bucket
+    assert "in us-east1; you may write there; jobs in us-central1 use this bucket in another region" in bucket
 
 
 @pytest.mark.parametrize(("machine", "quota"), [("v2-32", "V2PodTPUs"), ("v3-8", "V3TPUs"), ("v2-8", "V2TPUs")])
@@ -401,9 +401,9 @@ def test_pods_of_v2_and_v3_have_quotas_of_their_own(fake, machine, quota):
 @pytest.mark.parametrize(
     ("machine", "python", "missing", "said"),
     [
-        ("7x-4", "3.11.16", True, "steps@sha256:0+ has Python 3\\.11\\.16, and the machine requires 3\\.12 or later"),
+        ("7x-4", "3.11.16", True, "steps@sha256:0+ has Python 3\\.11\\.16, but the machine requires 3\\.12 or later"),
         ("7x-4", "3.13.14", False, "linux/amd64$"),
-        ("7x-4", "", False, "its Python version is unknown, and 3\\.12 or later is required$"),
+        ("7x-4", "", False, "its Python version is unknown, but 3\\.12 or later is required$"),
         ("v5e-4", "3.11.16", False, "linux/amd64$"),
     ],
 )

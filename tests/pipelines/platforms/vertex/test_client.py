@@ -639,7 +639,9 @@ def test_an_image_that_nobody_can_fetch_is_refused_before_anything_is_sent(
 ):
     monkeypatch.delenv("TPU_PIPELINES_IMAGE")
     assert main([command[0], "digits", "--set", "machine=v5e-4", *command[1:]]) == 2
-    refused = "error: Refused to send a run that cannot work. Missing: image: Vertex AI cannot pull the step image "
+    refused = (
+        "error: The run was not sent, because it would fail. Missing: image: Vertex AI cannot pull the step image "
+    )
     assert f"{refused}'tpu-pipelines/python:latest'" in capfd.readouterr().err
     assert fake.calls == []
     dry = ("--set", "machine=v5e-4", "--set", "preflight=false", "--dry-run")

@@ -1,4 +1,4 @@
-"""Ready-made models, one file each; the file's name is the model's name."""
+"""Ready-made models, one file for each. The name of the file is the name of the model."""
 
 import pkgutil
 

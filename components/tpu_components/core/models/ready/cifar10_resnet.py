@@ -11,8 +11,8 @@ def build_model(
     """Return the CIFAR-10 network of https://arxiv.org/abs/1512.03385: 274,042 parameters for 20 layers and 32×32×3.
 
     It has a convolution, three stages of (depth - 2) / 6 blocks of two convolutions, and one dense layer. As in ResNet
-    v1.5, stages after the first halve the image in their first 3×3 convolution, beside a 1×1 convolution as shortcut.
-    The scale of a block's last normalisation starts at zero, so that every block starts as its shortcut
+    v1.5, every stage after the first halves the image in its first 3×3 convolution, with a 1×1 convolution as the
+    shortcut. The scale of a block's last normalisation starts at zero, so at first every block is equal to its shortcut
     (https://arxiv.org/abs/1706.02677). `tpu-pipelines run cifar10_resnet` trains it with width 32 and a pooled stem
     (1,087,722 parameters): a test accuracy of 0.87 in 24 minutes on 2 cores of an AMD EPYC with bf16 units.
 
@@ -20,7 +20,7 @@ def build_model(
         image_shape: (height, width, channels); the input is uint8[batch, *image_shape].
         num_classes: Number of classes; the output is float32[batch, num_classes] probabilities.
         depth: Number of layers: 6n + 2, from 20 to 56.
-        width: Channels of the first stage; each later stage doubles them.
+        width: Channels of the first stage. Each later stage doubles the channels.
         stem_pooling: Halve the image before the first stage, so that the stages take a quarter of the time.
 
     Raises:

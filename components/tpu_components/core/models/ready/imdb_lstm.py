@@ -13,19 +13,21 @@ def build_model(
     dropout: float = 0.5,
     unroll: bool = False,
 ) -> Any:
-    """Build embedding, bidirectional LSTM, maximum over time, sigmoid: 496,705 parameters for 15,000 words, 2 classes.
+    """Build an LSTM classifier: 496,705 parameters for 15,000 words and 2 classes.
 
-    The maximum over time (https://arxiv.org/abs/1705.02364) keeps the signal of a strong word at any position; the last
-    LSTM state would have to keep it for 320 steps. Padding needs no mask, and loops without masks are fastest on
-    every backend, LiteRT and the TPU.
+    It consists of an embedding, a bidirectional LSTM, a maximum over time, and a sigmoid or softmax.
+
+    The maximum over time (https://arxiv.org/abs/1705.02364) keeps the signal of a strong word at any position. Without
+    the maximum, the LSTM's state would have to keep this signal for up to 320 steps. Padding needs no mask, and loops
+    without masks are the fastest on every backend, on LiteRT and on the TPU.
 
     `tpu-pipelines run imdb_lstm` trains it; pipelines/tpu_pipelines/configs/imdb_lstm.yaml has time and accuracy.
 
     Args:
-        vocabulary_size: Number of token ids; the input is int32[batch, num_tokens].
+        vocabulary_size: Number of token IDs; the input is int32[batch, num_tokens].
         num_tokens: Tokens of a text.
         num_classes: Number of classes; the output is float32[batch, num_classes] probabilities, from a sigmoid for two
-            classes, else from a softmax.
+            classes, otherwise from a softmax.
         embedding: Width of a token's vector.
         units: Width of the LSTM in each direction.
         embedding_dropout: Dropout rate of the embedding's features, equal for all tokens of a text.

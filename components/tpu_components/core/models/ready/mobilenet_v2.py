@@ -15,7 +15,7 @@ LEAST_IMAGE_SHAPE = (32, 32, 3)  # Smallest height and width, and the channels; 
 def build_model(
     image_shape: tuple[int, int, int], num_classes: int, alpha: float = 1.0, weights: str = "", dropout: float = 0.2
 ) -> Any:
-    """Build MobileNetV2 (https://arxiv.org/abs/1801.04381) and one dense layer: 2,270,794 parameters for 10 classes.
+    """Build MobileNetV2 (https://arxiv.org/abs/1801.04381) and a dense layer: 2,270,794 parameters for 10 classes.
 
     The layers are named `backbone` and `head`, for `training.stages`; see the configuration `photos_mobilenet`. A
     pretrained backbone keeps its batch-normalisation statistics in every stage, because those of a small data set would
@@ -42,8 +42,8 @@ def build_model(
     if channels != colours or height < least_height or width < least_width:
         size = f"{max(height, least_height)},{max(width, least_width)}"
         raise InputError(
-            f"mobilenet_v2 needs colour images of at least 32×32 pixels. Received: {height}×{width}×{channels}. "
-            f"Set data.channels=3 and data.image_size={size}."
+            "The model mobilenet_v2 needs colour images of at least 32×32 pixels. Received: "
+            f"{height}×{width}×{channels}. Set data.channels=3 and data.image_size={size}."
         )
     if weights and not Location(weights).is_remote and not Path(weights).is_file():
         raise InputError(

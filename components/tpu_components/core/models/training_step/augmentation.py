@@ -1,7 +1,7 @@
 """Augmentation of a batch of images and labels, on the device, as part of the training step.
 
-All functions take and return uint8 images, so the model does not depend on augmentation. A margin around the images is
-cut off here. Random numbers depend only on the seed, the step and the replica.
+All functions take and return uint8 images, so the model does not depend on augmentation. The margin around the images
+is cut off. Random numbers depend only on the seed, the step and the replica.
 """
 
 from typing import Any
@@ -18,7 +18,9 @@ _LARGEST_ASPECT = 4 / 3  # Largest ratio of width to height of a random crop, an
 
 
 def check_augmentation(params: TrainParams, input_shape: tuple[int | None, ...], task: str) -> None:
-    """Check that a model's input can be augmented, and that its task supports mixup, label smoothing and class weights.
+    """Check that a model supports the augmentations.
+
+    Images are needed for most of them, and classes for mixup, label smoothing and class weights.
 
     Args:
         params: Augmentations, and weights of classes.
@@ -48,10 +50,10 @@ def check_augmentation(params: TrainParams, input_shape: tuple[int | None, ...],
 
 
 class Draws:
-    """Random numbers for one step of one replica.
+    """Random numbers for one step on one replica.
 
     Args:
-        seed: int32[], seed of the training.
+        seed: int32[], seed of the training run.
         step: int[], number of previous steps.
     """
 
@@ -66,7 +68,7 @@ class Draws:
             self._key = tf.random.fold_in(tf.random.fold_in(start, tf.cast(step, tf.int32)), replica)
 
     def integers(self, size: Any, limit: int) -> Any:
-        """Draw int32[size] in [0, limit); every call gives new numbers."""
+        """Draw int32[size] in [0, limit). Every call gives new numbers."""
         self._num_calls += 1
         if self._uses_jax:
             return jax.random.randint(jax.random.fold_in(self._key, self._num_calls), (size,), 0, limit)
@@ -74,7 +76,7 @@ class Draws:
         return tf.random.stateless_uniform((size,), key, 0, limit, tf.int32)
 
     def shares(self, size: Any) -> Any:
-        """Draw float32[size] in [0, 1); every call gives new numbers."""
+        """Draw float32[size] in [0, 1). Every call gives new numbers."""
         return ops.cast(self.integers(size, 1 << 24), "float32") / (1 << 24)
 
 
@@ -95,7 +97,7 @@ def augment(
         params: Augmentations to apply.
         draws: Random numbers.
         num_classes: Number of classes of the model.
-        groups: Number of equal parts of the batch for mixup, one per replica; images are mixed within their part.
+        groups: Number of equal parts of the batch for mixup, one per replica. Images are mixed only within their part.
         size: (height, width) of the model's input.
 
     Returns:
@@ -121,8 +123,8 @@ def augment(
 def _cut_and_resize(images: Any, least_area: float, draws: Draws, size: tuple[int, ...]) -> Any:
     """Crop a random part of every image, margin included, and resize it bilinearly, by two matrix products.
 
-    The area is drawn uniformly and the aspect ratio log-uniformly; each side is clipped to the image
-    (https://arxiv.org/abs/1409.4842, section 6).
+    The area is drawn from a uniform and the aspect ratio from a log-uniform distribution. Each side is clipped to the
+    image (https://arxiv.org/abs/1409.4842, section 6).
     """
     batch = ops.shape(images)[0]
     pixels = ops.cast(images, "float32")
@@ -153,7 +155,10 @@ def interpolation_matrices(length: int, start: Any, side: Any, size: int) -> Any
 
 
 def _flip_and_crop(images: Any, params: TrainParams, draws: Draws, wanted: tuple[int, ...]) -> Any:
-    """Crop the centre of images, shifted randomly by up to `random_crop_pixels` with mirrored edges, and flip them."""
+    """Crop the centre of images, shifted randomly, and flip the images.
+
+    The shift is at most `random_crop_pixels`, with mirrored edges.
+    """
     batch = ops.shape(images)[0]
     for axis, direction in ((1, "vertical"), (2, "horizontal")):
         pixels = params.random_crop_pixels
@@ -190,7 +195,7 @@ def _take(images: Any, places: Any, axis: int) -> Any:
 
 
 def mixup_shares(alpha: float) -> np.ndarray:
-    """Return float32[1024] in [0, 0.5]: evenly spaced quantiles of the partner's share in mixup.
+    """Return evenly spaced quantiles of the second image's share in mixup: float32[1024] in [0, 0.5].
 
     The share is min(s, 1 - s) for s from Beta(alpha, alpha) (https://arxiv.org/abs/1710.09412), so an image keeps a
     share of at least 0.5. A table is used because sampling a beta distribution needs a loop of unknown length.
@@ -204,7 +209,7 @@ def mixup_shares(alpha: float) -> np.ndarray:
 
 
 def _mix(values: Any, share: Any, groups: int) -> Any:
-    """Mix each value with the value at the mirrored position of its group, so that replicas exchange no data."""
+    """Mix each value with the value at the mirrored position of its group. So replicas exchange no data."""
     grouped = ops.reshape(values, (groups, -1, *values.shape[1:]))
     partners = ops.reshape(ops.flip(grouped, axis=1), (-1, *values.shape[1:]))
     share = ops.reshape(share, (-1, *[1] * (len(values.shape) - 1)))

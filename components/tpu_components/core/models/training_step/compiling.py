@@ -56,7 +56,7 @@ _NOT_OFFERED = {
 
 
 def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, optimizer: str) -> float:
-    """Return the peak learning rate for `num_replicas` replicas, given the rate for one.
+    """Return the peak learning rate for `num_replicas` replicas, from the learning rate for one replica.
 
     `auto` scales linearly for SGD (https://arxiv.org/abs/1706.02677) and by the square root for adaptive methods
     (https://arxiv.org/abs/2205.10287).
@@ -71,12 +71,12 @@ def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, o
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    """Return the optimizer that a LossScaleOptimizer wraps; any other optimizer unchanged."""
+    """Return the optimizer that a LossScaleOptimizer wraps. Return any other optimizer unchanged."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def learning_rate_at(optimizer: Any, step: int) -> float:
-    """Return the learning rate at a step, counted from 0 over the whole training."""
+    """Return the learning rate at a step. Steps count from 0 over the whole training run."""
     optimizer = _unwrapped(optimizer)
     rate = optimizer._learning_rate
     step = step // (optimizer.gradient_accumulation_steps or 1)
@@ -85,7 +85,9 @@ def learning_rate_at(optimizer: Any, step: int) -> float:
 
 
 def exempt_from_decay(model: Any) -> list[Any]:
-    """Return the trainable variables without weight decay, selected by their role rather than their shape.
+    """Return the trainable variables without weight decay.
+
+    They are selected by their role, not by their shape.
 
     These are biases of any shape (in a GRU and an attention head they have two axes), parameters of normalisation
     layers, and slopes of activations, because decaying them does not regularise. Variables with an unknown role have no
@@ -111,19 +113,19 @@ def exempt_from_decay(model: Any) -> list[Any]:
 
 
 def _add_float32_loss(layer: Any, loss: Any) -> None:
-    """Add a layer's losses as float32: on TensorFlow, Keras cannot sum losses of different dtypes."""
+    """Add a layer's losses as float32. With TensorFlow, Keras cannot sum losses of different dtypes."""
     type(layer).add_loss(layer, keras.tree.map_structure(lambda part: keras.ops.cast(part, "float32"), loss))
 
 
 def _learning_rate(params: TrainParams, optimizer: str, num_replicas: int, steps_per_epoch: float) -> Any:
-    """Return an optimizer's learning rate: a number, or a Keras schedule, which counts weight updates."""
+    """Return an optimizer's learning rate: a number, or a Keras schedule that counts weight updates."""
     peak = scale_learning_rate(params.learning_rate, num_replicas, params.learning_rate_scaling, optimizer)
     total = max(int(steps_per_epoch * params.epochs), 1)
     warmup = min(round(params.warmup_epochs * steps_per_epoch), total - 1)
     name = {"cosine": "cosine_decay"}.get(params.learning_rate_schedule, params.learning_rate_schedule)
     if name == "constant":
         if params.schedule_parameters:
-            raise InputError("learning_rate_schedule=constant has no parameters. Remove them.")
+            raise InputError("learning_rate_schedule=constant has no parameters. Remove schedule_parameters.")
         return _warmed_up(lambda step: peak, warmup) if warmup else peak
     parameters = in_steps(params.schedule_parameters, steps_per_epoch)
     if "values" in parameters:  # Learning rates for one replica, so they are scaled like `learning_rate`.
@@ -152,7 +154,7 @@ def in_steps(parameters: Mapping[str, Any], steps_per_epoch: float) -> dict[str,
 
 
 def _warmed_up(schedule: Any, steps: int) -> Any:
-    """Return a schedule that rises linearly from zero over `steps`, and then follows `schedule` from its start."""
+    """Return a schedule that rises linearly from zero over `steps` and then follows `schedule` from its start."""
 
     class WarmedUp(keras.optimizers.schedules.LearningRateSchedule):
         """Linear warm-up, then the schedule."""
@@ -169,7 +171,7 @@ def _warmed_up(schedule: Any, steps: int) -> Any:
 
 
 def own_optimizer(model: Any, params: TrainParams) -> Any:
-    """Return the optimizer that a model is compiled with; None if there is none or the configuration replaces it."""
+    """Return the optimizer that a model is compiled with, or None if there is none or the configuration replaces it."""
     return None if params.of_optimizer else brought_by(model).optimizer
 
 
@@ -202,7 +204,7 @@ def used_hyperparameters(model: Any, interface: Interface, params: TrainParams, 
 
 
 def _used_optimizer(model: Any, params: TrainParams, num_steps: int) -> dict[str, Any]:
-    """Return the hyper-parameters of the optimizer in a stage of `num_steps` steps; see `used_hyperparameters`."""
+    """Return the hyper-parameters of the optimizer in a stage of `num_steps` steps. See `used_hyperparameters`."""
     own = own_optimizer(model, params)
     if own is None:
         return {
@@ -237,7 +239,9 @@ def _used_optimizer(model: Any, params: TrainParams, num_steps: int) -> dict[str
 def _optimizer(params: TrainParams, num_replicas: int, steps_per_epoch: int, model: Any) -> Any:
     if (compiled_with := own_optimizer(model, params)) is not None:
         if compiled_with.use_ema:
-            raise InputError("The model's optimizer has use_ema=True. Set training.ema_decay instead.")
+            raise InputError(
+                "The model's optimizer has use_ema=True, which is not supported. Set training.ema_decay instead."
+            )
         return type(compiled_with).from_config(compiled_with.get_config())  # A new one for every stage.
     name = "adam" if params.optimizer == OF_THE_MODEL else params.optimizer.lower()
     known = inspect.signature(class_of("optimizer", name)).parameters
@@ -260,7 +264,8 @@ def _optimizer(params: TrainParams, num_replicas: int, steps_per_epoch: int, mod
 def say_what_is_used(model: Any, params: TrainParams) -> str:
     """Return a sentence that lists the optimizer, loss, metrics, callbacks and train_step that come with the model.
 
-    It says which ones the training uses and which ones the configuration replaces. It is empty if the model has none.
+    The sentence says which of these training uses, and which of these the configuration replaces. It is empty if the
+    model has none of them.
 
     Example:
         >>> from types import SimpleNamespace
@@ -295,7 +300,7 @@ def say_what_is_used(model: Any, params: TrainParams) -> str:
 
 def _bits_per_character() -> Any:
     class BitsPerCharacter(keras.metrics.Mean):
-        """Mean of bits per character over the targets that are not padding."""
+        """Mean of the bits per character over the targets that are not padding."""
 
         def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
             weights = ops.cast(ops.not_equal(y_true, PADDING), "float32")
@@ -308,7 +313,9 @@ def _bits_per_character() -> Any:
 
 
 def weigh_classes(params: TrainParams, class_names: Sequence[str], counts: Sequence[int]) -> tuple[float, ...]:
-    """Return the weight of each class in the loss; empty if no weights are set, or the task has no classes.
+    """Return the weight of each class in the loss.
+
+    Return an empty list if no weights are set, or the task has no classes.
 
     Args:
         params: `balance_classes` and `class_weights`.
@@ -329,8 +336,11 @@ def weigh_classes(params: TrainParams, class_names: Sequence[str], counts: Seque
     for name in weights:
         if name not in names:
             raise InputError(
-                f"class_weights contains {name!r}, which is not a class of the data: expected some of "
-                f"{', '.join(class_names[:20])}." + did_you_mean(name, class_names)
+                (
+                    f"class_weights contains {name!r}, which is not a class of the data: expected some of "
+                    f"{', '.join(class_names[:20])}. Correct or remove it."
+                )
+                + did_you_mean(name, class_names)
             )
     even = sum(counts) / len(counts)
     balanced = [even / count if params.balance_classes and count else 1.0 for count in counts]
@@ -338,7 +348,7 @@ def weigh_classes(params: TrainParams, class_names: Sequence[str], counts: Seque
 
 
 def _own_loss(params: TrainParams, interface: Interface, brought: Brought) -> Any:
-    """Return the loss that a model is compiled with, as a function; None if training uses another loss."""
+    """Return the loss that a model is compiled with, as a function, or None if training uses another loss."""
     if params.loss != OF_THE_TASK or brought.loss is None or interface.task.name == LANGUAGE_MODEL:
         return None
     own = _each_example(brought.loss)
@@ -346,7 +356,7 @@ def _own_loss(params: TrainParams, interface: Interface, brought: Brought) -> An
 
 
 def _task_loss(params: TrainParams, interface: Interface) -> Any:
-    """Return the task's own loss: a name of Keras, or a function."""
+    """Return the default loss of the task: the name of a Keras loss, or a function."""
     return "categorical_crossentropy" if params.softens_labels else interface.task.loss
 
 
@@ -355,7 +365,7 @@ def _name_of(loss: Any) -> str:
 
 
 def _loss_name(params: TrainParams, interface: Interface, brought: Brought) -> str:
-    """Return the name of the loss that the training uses."""
+    """Return the name of the loss that training uses."""
     if (own := _own_loss(params, interface, brought)) is not None:
         return _name_of(own)
     if params.loss != OF_THE_TASK:
@@ -370,7 +380,7 @@ def _loss(params: TrainParams, interface: Interface, model: Any) -> Any:
         return _task_loss(params, interface)
     name = params.loss if own is None else _name_of(own)
     if interface.task.name == LANGUAGE_MODEL:
-        raise InputError(f"loss={name} is not supported for a language model, whose loss is fixed. Remove it.")
+        raise InputError(f"loss={name} is not supported for a language model, which has a fixed loss. Remove loss.")
     each = own or _create("loss", name, params.loss_parameters, reduction="none")
     try_on = functools.partial(_why_not_each, each)
 
@@ -383,12 +393,14 @@ def _loss(params: TrainParams, interface: Interface, model: Any) -> Any:
 
 
 def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
-    """Make the metrics of a model ignore sample weights. Examples of weight 0, such as padding, are still left out.
+    """Make the metrics of a model ignore sample weights.
+
+    Examples of weight 0, such as padding, are still left out.
 
     Args:
         model: Compiled model.
         loss: The model's loss, as `model.compile` takes it.
-        unpenalized: Metric of the weighted loss without regularization terms; None if the model has none.
+        unpenalized: Metric of the weighted loss without regularization terms, or None if the model has none.
     """
     plain = functools.partial(type(model).compute_metrics, model)
     each = keras.losses.get(loss)
@@ -416,13 +428,16 @@ def _each_example(loss: Any) -> Any:
 
 
 def _on_probabilities(metric: Any, ends_with_logits: bool) -> Any:
-    """Convert a metric that may take logits to one that takes probabilities, which all models here return.
+    """Convert a metric that may take logits to a metric that takes probabilities.
+
+    All models of this project return probabilities.
 
     For models that return logits, Keras recommends metrics with `from_logits=True` or a threshold of 0.
 
     Args:
         metric: A Keras metric.
-        ends_with_logits: Whether the user's model returns logits; a threshold outside of (0, 1) is then for logits.
+        ends_with_logits: Whether the user's model returns logits. If it does, a threshold outside of (0, 1) applies to
+            logits.
     """
     config = metric.get_config()
     changed: dict[str, Any] = {}
@@ -439,7 +454,7 @@ def _on_probabilities(metric: Any, ends_with_logits: bool) -> Any:
 
 
 def _further_metrics(params: TrainParams, interface: Interface, model: Any) -> list[Any]:
-    """Return all metrics except the task's own: those that come with the model, and those of the configuration."""
+    """Return all metrics except the task's default metric: those of the model, and those of the configuration."""
     ends_with_logits = any(layer.name == PROBABILITIES_LAYER for layer in model.layers)
     of_model = [_on_probabilities(metric, ends_with_logits) for metric in brought_by(model).metrics]
     by_name = {metric.name: metric for metric in of_model if metric.name not in (interface.task.metric, "loss")}
@@ -449,14 +464,14 @@ def _further_metrics(params: TrainParams, interface: Interface, model: Any) -> l
     if interface.task_name == LANGUAGE_MODEL:
         if params.metrics:
             raise InputError(
-                "metrics are not supported for a language model, which only has bits_per_character. Remove them."
+                "metrics are not supported for a language model, which has only bits_per_character. Remove metrics."
             )
         return []
     return [adapt(metric, interface, has_added_class(model)) for metric in by_name.values()]
 
 
 def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> list[Any]:
-    """Return the callbacks of the configuration and of the model, after calling their `on_train_begin`.
+    """Return the callbacks of the configuration and of the model. Their `on_train_begin` has been called.
 
     Raises:
         InputError: If Keras does not have a callback, a callback monitors a metric that is not in `known`, or
@@ -470,7 +485,10 @@ def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> l
         monitor = getattr(callback, "monitor", None)
         if monitor is not None and monitor not in {*names, *known}:
             raise InputError(
-                f"The callback {kind} monitors {monitor!r}, which is not measured: expected one of {', '.join(names)}."
+                (
+                    f"The callback {kind} monitors {monitor!r}, which is not measured: expected one of "
+                    f"{', '.join(names)}. Change the callback's parameter monitor."
+                )
                 + did_you_mean(monitor, names)
             )
         if isinstance(callback, keras.callbacks.ReduceLROnPlateau) and not isinstance(
@@ -486,7 +504,10 @@ def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> l
 
 
 def _why_not_each(loss: Any, targets: np.ndarray, outputs: np.ndarray) -> str:
-    """Return the reason why a loss cannot be used; empty if it returns one independent number per example."""
+    """Return the reason why a loss cannot be used.
+
+    Return an empty string if the loss returns one independent number per example.
+    """
     try:
         together, alone = (np.asarray(loss(targets[:count], outputs[:count])) for count in (len(targets), 1))
     except Exception as error:  # Keras and its backends raise errors of many kinds.
@@ -504,7 +525,8 @@ def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) 
         name: Name of the class, in any case and with or without underscores, or Keras's short name for it: `AdamW`,
             `adamw`, `binary_crossentropy`, `mse`.
         parameters: Parameters of the class that the user has set.
-        own: Parameters that this project sets and the user cannot. Those that the class does not have are ignored.
+        own: Parameters that this project sets and the user cannot set. Parameters that the class does not have are
+            ignored.
 
     Raises:
         InputError: If the class does not exist, or a parameter is unknown, missing or invalid.
@@ -521,7 +543,9 @@ def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) 
     try:
         return keras_class(**{item: value for item, value in own.items() if item in known}, **parameters)
     except Exception as error:  # Keras checks values with errors of several kinds.
-        raise InputError(f"Cannot create the {kind} {name!r} with {dict(parameters)}: {describe(error)}") from error
+        raise InputError(
+            f"Cannot create the {kind} {name!r} with the parameters {dict(parameters)}: {describe(error)}"
+        ) from error
 
 
 def class_of(kind: str, name: str) -> Any:
@@ -543,7 +567,7 @@ def class_of(kind: str, name: str) -> Any:
 
 
 def offered_names(kind: str) -> tuple[str, ...]:
-    """Return the names that messages list for a kind of `keras_classes`, this project's own names first."""
+    """Return the names that messages list for a kind of `keras_classes`. The names of this project come first."""
     classes = (keras_class.__name__ for keras_class in keras_classes(kind).values())
     return (
         *_OWN_NAMES.get(kind, ()),
@@ -577,7 +601,7 @@ def _snake(name: str) -> str:
 
 
 def _check_step(model: Any, batch: Sequence[np.ndarray]) -> None:
-    """Trace the model's own `train_step`; raise InputError if it fails on this backend or returns no `loss`."""
+    """Trace the model's own `train_step`. Raise InputError if it fails on this backend or does not return `loss`."""
     is_jax = keras.backend.backend() == "jax"
     try:
         if is_jax:
@@ -595,7 +619,9 @@ def _check_step(model: Any, batch: Sequence[np.ndarray]) -> None:
             f"Correct it, or set training.backend={other} if it is written for that backend."
         ) from error
     if "loss" not in logs:
-        raise InputError(f"The model's own train_step returns {', '.join(logs)}. Add its loss as 'loss'.")
+        raise InputError(
+            f"The model's own train_step returns {', '.join(logs)}, but no 'loss'. Add its loss with the key 'loss'."
+        )
 
 
 def compile_model(
@@ -611,12 +637,12 @@ def compile_model(
 
     Args:
         model: A keras.Model from `build_model`.
-        interface: Input and output of the model; they decide loss and metric.
+        interface: Input and output of the model, which determine loss and metric.
         params: Optimizer, learning rate, augmentation and averaging.
         num_replicas: Number of replicas that share a batch.
         steps_per_epoch: Number of training steps in an epoch.
         jit_compile: Whether XLA compiles the step.
-        class_weights: Weight of each class in the loss; empty for weights of 1.
+        class_weights: Weight of each class in the loss. Empty for weights of 1.
 
     Returns:
         The variables to validate and save, in the order of `model.variables`: the weights, or their running averages

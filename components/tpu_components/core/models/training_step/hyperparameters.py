@@ -1,4 +1,4 @@
-"""Hyper-parameters of a training, for train_model and preflight_training."""
+"""Hyper-parameters of a training run, for train_model and preflight_training."""
 
 import dataclasses
 import enum
@@ -35,12 +35,12 @@ class Part(Role):
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A stage of a training.
+    """A stage of a training run.
 
     Attributes:
         epochs: Passes over the training split.
         frozen: Layers that are not trained in this stage, with their sublayers: names, or patterns such as `block_*`.
-        learning_rate: Peak learning rate for one replica; 0 uses that of the training.
+        learning_rate: Peak learning rate for one replica. 0 means the learning rate of the training run.
     """
 
     epochs: Positive
@@ -53,78 +53,81 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class TrainParams:
-    """The hyper-parameters of a training; one field per component input.
+    """The hyper-parameters of a training run. There is one field per component input.
 
     Attributes:
         model: A registered name, a .py or .keras file, or module:function.
         model_parameters: Hyper-parameters of the model: arguments of the function that builds it, by name, such as
             `dropout`.
         epochs: Largest number of passes over the training split.
-        batch_size_per_replica: Examples per replica and step; the global batch is this times the replicas.
+        batch_size_per_replica: Examples per replica and step. The global batch size is this number times the number of
+            replicas.
         optimizer: A Keras optimizer, such as `adam`, `adamw`, `sgd` (with Nesterov momentum 0.9), `lion` or `muon`.
             `auto` is the optimizer that the model is compiled with, if all other settings of optimizer and learning
-            rate have their defaults; otherwise it is `adam`.
+            rate have their defaults. Otherwise `auto` is `adam`.
         optimizer_parameters: Parameters of the optimizer by Keras's names, such as `beta_1`, `global_clipnorm` or
             `gradient_accumulation_steps`.
         learning_rate: Peak learning rate for one replica.
         learning_rate_scaling: Scaling of the learning rate by the number of replicas: `linear`, `sqrt` or `none`;
             `auto` is `linear` for sgd and `sqrt` for other optimizers.
-        learning_rate_schedule: `constant`, `cosine` down to zero after the last step, or a schedule of Keras, such as
+        learning_rate_schedule: `constant`, `cosine` (down to zero after the last step), or a Keras schedule such as
             `exponential_decay`.
-        schedule_parameters: Parameters of the schedule by Keras's names; numbers of steps may be set in epochs, for
-            example `decay_epochs` instead of `decay_steps`.
+        schedule_parameters: Parameters of the schedule by Keras's names. Steps may be set in epochs, for example
+            `decay_epochs` instead of `decay_steps`.
         warmup_epochs: Epochs over which the learning rate rises from zero.
-        stages: Stages of the training, in order, each with `epochs`, `frozen` (layers that are not trained, by name or
-            pattern) and `learning_rate`; schedule, warm-up and optimizer restart in each. Empty means a single stage.
-        initial_model: Model whose weights the training starts with: `REGISTRY/MODEL@VERSION`; in a configuration,
-            `MODEL@VERSION` from its registry; or a folder that train_model wrote, local or on gs://. VERSION is a
-            number or an alias, as in `digits@champion`. If the alias has no version yet, or this parameter is empty,
-            the training starts with new weights. Layers, inputs and classes must be the same.
+        stages: Stages of the training run, in order, each with `epochs`, `frozen` (layers that are not trained, by name
+            or pattern) and `learning_rate`. Schedule, warm-up and optimizer restart in each stage. Empty means a single
+            stage.
+        initial_model: Model whose weights training starts with: `REGISTRY/MODEL@VERSION`, or a folder that train_model
+            wrote, local or on gs://. In a configuration, `MODEL@VERSION` means a version in the configuration's
+            registry. VERSION is a number or an alias, as in `digits@champion`. If the alias has no version yet, or this
+            parameter is empty, training starts with new weights. Layers, inputs and classes must be the same.
         weight_decay: Decoupled weight decay per step as in AdamW, multiplied by the learning rate. Biases, parameters
             of normalisation layers and slopes of activations do not decay.
-        loss: A Keras loss, such as `categorical_focal_crossentropy`; `auto` uses the function `loss` in the model's
-            file, or the loss that the model is compiled with, or else the default loss of the task. For a regression,
-            the default loss is computed in standard deviations of each target, and any other loss in the targets'
-            units.
+        loss: A Keras loss, such as `categorical_focal_crossentropy`. `auto` uses the function `loss` in the model's
+            file if there is one, otherwise the loss that the model is compiled with, otherwise the default loss of the
+            task. For a regression, the default loss is computed in standard deviations of each target, and any other
+            loss in the targets' units.
         loss_parameters: Parameters of the loss by Keras's names, such as `gamma`.
-        metrics: Additional metrics, for which the gate may set bounds: Keras metrics with their parameters, as
-            `{"f1_score": {"average": "macro"}}`, or metrics that come with the model, as `{"my_metric": {}}`.
+        metrics: Additional metrics: Keras metrics with their parameters, such as `{"f1_score": {"average": "macro"}}`,
+            or metrics that come with the model, such as `{"my_metric": {}}`. The gate may set bounds for these metrics.
         balance_classes: Weigh every class in the loss by the inverse of its share of the training examples, so that
             rare classes count as much as common ones.
-        class_weights: Weights of classes in the loss, by class name; 1 for classes that are not listed. They are
-            multiplied with the weights of `balance_classes`.
+        class_weights: Weights of classes in the loss, by class name. Classes that are not listed have the weight 1. The
+            weights are multiplied with those of `balance_classes`.
         random_flip: Flip half of the training images: `none`, `horizontal`, `vertical` or `horizontal_and_vertical`.
         random_crop_pixels: Shift training images randomly by up to this number of pixels, with mirrored edges.
         random_resized_crop: Crop a random part of training images, with an aspect ratio of 3/4 to 4/3, and resize it to
             the full size. The value is the smallest share of the area; 0.08 is usual for photos, 0 disables it.
-        mixup_alpha: Mix training images and labels in pairs, with shares from Beta(alpha, alpha); 0.2 is usual.
-        label_smoothing: Share of a training label that is spread evenly over all classes; 0.1 is usual.
+        mixup_alpha: Mix training images and labels in pairs, with shares from Beta(alpha, alpha). 0.2 is usual.
+        label_smoothing: Share of a training label that is spread evenly over all classes. 0.1 is usual.
         ema_decay: Decay of the running average of the weights. The average is validated and saved instead of the
-            weights; 0 disables it.
-        early_stopping_epochs: Stop after this number of epochs of the last stage without improvement of `monitor`; 0
-            disables it.
-        monitor: Metric of the history that determines the best epoch, such as `validation_accuracy`; `auto` is
+            weights. 0 disables the average.
+        early_stopping_epochs: Stop after this number of epochs of the last stage without improvement of `monitor`. 0
+            disables early stopping.
+        monitor: Metric of the history that determines the best epoch, such as `validation_accuracy`. `auto` is
             `validation_loss`, or `loss` if there is no validation split.
         callbacks: Keras callbacks with their parameters, called at the end of each epoch, such as
             `{"reduce_lr_on_plateau": {"monitor": "val_loss", "patience": 3}}`. Callbacks that the function `callbacks`
-            in the model's file returns are called too.
+            in the model's file returns are called, too.
         seed: Seed of initial weights, order, dropout and augmentation.
-        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, else tensorflow.
+        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, otherwise tensorflow.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`. On a platform, `auto` is the accelerator of the configuration's
             `machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU, and never a TPU.
-        num_replicas: Number of devices; 0 uses all, or one on a CPU. On a CPU any number can be simulated.
+        num_replicas: Number of devices. 0 uses all devices, or one on a CPU. On a CPU, any number can be simulated.
         precision: `float32`, `mixed_bfloat16` or `auto`, which depends on the device.
-        in_memory_mib: Largest decoded size of a split to hold in RAM; a larger split is streamed.
+        in_memory_mib: Largest decoded size of a split to hold in RAM, in MiB. A larger split is streamed.
         shuffle_buffer: Size of the shuffle buffer of a streamed split, in examples.
-        residency: Place of the training split: `device` keeps it in device memory, with the jax backend; `host` streams
-            batches from the host; `auto` is `device` if the split is in RAM and fits in device memory with the model.
-        steps_per_execution: Steps per call of the compiled program, with the jax backend; 0 uses as many as take
-            a quarter of a second, or 1 on a CPU.
-        sharding: Placement of weights on several devices, with the jax backend: `replicated` keeps a copy on each
-            device; `fully_sharded` keeps only a part of each large weight and of its optimizer state, for models that
-            do not fit in the memory of one device.
-        checkpoint_seconds: Time between checkpoints within an epoch; each epoch ends with a checkpoint too.
-        profile_steps: Number of steps to profile for TensorBoard, after the first; 0 disables it.
+        residency: Place of the training split. `device` keeps it in device memory, which needs the jax backend. `host`
+            streams batches from the host. `auto` is `device` if the split is in RAM and fits in device memory together
+            with the model.
+        steps_per_execution: Steps per call of the compiled program, with the jax backend. 0 uses the number of steps
+            that takes a quarter of a second, or 1 on a CPU.
+        sharding: Placement of weights on several devices, with the jax backend. `replicated` keeps a copy on each
+            device. `fully_sharded` keeps only a part of each large weight and of its optimizer state on each device,
+            for models that do not fit in the memory of one device.
+        checkpoint_seconds: Time between checkpoints within an epoch. Each epoch also ends with a checkpoint.
+        profile_steps: Number of steps to profile for TensorBoard, after the first step. 0 disables profiling.
     """
 
     model: str
@@ -174,16 +177,16 @@ class TrainParams:
         check_together(
             (
                 self.stages and self.epochs != total,
-                f"epochs must be the sum over all stages. Received: epochs={self.epochs}, and {total} in stages. Set "
-                f"epochs={total}; a configuration may leave it out.",
+                f"epochs must be the sum of the epochs of all stages. Received: epochs={self.epochs}, and {total} in "
+                f"stages. Set epochs={total}. A configuration may leave it out.",
             ),
             (
                 self.sharding == FULLY_SHARDED and self.backend == "tensorflow",
-                "sharding=fully_sharded needs backend=jax. Received: backend=tensorflow.",
+                "sharding=fully_sharded requires backend=jax. Received: backend=tensorflow. Change one of them.",
             ),
             (
                 self.weight_decay and "weight_decay" in self.optimizer_parameters,
-                "weight_decay is set twice: as weight_decay and in optimizer_parameters. Remove one.",
+                "weight_decay is set twice: as weight_decay and in optimizer_parameters. Remove one of them.",
             ),
         )
 
@@ -204,21 +207,27 @@ class TrainParams:
 
     @property
     def names_more_of_keras(self) -> bool:
-        """Whether the training uses names or parameters that only Keras can check."""
+        """Whether the training run uses names or parameters that only Keras can check."""
         own = (self.optimizer_parameters, self.schedule_parameters, self.loss_parameters, self.metrics, self.callbacks)
         names = (self.optimizer, self.learning_rate_schedule, self.loss, self.monitor)
         return any(own) or not {*names} <= {"adam", "adamw", "sgd", "constant", "cosine", AUTO}
 
     @property
     def of_optimizer(self) -> tuple[str, ...]:
-        """Names of changed optimizer and learning-rate settings; if empty, a compiled model keeps its optimizer."""
+        """Names of the changed settings of optimizer and learning rate.
+
+        If there are none, a compiled model keeps its optimizer.
+        """
         usual = TrainParams(self.model)
         names = with_role(TrainParams, Part.OPTIMIZER)
         return tuple(name for name in names if getattr(self, name) != getattr(usual, name))
 
     @property
     def program(self) -> Self:
-        """Copy with defaults for all parameters outside the compiled program; copies for the same program are equal."""
+        """Copy with defaults for all parameters that do not affect the compiled program.
+
+        Copies for the same program are equal.
+        """
         defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(self)}
         return dataclasses.replace(self, **{name: defaults[name] for name in with_role(TrainParams, Part.HOST)})
 
@@ -233,5 +242,5 @@ class TrainParams:
             raise InputError(
                 f"The batch is larger than the training split: expected at most {num_train_examples} examples per "
                 f"step, received batch_size_per_replica={self.batch_size_per_replica} × {max(self.num_replicas, 1)} "
-                f"replicas = {batch_size}. Lower training.batch_size_per_replica or add data."
+                f"replicas = {batch_size}. Lower training.batch_size_per_replica, or add data."
             )

@@ -1,4 +1,4 @@
-"""Training program of the JAX backend: one step, or a loop of steps on the device.
+"""Training program of the JAX backend: one step, or a loop of steps that runs on the device.
 
 Training runs the program, and preflight compiles it. It is Keras's own `train_step` with three additions: the source of
 a batch, the loop, and the values to monitor. Keras plans its own scan for `steps_per_execution`
@@ -44,7 +44,7 @@ class Watch(NamedTuple):
 
 
 class Array(NamedTuple):
-    """Shape and type of an input array, and the axis along which it is sharded; None if it is replicated."""
+    """Shape and type of an input array, and the axis along which it is sharded, or None if it is replicated."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -56,14 +56,14 @@ class Program:
     """A training program for a model and a type of accelerator.
 
     Attributes:
-        model: Model after `compile_model`; its variables may be abstract.
+        model: Model after `compile_model`. Its variables may be abstract.
         batch: Shape and type of a global batch's inputs, targets and weights.
         num_examples: Number of examples in the training split.
         params: `steps_per_execution` and `sharding`.
-        is_resident: Whether the split stays in device memory, and the program gets the order of an epoch as indices of
-            examples; else the program gets batches.
+        is_resident: Whether the split stays in device memory. If it does, the program gets the order of an epoch as
+            indices of examples, otherwise it gets batches.
         accelerator: `cpu`, `gpu` or `tpu`.
-        mesh: Devices that share a batch, a `jax.sharding.Mesh`; None for a single device.
+        mesh: Devices that share a batch, a `jax.sharding.Mesh`, or None for a single device.
     """
 
     model: Any
@@ -81,10 +81,10 @@ class Program:
 
     @property
     def loops(self) -> bool:
-        """Whether a call of the program runs a number of steps; otherwise it runs one.
+        """Whether a call of the program runs several steps. Otherwise it runs one step.
 
-        On a CPU there is no loop unless `steps_per_execution` is set: there, XLA runs a convolution in a loop on one
-        thread, 15 times slower than outside.
+        On a CPU there is no loop unless `steps_per_execution` is set, because XLA runs a convolution in a loop on a
+        single thread, which is 15 times slower than outside of a loop.
         """
         steps = self.params.steps_per_execution
         return steps > 1 or (steps == 0 and self.accelerator != "cpu")
@@ -98,7 +98,10 @@ class Program:
 
     @property
     def source(self) -> tuple[Array, ...]:
-        """Input arrays of the program: inputs, targets and weights; for a resident split also the order of an epoch."""
+        """Input arrays of the program: inputs, targets and weights.
+
+        For a resident split, also the order of an epoch.
+        """
         if self.is_resident:
             (inputs, kind), *others = ((shape[1:], kind) for shape, kind in self.batch)
             steps = steps_per_epoch(self.num_examples, self.batch_size)
@@ -113,7 +116,10 @@ class Program:
         return tuple(Array((self.block_steps, *shape), kind, 1) for shape, kind in self.batch)
 
     def _batch_at(self, source: Any, place: Any, index: Any) -> Any:
-        """Return the batch of a step, by its position in the epoch (resident) or its index in the block (streamed)."""
+        """Return the batch of a step.
+
+        A resident split has batches by position in the epoch, a streamed split by index in the block.
+        """
         if self.is_resident:
             inputs, targets, weights, order = source
             chosen = lax.dynamic_index_in_dim(order, place, keepdims=False)
@@ -137,8 +143,8 @@ class Program:
     def function(self) -> Callable[..., tuple[Any, Watch]]:
         """Return the function that `jit` compiles: (carry, watch, source[, number of steps]) → (carry, watch).
 
-        It trains for one step, or if it `loops`, for a number of steps. The carry is the state of Keras's
-        `train_step` and the position in the epoch, int32[].
+        The function trains for one step or, if the program `loops`, for a number of steps. The carry is the state of
+        Keras's `train_step` and the position in the epoch, int32[].
         """
 
         def train_step(carry: Any, watch: Watch, source: Any) -> tuple[Any, Watch]:
@@ -165,7 +171,7 @@ class Program:
         return jax.jit(function, donate_argnums=0, out_shardings=((state, whole), whole))
 
     def trace(self) -> Any:
-        """Return a `jax.stages.Traced`; the devices of the mesh need not exist."""
+        """Return a `jax.stages.Traced`. The devices of the mesh need not exist."""
         abstract = jax.ShapeDtypeStruct
         whole = array_sharding(self.mesh, None)
         state = tuple(
@@ -182,9 +188,11 @@ class Program:
 
 
 def fits(program: Program, beside_bytes: int = 0) -> bool:
-    """Return whether a program, its inputs and `beside_bytes` fit in device memory; True if the size is unknown.
+    """Return whether a program, its inputs and `beside_bytes` fit in device memory.
 
-    The program is compiled for this check; training reads it from JAX's compile cache.
+    Return True if the memory size is unknown.
+
+    The program is compiled for this check. Training then reads the result from JAX's compile cache.
     """
     try:
         memory = program.trace().lower().compile().memory_analysis()

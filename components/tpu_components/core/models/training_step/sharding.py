@@ -21,9 +21,9 @@ _LEAST_VALUES = 1 << 12  # Smaller variables are replicated.
 
 
 def shard_axis(shape: Sequence[int], num_devices: int) -> int | None:
-    """Return the axis along which to shard a variable: the longest one that the devices can share equally.
+    """Return the axis along which to shard a variable: the longest axis that the devices can share equally.
 
-    Returns None if there is no such axis, or if the variable is small.
+    Return None if there is no such axis, or if the variable is small.
 
     Example:
         >>> shard_axis((512, 1024), 8), shard_axis((511, 1023), 8), shard_axis((64,), 8)
@@ -36,7 +36,7 @@ def shard_axis(shape: Sequence[int], num_devices: int) -> int | None:
 
 
 def array_sharding(mesh: Any, axis: int | None) -> Any:
-    """Return the sharding of an array over a mesh along an axis (None for replicated); None without a mesh."""
+    """Return the sharding of an array over a mesh along an axis (None for replicated), or None without a mesh."""
     from jax.sharding import NamedSharding, PartitionSpec
 
     if mesh is None:
@@ -45,7 +45,7 @@ def array_sharding(mesh: Any, axis: int | None) -> Any:
 
 
 def variable_sharding(mesh: Any, shape: Sequence[int], sharding: str) -> Any:
-    """Return the `NamedSharding` of a variable on a mesh; None without a mesh.
+    """Return the `NamedSharding` of a variable on a mesh, or None without a mesh.
 
     Args:
         mesh: A `jax.sharding.Mesh` or None.
@@ -65,7 +65,9 @@ def fully_shard(device: Device) -> Device:
         InputError: If the backend is not JAX.
     """
     if device.backend != "jax":
-        raise InputError(f"sharding=fully_sharded needs backend=jax. Received: backend={device.backend}.")
+        raise InputError(
+            f"sharding=fully_sharded requires backend=jax. Received: backend={device.backend}. Change one of them."
+        )
     if device.distribution is None:
         return device
 
@@ -88,8 +90,8 @@ def fully_shard(device: Device) -> Device:
 def compute_dtypes(model: Any) -> list[str]:
     """Return the dtype in which each trainable variable of a model is gathered.
 
-    This is the compute dtype of the layers that use the variable if they agree, else the variable's dtype. With
-    mixed_bfloat16 it halves memory and traffic. Variable and optimizer state keep their own dtype.
+    This is the compute dtype of the layers that use the variable if they agree, otherwise the variable's dtype. With
+    mixed_bfloat16, this halves memory and traffic. The dtypes of the variable and of the optimizer state do not change.
     """
     readers: dict[int, set[str]] = {}
     for layer in model._flatten_layers():
@@ -105,7 +107,7 @@ def compute_dtypes(model: Any) -> list[str]:
 
 @contextlib.contextmanager
 def gathering_weights(model: Any, mesh: Any) -> Iterator[None]:
-    """Let training steps that are traced in the block gather each sharded weight on all devices before its use.
+    """Make training steps that are traced in the block gather each sharded weight on all devices before its use.
 
     Args:
         model: A keras.Model, whose `compute_loss_and_updates` is wrapped.
@@ -126,7 +128,7 @@ def gathering_weights(model: Any, mesh: Any) -> Iterator[None]:
 
 
 def _gather(value: Any, dtype: str, mesh: Any) -> Any:
-    """Return a weight replicated on all devices, cast to a dtype; its gradient is sharded as the weight was."""
+    """Return a weight replicated on all devices and cast to a dtype. Its gradient is sharded as the weight was."""
     part = variable_sharding(mesh, value.shape, FULLY_SHARDED)
 
     @jax.custom_vjp

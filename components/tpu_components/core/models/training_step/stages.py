@@ -1,4 +1,4 @@
-"""Stages of a training, each with its own epochs, frozen layers and learning rate.
+"""Stages of a training run, each with epochs, frozen layers and a learning rate.
 
 The model is compiled again for every stage, with a new optimizer and learning-rate schedule. The weights are kept.
 """
@@ -21,7 +21,7 @@ class PlannedStage:
         params: Hyper-parameters of the stage, with its epochs and learning rate, without `stages`.
         frozen: Names and patterns of the layers that are not trained.
         first_epoch: Number of epochs before the stage.
-        number: Number of the stage, from 1; 0 for a training without stages.
+        number: Number of the stage, from 1, or 0 for a training run without stages.
     """
 
     params: TrainParams
@@ -31,7 +31,7 @@ class PlannedStage:
 
 
 def plan_stages(params: TrainParams) -> tuple[PlannedStage, ...]:
-    """Return the stages of a training; a training without stages is a single one.
+    """Return the stages of a training run. A training run without stages has a single stage.
 
     Example:
         >>> from tpu_components.core.models.training_step.hyperparameters import Stage
@@ -52,7 +52,7 @@ def plan_stages(params: TrainParams) -> tuple[PlannedStage, ...]:
 
 
 def stage_of(planned: Sequence[PlannedStage], epoch: int) -> PlannedStage:
-    """Return the stage of an epoch, counted from 0; the last stage for epochs after the end."""
+    """Return the stage of an epoch, counted from 0. For epochs after the end, return the last stage."""
     return next(stage for stage in reversed(planned) if stage.first_epoch <= epoch)
 
 
@@ -65,7 +65,7 @@ class Freezer:
         self._own = [(layer, layer.trainable) for layer in model._flatten_layers(include_self=False)]
 
     def freeze(self, frozen: Sequence[str]) -> int:
-        """Freeze only these layers and their sublayers, and return the number of trainable parameters.
+        """Freeze only the named layers and their sublayers. Return the number of trainable parameters.
 
         Args:
             frozen: Names of layers or sublayers, or patterns such as `block_*`.
@@ -80,7 +80,8 @@ class Freezer:
             if not fitting:
                 names = [layer.name for layer, _ in self._own]
                 raise InputError(
-                    f"Cannot freeze {pattern!r}: the model has no layer with this name. Expected names or patterns for "
+                    f"Cannot freeze {pattern!r}: the model has no layer with this name. Expected names or patterns of "
+                    "layers such as "
                     f"{', '.join(names[:12])}{', …' * (len(names) > 12)}.{did_you_mean(pattern, names)} Change "
                     "training.stages."
                 )
@@ -96,7 +97,7 @@ class Freezer:
 
 
 def freeze_least(model: Any, params: TrainParams) -> PlannedStage:
-    """Freeze layers as in the stage with the most trainable parameters, and return this stage.
+    """Freeze layers as in the stage with the most trainable parameters. Return this stage.
 
     If several stages have the same number, the last one is used. The names of frozen layers are checked for all stages.
 

@@ -1,7 +1,7 @@
 """Wrappers around Keras's training step: augmentation and class weights before it, averages of weights after it.
 
-The wrappers are around the model's `train_step`, which `fit` compiles; they are not saved with the model. Synchronised
-batch normalisation and summed gradients of embedding rows give several replicas the result of one.
+The wrappers are around the model's `train_step`, which `fit` compiles. They are not saved with the model. With
+synchronised batch normalisation and summed gradients of embedding rows, several replicas give the same result as one.
 """
 
 import functools
@@ -23,23 +23,24 @@ def extend_step(
     has_margin: bool = False,
     class_weights: Sequence[float] = (),
 ) -> Sequence[Any]:
-    """Augment every batch of a compiled model, and average the weights after every step, if `params` request it.
+    """Augment every batch of a compiled model and average the weights after every step, if `params` request it.
 
     All weights have a running average, including batch-normalisation statistics. After t steps, the next step keeps
-    `min(ema_decay, t / (t + 9))` of the average. So the average starts as the weight itself, and forgets the initial
-    weights within the first hundred steps.
+    `min(ema_decay, t / (t + 9))` of the average. So the average starts equal to the weight, and the effect of the
+    initial weights fades within the first hundred steps.
 
     Args:
         model: Compiled model.
         params: Augmentations to apply, and `ema_decay`.
         num_replicas: Number of replicas that share a batch.
         has_margin: Whether images have a margin around the model's input.
-        class_weights: Weight of each class, multiplied with the weights of its examples; empty for 1. As in Keras, an
+        class_weights: Weight of each class, multiplied with the weights of its examples. Empty for 1. As in Keras, an
             example of mixup has the weight of the class with the larger share.
 
     Returns:
-        The variables to validate and save, in the order of `model.variables`: the averages if `ema_decay` is set, else
-        the variables themselves. Variables that are not floats, such as dropout's random state, have no average.
+        The variables to validate and save, in the order of `model.variables`: the averages if `ema_decay` is set,
+        otherwise the variables themselves. Variables that are not floats, such as dropout's random state, have no
+        average.
     """
     weights = model.variables
     optimizer = model.optimizer
@@ -71,7 +72,7 @@ def extend_step(
         return *augment(images, labels, params, draws, model.output_shape[-1], groups, size), sample_weights
 
     def average(steps: Any) -> None:
-        """Update the moving averages of the weights after a step; `steps` is the number of steps before it."""
+        """Update the running averages of the weights after a step. `steps` is the number of preceding steps."""
         steps = ops.cast(steps, "float32")
         kept = ops.minimum(params.ema_decay, steps / (steps + 9))
         for i, variable in averages.items():
@@ -121,11 +122,13 @@ def sum_repeated_rows(optimizer: Any) -> None:
 
 
 def synchronize_normalization(model: Any, num_replicas: int) -> None:
-    """Compute batch normalisation over the batch of all replicas, so that their number does not change the result.
+    """Compute batch normalisation over the batch of all replicas.
 
-    JAX always does this, since the batch is one array. On TensorFlow each replica would normalise by its part of the
-    batch, and the statistics of the first replica would be kept. Keras's option `synchronized` is not used, because it
-    ignores masked batches, subtracts large squares, and is saved with the model.
+    So the number of replicas does not change the result.
+
+    JAX always does this, since the batch is one array. On TensorFlow, each replica would normalise by its part of the
+    batch, and only the statistics of the first replica would be kept. Keras's option `synchronized` is not used,
+    because it ignores masked batches, subtracts large squares, and is saved with the model.
     """
     if num_replicas > 1 and keras.backend.backend() == "tensorflow":
         for layer in _batch_normalization(model):

@@ -1,4 +1,4 @@
-"""Jobs on Google Cloud Dataflow, which are started once, followed to their end, and cancelled with their step."""
+"""Jobs on Google Cloud Dataflow. They are started once, followed to their end, and cancelled with their step."""
 
 import contextlib
 import re
@@ -20,7 +20,7 @@ _MISTAKE = re.compile(r"tpu_components\.core\.base\.errors\.InputError: (.+?)(?:
 
 
 def mistake_in(text: str) -> InputError | None:
-    """Return the InputError (a user's mistake) in a worker's stack trace; None if there is none.
+    """Return the InputError (a user's mistake) in a worker's stack trace, or None if there is none.
 
     Example:
         >>> mistake_in("…tpu_components.core.base.errors.InputError: Images differ in size. [while running 'Write']")
@@ -36,11 +36,11 @@ class DataflowJob:
 
     Dataflow has at most one active job with a name.
 
-    Beam's client submits, polls and cancels the job, and retries transient errors. Its `wait_until_finish` is not used:
-    it gives up after 50 s with an AssertionError while a job is being cancelled, and it reports only one of several
-    errors (version 2.77, dataflow_runner.py: poll_for_job_completion). The client cannot find a job by its name before
-    the job runs (apiclient.py: job_id_for_name). A second job is then submitted, and the service's refusal contains the
-    id of the first one.
+    Beam's client submits, polls and cancels the job, and retries transient errors. Its `wait_until_finish` is not used.
+    While a job is being cancelled, this method gives up after 50 s with an AssertionError, and it reports only one of
+    several errors (version 2.77, dataflow_runner.py: poll_for_job_completion). The client cannot find a job by its name
+    before the job runs (apiclient.py: job_id_for_name). In that case, a second job is submitted, and the service's
+    error message contains the ID of the first job.
 
     Args:
         pipeline: Beam's pipeline.
@@ -61,11 +61,11 @@ class DataflowJob:
     def run(self) -> None:
         """Run the job to its end.
 
-        The job is cancelled if this process receives a signal to end. If the process is killed, its job continues, and
-        the next process finds the job.
+        The job is cancelled if this process receives SIGTERM. If the process is killed, its job continues, and the next
+        process finds the job.
 
         Raises:
-            PlatformError: If the job fails or is cancelled. Contains the job's error messages.
+            PlatformError: If the job fails or is cancelled. The message contains the job's error messages.
             InputError: If a worker reports a user's mistake, or the service rejects the job.
         """
         try:
@@ -89,7 +89,7 @@ class DataflowJob:
         return f"https://console.cloud.google.com/dataflow/jobs/{self._region}/{job_id}?project={self._project}"
 
     def _submit(self) -> bool:
-        """Start the job, or find the active job with its name, and return whether it is new."""
+        """Start the job, or find the active job with its name. Return whether the job is new."""
         from apache_beam.runners.dataflow.dataflow_runner import DataflowPipelineResult
         from apache_beam.runners.dataflow.internal.apiclient import DataflowJobAlreadyExistsError
 
@@ -112,7 +112,7 @@ class DataflowJob:
             return str(self._result.state)
 
     def _wait(self) -> str:
-        """Wait for the job, log every change of its state, and return its last state."""
+        """Wait for the job and log every change of its state. Return the last state."""
         seen = [""]
 
         def has_ended() -> bool:
@@ -136,8 +136,8 @@ class DataflowJob:
             return mistake
         told = " | ".join(text.strip() for text in errors[-_MOST_MESSAGES:])[-_MOST_CHARACTERS:]
         return PlatformError(
-            f"The Dataflow job {self._name} ended as {state}. Its messages: {told or 'none'}. Its finished work is "
-            f"kept: run the step again to continue. {self._link}"
+            f"The Dataflow job {self._name} ended in the state {state}. Its messages: {told or 'none'}. Its finished "
+            f"work is kept: run the step again to continue. {self._link}"
         )
 
     def _errors(self) -> list[str]:

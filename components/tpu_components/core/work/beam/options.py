@@ -1,4 +1,4 @@
-"""Options of a Beam pipeline, by Beam's own names."""
+"""Options of a Beam pipeline, with Beam's names."""
 
 import contextlib
 import io
@@ -18,26 +18,31 @@ _FORMS = {"project": PROJECT, "region": REGION, "service_account_email": SERVICE
 
 
 def require_names(asked: Mapping[str, str]) -> None:
-    """Check names of options, and of resources in Google Cloud among their values; Beam need not be installed.
+    """Check the names of options, and the names of Google Cloud resources among their values.
+
+    Beam need not be installed.
 
     Raises:
         InputError: If a name is not valid.
     """
     if strange := [name for name in asked if not _NAME.fullmatch(name)]:
         raise InputError(
-            f"beam_options must use the names of Beam's options, such as worker_machine_type. Received: {strange[0]!r}."
+            "beam_options must use the names of Beam's options, such as worker_machine_type. Received: "
+            f"{strange[0]!r}. Correct it."
         )
     for name, form in _FORMS.items():
         if name in asked and not re.fullmatch(form, asked[name]):
-            raise InputError(f"beam_options.{name} is not a valid name in Google Cloud. Received: {asked[name]!r}.")
+            raise InputError(
+                f"beam_options.{name} is not a valid name in Google Cloud. Received: {asked[name]!r}. Correct it."
+            )
 
 
 def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, str]:
-    """Return the options after checking them, with defaults that the runner needs.
+    """Check the options and return them with the defaults that the runner needs.
 
     Args:
-        asked: Options as the user has set them.
-        reads: Paths that the workers read from, by a description of each; an empty path is ignored.
+        asked: Options that the user has set.
+        reads: Paths that the workers read from, by description. An empty path is ignored.
 
     Raises:
         InputError: If Beam is not installed, an option is unknown, or an option that a runner on other machines needs
@@ -47,7 +52,7 @@ def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, st
         import apache_beam  # noqa: F401
     except ImportError as error:
         raise InputError(
-            "Apache Beam is not installed. Run make beam-env, which creates the environment .beam (Beam conflicts with "
+            "Apache Beam is not installed. Run make beam-env to create the environment .beam (Beam conflicts with "
             "libraries that other steps need), use the image of `make image-beam`, or choose another engine."
         ) from error
     options = {"runner": _IN_THIS_PROCESS, **asked}
@@ -60,11 +65,12 @@ def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, st
     # The image contains this project's code, so the runner need not install packages.
     options = {"sdk_location": "container", **options}
     if missing := [name for name in _NEEDED_BY_DATAFLOW if not options.get(name)]:
-        raise InputError(f"Dataflow also needs these beam_options: {', '.join(missing)}.")
+        raise InputError(f"Dataflow needs more beam_options: {', '.join(missing)}. Set them.")
     for name, uri in {"beam_options.temp_location": options["temp_location"], **reads}.items():
         if uri and Location(uri).scheme is not Scheme.GOOGLE:
             raise InputError(
-                f"Dataflow's workers can read only Cloud Storage: expected {name} on gs://. Received: {uri!r}."
+                f"Dataflow's workers can read only Cloud Storage: expected {name} on gs://. Received: {uri!r}. Copy "
+                "the files to a bucket."
             )
     return options
 
@@ -85,5 +91,5 @@ def as_beams_own(options: Mapping[str, str]) -> Any:
             beam_options.get_all_options(retain_unknown_options=True)
     except SystemExit as error:
         why = told.getvalue().strip().rpartition("error: ")[2]
-        raise InputError(f"Beam rejects beam_options: {why}. Correct the value.") from error
+        raise InputError(f"Beam rejected beam_options: {why}. Correct the value.") from error
     return beam_options

@@ -1,4 +1,7 @@
-"""Calls of a function on Beam's workers, one for each task; a job on Dataflow is found again after a restart."""
+"""Calls of a function on Beam's workers, one for each task.
+
+After a restart, the step continues with the running job on Dataflow.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,7 +29,7 @@ def call_for_each(
         numbers: Numbers of the tasks, which are divided between the workers.
         function: Function of a module; takes a number, and `arguments` by name.
         arguments: Further arguments, equal for all calls. They are part of the pipeline and must be small.
-        job: Name of the job. If a job with this name is running, it is followed and no second job is started.
+        job: Name of the job. If a job with this name is running, that job is followed, and no second job is started.
         options: Options that `options.complete` has completed.
         step: Name of the step in log messages.
 
@@ -40,7 +43,7 @@ def call_for_each(
     try:
         pipeline = apache_beam.Pipeline(options=as_beams_own(options))
     except ValueError as error:  # The runner is unknown, or refuses an option.
-        raise InputError(f"Beam rejects beam_options: {error}") from error
+        raise InputError(f"Beam rejected beam_options: {error}") from error
     created = pipeline | "Numbers" >> apache_beam.Create(numbers, reshuffle=True)
     created | "Call" >> apache_beam.Map(function, **arguments)  # Adds it to the pipeline.
     if options["runner"] == DATAFLOW:
@@ -56,4 +59,6 @@ def call_for_each(
             raise Terminated from error
         raise
     if state != "DONE":
-        raise PlatformError(f"The Beam job {job} ended as {state}. See the logs of its runner for the reason.")
+        raise PlatformError(
+            f"The Beam job {job} ended in the state {state}. See the logs of its runner for the reason."
+        )

@@ -36,7 +36,7 @@ def test_large_variables_are_cut_along_the_longest_axis_that_divides(shape, num_
 
 
 def test_the_tensorflow_backend_shards_no_weights():
-    with pytest.raises(InputError, match=r"sharding=fully_sharded needs backend=jax\. Received: backend=tensorflow"):
+    with pytest.raises(InputError, match=r"sharding=fully_sharded requires backend=jax\. Received: backend=tensorflow"):
         TrainParams("digits_cnn", backend="tensorflow", sharding="fully_sharded")
 
 

@@ -17,7 +17,7 @@ _TWO = (Stage(2, ("conv*",), 0.01), Stage(3))
 
 
 def test_stages_refuse_a_value_by_name():
-    with pytest.raises(InputError, match=r"the sum over all stages\. Received: epochs=4, and 5 in"):
+    with pytest.raises(InputError, match=r"the sum of the epochs of all stages\. Received: epochs=4, and 5 in"):
         TrainParams("digits_cnn", epochs=4, stages=_TWO)
     with pytest.raises(InputError, match=r"at least 1\. Received: epochs=0"):
         Stage(0)

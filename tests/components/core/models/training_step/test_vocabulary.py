@@ -90,7 +90,7 @@ def test_an_optimizer_of_keras_trains_as_in_fit_of_keras():
         ({"loss": "dice"}, r"loss=dice does not fit the data.* the shape \(\) instead of one number for each of 4"),
         (
             {"loss": "sparse_categorical_crossentropy", "label_smoothing": 0.1},
-            "takes the number of a class; label_smoothing",
+            "expects the number of a class; label_smoothing",
         ),
     ],
 )
@@ -110,8 +110,8 @@ def test_a_loss_that_compares_examples_with_each_other_is_refused(num_classes):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"loss": "sparse_categorical_crossentropy"}, "takes the number of a class"),
-        ({"metrics": {"sparse_categorical_crossentropy": {}}}, r"The metric .* takes the number of a class"),
+        ({"loss": "sparse_categorical_crossentropy"}, "expects the number of a class"),
+        ({"metrics": {"sparse_categorical_crossentropy": {}}}, r"The metric .* expects the number of a class"),
     ],
 )
 def test_what_takes_class_numbers_is_not_for_several_labels(settings, said):
