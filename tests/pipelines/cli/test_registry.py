@@ -152,7 +152,7 @@ def test_verify_says_whether_a_version_or_an_export_is_as_it_was_signed(workspac
     (version.directory / "version.json").unlink()
     code, said = verify(version.directory)
     assert (code, len(said.splitlines())) == (2, 1)
-    assert f"Refused {version.directory}: " in said
+    assert f"Rejected {version.directory}: " in said
     assert "missing: version.json" in said
 
 

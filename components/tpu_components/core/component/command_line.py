@@ -220,8 +220,6 @@ def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tu
     """Parse the arguments, call `work`, print the result as one JSON line, and return the exit code.
 
     `work` takes the parsed arguments. It returns the result, a dataclass, and the exit code.
-
-    `work` takes the parsed arguments and returns the result, a dataclass, and the exit code.
     """
 
     def call() -> int:
