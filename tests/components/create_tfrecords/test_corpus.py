@@ -144,5 +144,5 @@ def test_a_split_shorter_than_a_passage_is_one_passage(tmp_path, size):
 
 
 def test_only_a_corpus_has_context():
-    with pytest.raises(InputError, match=r"context_tokens=8 needs a corpus: source. Received: 'sklearn:digits'"):
+    with pytest.raises(InputError, match=r"context_tokens=8 requires a corpus: source. Received: 'sklearn:digits'"):
         plan_dataset(WriteParams("sklearn:digits", context_tokens=8))

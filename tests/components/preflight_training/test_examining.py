@@ -175,12 +175,12 @@ def test_a_run_that_nears_the_seven_days_of_a_task_on_vertex_is_warned_of(fittin
 @pytest.mark.parametrize(
     ("budget", "reason"),
     [
-        ({"max_step_ms": 1e-6}, "a step takes .*s on v5e-1, max_step_ms=1e-06"),
+        ({"max_step_ms": 1e-6}, "a step takes .*s on v5e-1, but max_step_ms=1e-06"),
         (
             {"max_price_usd": 1e-9},
-            r"a run of 3 epochs on v5e-1 is expected to cost <?\$.* at Vertex AI's price, max_price",
+            r"a run of 3 epochs on v5e-1 is expected to cost <?\$.* at Vertex AI's price, but max_price",
         ),
-        ({"max_host_wait": 0.01}, "v5e-1 would wait for data .*% of the time, max_host_wait=0.01"),
+        ({"max_host_wait": 0.01}, "v5e-1 would wait for data .*% of the time, but max_host_wait=0.01"),
     ],
 )
 def test_each_budget_gives_its_reason(fitting, budget, reason):

@@ -131,7 +131,7 @@ def test_body_without_a_stated_length_is_cut_off_at_the_limit(app, model):
         async with app.ready(model.exported):
             status, message, _ = await predict(app, b"x" * 600, b"x" * 600, LEAVES)
             assert status == 413
-            assert "may have 1,000 bytes (--max-body-bytes). Received: 1,200 or more" in message
+            assert "may have at most 1,000 bytes (--max-body-bytes). Received: 1,200 bytes or more" in message
 
     run(scenario())
 
@@ -142,7 +142,7 @@ def test_body_that_does_not_arrive_gets_408(app, model, monkeypatch):
     async def scenario():
         async with app.ready(model.exported):
             status, message, _ = await predict(app, BODY[:5], STAYS_SILENT)
-            assert (status, message) == (408, "The body did not arrive within 0 s.")
+            assert (status, message) == (408, "The body did not arrive within 0 s. Send the request again.")
 
     run(scenario())
 
@@ -184,7 +184,7 @@ def test_instances_that_can_never_be_held_get_413_and_those_that_cannot_be_held_
             other = asyncio.create_task(predict(app, b"x", STAYS_SILENT))
             await asyncio.sleep(0.01)
             status, message, _ = await predict(app, body)
-            assert (status, "The server is busy: it is processing" in message) == (503, True)
+            assert (status, "The server is busy: its requests take" in message) == (503, True)
             other.cancel()
 
     run(scenario())

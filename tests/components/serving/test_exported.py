@@ -121,5 +121,5 @@ def test_an_array_of_another_shape_is_named_as_it_is(export_dir, tmp_path):
 
 
 def test_folder_that_is_no_export_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"there is no export\.json in it"):
+    with pytest.raises(InputError, match=r"it does not contain export\.json"):
         load_model(tmp_path)

@@ -134,7 +134,7 @@ def test_good_and_bad_requests_do_not_disturb_each_other(server, export_dir, dig
             "/predict",
             b" " * 5_000_000,
             413,
-            r"may have 1,572,864 bytes \(--max-body-bytes\). Received: 5,000,000",
+            r"may have at most 1,572,864 bytes \(--max-body-bytes\). Received: 5,000,000",
         ),
     ],
 )

@@ -347,7 +347,7 @@ def _kills(engine: Engine, work: Path, report: _Report) -> None:
             ended = _ended(engine, command(output), mounted, signal, checkpoint.is_file)
             report.check(not output.exists(), f"SIG{signal} in a training with {backend}: {ended}")
             if signal == "TERM":
-                report.check(ended.startswith("exit code 143") and "checkpoint is saved" in ended, "143, and it saved")
+                report.check(ended.startswith("exit code 143") and "checkpoint was saved" in ended, "143, and it saved")
             said = engine.run(_tag("train"), command(output), *mounted)
             apart = [name for name in differences(outcome(output), outcome(whole)) if name.endswith(".h5")]
             goes_on = "continuing at epoch" in said.stdout + said.stderr

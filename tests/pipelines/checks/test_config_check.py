@@ -196,14 +196,14 @@ def test_data_that_are_not_there_are_an_error_and_downloads_a_hint(tmp_path):
         (["training.warmup_epochs=30"], "never reaches its peak"),
         (
             ["training.stages=[{epochs: 29}, {epochs: 1}]", "training.epochs=30", "training.warmup_epochs=1"],
-            "lasts all of a stage, epochs=1:",
+            "lasts all of a stage, epochs=1, so",
         ),
         (["training.accelerator=cpu", "machine=v5e-1"], "leaves the machine"),
         (["training.early_stopping_epochs=3"], "no validation split"),
         (["gate.minimum.accuracy=0.9"], "always predicting 'a'"),
         (
             [],
-            "19 examples of 'a' and 1 examples of 'b'. training.balance_classes=true gives all classes the same weight",
+            "19 examples of 'a' and 1 of 'b'. training.balance_classes=true gives all classes the same weight",
         ),
     ],
 )

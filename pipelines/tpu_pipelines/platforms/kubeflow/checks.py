@@ -250,7 +250,7 @@ class KubeflowChecks:
         """Check that there are nodes for a machine, or that a node pool on GKE would add one when a pod requests it."""
         selector = ",".join(f"{key}={value}" for key, value in node_selectors(machine, self._settings).items())
         if nodes := self._ask("list_node", label_selector=selector).items:
-            return f"{len(nodes)} nodes with {selector}"
+            return f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} with {selector}"
         context = self._gke
         message = f"no node has {selector}"
         if not context or machine.machine_type == "cloud-tpu":  # Vertex's name for these machines is not GKE's.

@@ -74,8 +74,8 @@ def as_custom_job(component: Any, machine: MachineSpec, settings: Settings, plac
 
     if settings.bucket and settings.bucket_location.scheme is not Scheme.GOOGLE:
         raise InputError(
-            f"Vertex AI writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}. Set "
-            "TPU_PIPELINES_BUCKET=gs://BUCKET."
+            f"Vertex AI writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}. Change the "
+            f"{setting('bucket')}."
         )
     check_region(settings, machine.region)
     if machine.nfs_mounts and not (settings.network or settings.network_attachment):

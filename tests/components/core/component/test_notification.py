@@ -82,7 +82,7 @@ def test_a_refusal_says_so_and_keeps_the_address_secret(chat):
         post(f"{chat.url}/services/secret", "digits failed", AT_ONCE)
     assert "secret" not in str(caught.value)
     chat.answers = [500] * 10_000
-    with pytest.raises(PlatformError, match="answers 500") as caught:
+    with pytest.raises(PlatformError, match="failed: 500 ") as caught:
         post(f"{chat.url}/services/secret", "digits failed", IMPATIENT)
     assert "secret" not in str(caught.value)
 
@@ -118,13 +118,13 @@ def test_a_server_that_does_not_speak_http_is_named_without_a_stack_trace(chat, 
         (b"https://me:SECRET@127.0.0.1/x", "user name"),
         (b"https://127.0.0.1:SECRET/x", "host or port is malformed"),
         (b"https://[SECRET/x", "host or port is malformed"),
-        (b"https://127.0.0.1/\xffSECRET", "cannot have"),
+        (b"https://127.0.0.1/\xffSECRET", "not allowed in a URL"),
         (b"", "does not begin with https://"),
     ],
 )
 def test_a_malformed_secret_is_refused_and_not_shown(bucket, content, fault):
     bucket.blob("hook.txt").upload_from_string(content)
-    with pytest.raises(InputError, match=rf"expected .* in gs://{bucket.name}/hook\.txt, but .*{fault}") as caught:
+    with pytest.raises(InputError, match=rf"gs://{bucket.name}/hook\.txt must contain only .*{fault}") as caught:
         post(f"gs://{bucket.name}/hook.txt", "digits failed", AT_ONCE)
     assert not [error for error in chain_of(caught.value) if "SECRET" in str(error)]
 

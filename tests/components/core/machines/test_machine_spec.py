@@ -244,7 +244,7 @@ def test_unknown_names_are_refused_with_the_nearest(name, message):
             r"no machine type 'ct6e-standard-4'\. Expected one of cloud-tpu,.* Did you mean 'ct6e-standard-4t'\?",
         ),
         ({"machine_type": "ct5p-hightpu-4t", "tpu_topology": "2x2"}, r"tpu_topology='2x2'.*Nearest: v5p-8"),
-        ({"name": "v5e-8", "tpu_topology": "4x4"}, r"'v5e-8' means tpu_topology='2x4'\. Received: tpu_topology='4x4'"),
+        ({"name": "v5e-8", "tpu_topology": "4x4"}, r"'v5e-8' has tpu_topology='2x4'\. Received: tpu_topology='4x4'"),
         ({"spot": True}, r"needs a name or a machine_type\. Received: neither"),
     ],
 )

@@ -79,7 +79,7 @@ def test_where_all_is_there_nothing_is_missing(world):
     findings = world.examine()
     assert {one.state for one in findings} == {Status.OK}, findings
     assert [one.said for one in findings if one.about.startswith("nodes")] == [
-        "1 with cloud.google.com/gke-tpu-accelerator=tpu-v5-lite-podslice,cloud.google.com/gke-tpu-topology=2x2",
+        "1 node with cloud.google.com/gke-tpu-accelerator=tpu-v5-lite-podslice,cloud.google.com/gke-tpu-topology=2x2",
         "no node has cloud.google.com/gke-tpu-accelerator=tpu-v6e-slice,cloud.google.com/gke-tpu-topology=2x2 now; "
         "tpus adds them on demand",
     ]
@@ -370,7 +370,7 @@ def test_the_registry_of_a_cluster_and_a_store_elsewhere_cannot_be_asked(world):
 
 def test_gpus_need_nodes_of_their_kind_and_compute_engines_quota(world):
     found = findings_of(world, "machine=l4-2")
-    assert found["quota l4-2"].said == "4 in us-central1, 2 needed"
+    assert found["quota l4-2"].said == "the quota is 4 in us-central1, and 2 are needed"
     assert found["nodes l4-2"].state is Status.ERROR
     assert "no node has cloud.google.com/gke-accelerator=nvidia-l4" in found["nodes l4-2"].said
     assert "node-pools create gpu-l4-2 " in found["nodes l4-2"].remedy
