@@ -355,7 +355,7 @@ def test_a_source_without_any_readable_image_is_refused(tmp_path):
             (tmp_path / "data" / name / f"{i}.png").write_bytes(b"text")
     with pytest.raises(
         InputError,
-        match=r"no readable image in .*received 20 files that cannot be read as images \(the first: 'cat/0.png'",
+        match=r"no readable image in .*Received: 20 files that cannot be read as images \(the first: 'cat/0.png'",
     ):
         write_records(WriteParams(f"images:{tmp_path}/data"), tmp_path / "out")
 

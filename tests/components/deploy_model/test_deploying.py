@@ -143,7 +143,7 @@ def test_an_evaluation_of_another_model_is_refused(params, folders, registry):
     with pytest.raises(InputError, match="belongs to another model: expected 0000000000000000…"):
         deploy_model(params, **folders)
     change(evaluation, model=model, dataset_fingerprint="1" * 64)
-    with pytest.raises(InputError, match="of another data set: expected 1111111111111111…"):
+    with pytest.raises(InputError, match="belongs to another data set: expected 1111111111111111…"):
         deploy_model(params, **folders)
     assert registry.versions() == ()
 
@@ -266,4 +266,4 @@ def test_the_command_line_deploys(in_fresh_process, params, folders, registry, r
     done = run_step_here("deploy_model", params, **paths)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["version"] == registry.aliases()["champion"] == "0001"
-    assert "[deploy_model] digits version 0001 answered 32 images and is the champion" in done.stderr
+    assert "[deploy_model] digits version 0001 predicted 32 images correctly and is the champion" in done.stderr

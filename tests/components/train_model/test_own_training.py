@@ -380,7 +380,7 @@ def test_a_training_step_of_the_models_own_is_run_or_refused_by_its_backend(tiny
         InputError, match=r"train_step\(state, data\) fails with backend=tensorflow: .*backend=jax if it is written"
     ):
         train_model(replace(params, model=str(tmp_path / "jax.py")), digits_records, tmp_path / "no")
-    with pytest.raises(InputError, match=r"train_step returns los\. Add its loss"):
+    with pytest.raises(InputError, match=r"train_step returns los, but no 'loss'. Add its loss"):
         train_model(replace(params, model=str(tmp_path / "lost.py")), digits_records, tmp_path / "no")
 
 

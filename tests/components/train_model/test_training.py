@@ -250,7 +250,7 @@ def test_damaged_checkpoint_is_named(tiny, digits_records, other_checkpoints, tm
     checkpoints = shutil.copytree(other_checkpoints, tmp_path / "checkpoints")
     path = checkpoints / "checkpoint.npz"
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(InputError, match=r"checkpoint\.npz.*Delete"):
+    with pytest.raises(InputError, match=r"checkpoint\.npz.*delete"):
         train_model(replace(tiny, epochs=1, seed=5), digits_records, tmp_path / "model", checkpoints)
 
 

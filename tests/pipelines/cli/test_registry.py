@@ -109,8 +109,8 @@ def test_a_user_without_a_name_promotes_by_number(call, workspace, monkeypatch):
         (("rollback", "digits", "0001"), "expected registry rollback NAME"),
         (("show", "digit"), "Did you mean 'digits'?"),
         (("promote", "digits", "0003"), "expected one of 0001, 0002"),
-        (("promote", "digits", "0002"), "is the champion already"),
-        (("promote", "digits", "2"), "Version 0002 of 'digits' is the champion already"),
+        (("promote", "digits", "0002"), "already has the alias champion"),
+        (("promote", "digits", "2"), "Version 0002 of 'digits' already has the alias champion"),
         (("list", "--registry", "/nowhere"), "No models are registered in /nowhere"),
     ],
 )

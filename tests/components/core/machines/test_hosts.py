@@ -192,6 +192,7 @@ def test_a_training_that_is_not_told_its_host_ends_before_it_begins(
 ):
     monkeypatch.setenv("TPU_PIPELINES_HOST_COUNT", "4")
     monkeypatch.setenv(*next(iter(_NO_METADATA.items())))
+    monkeypatch.delenv("TPU_LOG_DIR", raising=False)  # Of the tests; the message would name it.
     done = run_step_here("train_model", quick, records=digits_records, output=tmp_path / "model")
     assert (done.returncode, done.stdout) == (2, "")
     message = done.stderr.splitlines()[-1]

@@ -80,7 +80,7 @@ def test_where_all_is_there_nothing_is_missing(world):
     assert {one.state for one in findings} == {Status.OK}, findings
     assert [one.said for one in findings if one.about.startswith("nodes")] == [
         "1 node with cloud.google.com/gke-tpu-accelerator=tpu-v5-lite-podslice,cloud.google.com/gke-tpu-topology=2x2",
-        "no node has cloud.google.com/gke-tpu-accelerator=tpu-v6e-slice,cloud.google.com/gke-tpu-topology=2x2 now; "
+        "no node has cloud.google.com/gke-tpu-accelerator=tpu-v6e-slice,cloud.google.com/gke-tpu-topology=2x2 now, but "
         "tpus adds them on demand",
     ]
 
