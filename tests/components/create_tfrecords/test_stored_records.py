@@ -245,7 +245,7 @@ def test_a_photo_that_exif_rotates_is_refused_unless_it_is_to_stay_unrotated(tmp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"source": "sklearn:digits"}, r"rewrite=False needs a tfrecords: source"),
+        ({"source": "sklearn:digits"}, r"rewrite=False requires a tfrecords: source"),
         ({"engine": "fan_out"}, r"rewrite=false uses the records as they are, so engine has no effect"),
         ({"encoding": "resized"}, r"so encoding has no effect"),
         ({"columns": {"split": "part"}}, r"so columns.split has no effect"),

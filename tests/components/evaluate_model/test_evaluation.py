@@ -254,7 +254,8 @@ def other_records(tmp_path_factory):
 
 def test_model_of_another_data_set_is_refused(other_records, trained_digits, tmp_path):
     with pytest.raises(
-        InputError, match=r"The model in .*does not fit.*expected classification with \['0', '1'\].*\(8, 8, 1\)"
+        InputError,
+        match=r"The model in .*does not fit.*expected classification with the classes \['0', '1'\].*8, 8, 1",
     ):
         evaluate_model(_CPU, other_records, trained_digits, tmp_path / "evaluation")
     assert not (tmp_path / "evaluation").exists()
@@ -266,7 +267,7 @@ def test_champion_of_another_data_set_is_refused(digits_records, trained_digits,
     dataclasses.replace(ModelInfo.load(trained_digits), class_names=("cat", "dog")).save(champion)
     params = dataclasses.replace(_CPU, champion=str(champion))
     with pytest.raises(
-        InputError, match=r"The champion in .*received classification with \['cat', 'dog'\].*gate\.champion left empty"
+        InputError, match=r"The champion in .*with the classes \['cat', 'dog'\].*gate\.champion left empty"
     ):
         evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation")
 

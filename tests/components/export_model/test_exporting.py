@@ -186,8 +186,8 @@ def test_disagreement_leaves_no_export(digits_records, trained_digits, tmp_path,
     params = ExportParams(tolerance=0.0, calibration_examples=2, required=("float", "int8"))
     with pytest.raises(
         InputError,
-        match=r"Nothing was exported: export.required contains float, int8\. float: it differs from the trained model "
-        r"on 359 examples by .*allowed 0\.00e.*int8: the float model, from which .* is left out\. Check",
+        match=r"Nothing was exported, because export.required contains float, int8\. float: it differs from the "
+        r"trained model on 359 examples .*, but only 0\.00e.*int8: the float model, from which .* is left out\. Check",
     ):
         export_model(params, digits_records, trained_digits, tmp_path / "export")
     assert list(tmp_path.iterdir()) == []
@@ -198,7 +198,7 @@ def test_a_model_whose_answers_are_no_numbers_leaves_no_export(digits_records, t
     model = load_trained_model(trained_digits)
     model.set_weights([np.full_like(weights, np.nan) for weights in model.get_weights()])
     model.save_weights(tmp_path / "model" / "best.weights.h5")
-    same = r"it differs from the trained model on \d+ examples by nan, allowed 1\.00e-04\. "
+    same = r"it differs from the trained model on \d+ examples by nan, but only 1\.00e-04 is allowed\. "
     with pytest.raises(InputError, match=rf"no format is left\. saved_model: {same}float: {same}int8: the float model"):
         export_model(ExportParams(), digits_records, tmp_path / "model", tmp_path / "export")
     assert not (tmp_path / "export").exists()
@@ -210,7 +210,7 @@ def test_model_of_another_data_set_is_refused(digits_records, trained_digits, tm
     dataclasses.replace(ModelInfo.load(model), class_names=("cat", "dog")).save(model)
     with pytest.raises(
         InputError,
-        match=r"does not fit the data set: expected classification with \['0', .*, received .* and images",
+        match=r"does not fit the data set: expected classification with the classes \['0', .*, received .* and images",
     ):
         export_model(ExportParams(), digits_records, model, tmp_path / "export")
     assert not (tmp_path / "export").exists()

@@ -62,7 +62,7 @@ def task_of(step, **inputs):
         ("evaluate_model", {"split": "tset"}, r"split must be one of"),
         ("export_model", {"formats": ["onnx"]}, r"formats"),
         ("deploy_model", {"registry": "gs://b/registry", "model_name": "a b"}, r"model name 'a b'"),
-        ("predict_batch", {"source": "sklearn:digits", "keep": ["id"]}, r"keep must not name 'id'"),
+        ("predict_batch", {"source": "sklearn:digits", "keep": ["id"]}, r"keep must not contain 'id'"),
         ("find_drift", {"against": "gs://b/registry/digits@champion", "effect": -1}, r"effect"),
     ],
 )

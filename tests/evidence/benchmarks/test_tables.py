@@ -18,7 +18,7 @@ def test_preflight_says_what_published_steps_say():
     assert accuracy_of(generation, WELL_USED - 0.01) == accuracy_of(generation, 0.0) == others
     held = busy.held_out + others.held_out
     estimates = busy.estimates + others.estimates
-    assert f"It contained {held} of {estimates} published ones" in INTERVALS
+    assert f"It contained {held} of {estimates} published step times" in INTERVALS
 
 
 @pytest.mark.parametrize("path", ["README.md", "components/tpu_components/preflight_training/README.md"])

@@ -141,7 +141,7 @@ def test_a_schedule_is_paused_resumed_and_deleted(job, fake, vertex, backoff):
     assert not fake.schedules[name].catch_up
     change_state(Retrying(vertex, backoff), "digits", "delete")
     assert fake.schedules == {}
-    with pytest.raises(InputError, match=r"Cannot pause the schedule of 'digits': it does not exist"):
+    with pytest.raises(InputError, match=r"Cannot pause the schedule of 'digits': there is no such schedule"):
         change_state(Retrying(vertex, backoff), "digits", "pause")
 
 
@@ -221,7 +221,7 @@ def test_the_command_prints_what_changes(fake, command):
     assert command("--delete")[0] == 0
     code, out, err = command("--delete")
     assert (code, out) == (2, "")
-    assert "it does not exist" in err
+    assert "there is no such schedule" in err
 
 
 def test_the_commands_mistakes_are_the_users(command):

@@ -429,7 +429,7 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
         """Return an error message that compares the task, classes and input of a data set with those of the model."""
         message = (
             f"expected {manifest.task} with the classes {list(manifest.class_names)} and {manifest.input}, received "
-            f"{self.task} with {list(self.class_names)} and {self.input}"
+            f"{self.task} with the classes {list(self.class_names)} and {self.input}"
         )
         return f"{message}{advise_on_order(self.task, self.class_names, manifest.class_names)}"
 

@@ -744,7 +744,7 @@ def test_a_schedule_is_paused_resumed_and_deleted(plan, fake, kubeflow, backoff)
     assert fake.fire(one) is not None
     change_state(Retrying(scheduler, backoff), "digits", "delete")
     assert fake.recurring_runs == {}
-    with pytest.raises(InputError, match=r"Cannot pause the schedule of 'digits': it does not exist"):
+    with pytest.raises(InputError, match=r"Cannot pause the schedule of 'digits': there is no such schedule"):
         change_state(Retrying(scheduler, backoff), "digits", "pause")
 
 

@@ -87,7 +87,7 @@ MISSING = {
     ),
     "your role": (
         lambda cloud: _without(cloud.allowed, "aiplatform.pipelineJobs.create"),
-        "you lack aiplatform.pipelineJobs.create",
+        "you lack the permissions aiplatform.pipelineJobs.create",
         f"gcloud projects add-iam-policy-binding my-project --member=user:{ME} --role=roles/aiplatform.user",
     ),
     "bucket": (
@@ -119,7 +119,7 @@ MISSING = {
     ),
     "acting as it": (
         lambda cloud: _set(cloud.accounts[TRAINER], "allowed", []),
-        f"you lack iam.serviceAccounts.actAs on {TRAINER}",
+        f"you lack the permissions iam.serviceAccounts.actAs on {TRAINER}",
         f"gcloud iam service-accounts add-iam-policy-binding {TRAINER} --member=user:{ME} "
         "--role=roles/iam.serviceAccountUser",
     ),
@@ -133,12 +133,12 @@ MISSING = {
         lambda cloud: _set(
             cloud.buckets["my-bucket"], "policy", bind("roles/storage.objectViewer", f"serviceAccount:{TRAINER}")
         ),
-        "lacks roles/storage.objectAdmin (storage.objects.create, storage.objects.delete)",
+        "is not directly granted roles/storage.objectAdmin (storage.objects.create, storage.objects.delete)",
         f"gcloud storage buckets add-iam-policy-binding gs://my-bucket --member=serviceAccount:{TRAINER} ",
     ),
     "its acting": (
         lambda cloud: _set(cloud.accounts[TRAINER], "policy", {}),
-        "lacks roles/iam.serviceAccountUser (iam.serviceAccounts.actAs)",
+        "is not directly granted roles/iam.serviceAccountUser (iam.serviceAccounts.actAs)",
         f"--member=serviceAccount:{TRAINER} --role=roles/iam.serviceAccountUser",
     ),
     "quota v6e-4": (
@@ -198,7 +198,7 @@ def test_a_model_of_ones_own_must_be_written_into_the_bucket_by_who_submits(fake
     )
     ((what, said, remedy),) = told(examine(fake, config), Status.ERROR)
     assert what == "bucket"
-    assert "you lack storage.objects.create, storage.objects.delete in gs://my-bucket" in said
+    assert "you lack the permissions storage.objects.create, storage.objects.delete in gs://my-bucket" in said
     assert f"--member=user:{ME} --role=roles/storage.objectAdmin" in remedy
 
 
@@ -234,7 +234,7 @@ def test_an_image_of_another_project_is_read_by_the_service_agent(fake, name, ab
     # The policy of the other project cannot be read, and may grant it.
     ((what, said, remedy),) = told(examine(fake, **asked), Status.UNKNOWN)
     assert what == f"{about}'s reader"
-    assert "lacks roles/artifactregistry.reader" in said
+    assert "is not directly granted roles/artifactregistry.reader" in said
     assert (
         "gcloud artifacts repositories add-iam-policy-binding images --location=europe --project=other-project"
         in remedy
@@ -276,7 +276,7 @@ def test_a_key_an_attachment_and_a_tensorboard_are_asked_for_where_they_are_set(
     assert {"key", "attachment", "tensorboard"} < {one.about for one in findings}
     fake.cloud.key_policy = {}
     ((what, said, remedy),) = told(examine(fake, settings=OTHERS), Status.ERROR)
-    assert (what, "lacks roles/cloudkms.cryptoKeyEncrypterDecrypter" in said) == ("key", True)
+    assert (what, "is not directly granted roles/cloudkms.cryptoKeyEncrypterDecrypter" in said) == ("key", True)
     assert remedy.startswith("gcloud kms keys add-iam-policy-binding my-key --keyring=my-ring --location=us-central1 ")
     fake.cloud.keys[KEY] = {"primary": {"state": "DISABLED"}}
     fake.cloud.networks.pop(ATTACHMENT)
@@ -330,7 +330,7 @@ def test_what_a_group_a_condition_or_a_folder_may_grant_is_unknown_and_the_comma
         ((about, said, remedy),) = told(found, Status.UNKNOWN)
         assert about == "its roles"
         assert said.startswith(f"{ITSELF}roles/aiplatform.user (aiplatform.metadataStores.get, ")
-        assert said.endswith(f"; {what} may grant it")
+        assert said.endswith(f", but {what} may grant it")
         assert remedy == (
             f"{TELLS}//cloudresourcemanager.googleapis.com/projects/my-project --principal-email={TRAINER} "
             "--permission=aiplatform.metadataStores.get"
@@ -363,7 +363,7 @@ def test_data_elsewhere_must_be_read_by_the_account_that_runs(fake):
     fake.cloud.buckets["my-data"] = Bucket(policy={})
     config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, source="npz:gs://my-data/digits.npz"))
     ((what, said, remedy),) = told(examine(fake, config), Status.ERROR)
-    assert (what, "lacks roles/storage.objectViewer" in said) == ("its buckets: my-data", True)
+    assert (what, "is not directly granted roles/storage.objectViewer" in said) == ("its buckets: my-data", True)
     assert "add-iam-policy-binding gs://my-data" in remedy
 
 
@@ -395,7 +395,7 @@ def test_pods_of_v2_and_v3_have_quotas_of_their_own(fake, machine, quota):
     config = load_config("digits", [f"machine={machine}"])
     ((what, said, _),) = told(examine(fake, config), Status.ERROR)
     assert what == f"quota {machine}"
-    assert said.startswith(f"CustomModelTraining{quota}PerProjectPerRegion in us-central1 is 0")
+    assert said.startswith(f"the quota CustomModelTraining{quota}PerProjectPerRegion in us-central1 is 0")
 
 
 @pytest.mark.parametrize(
