@@ -322,7 +322,7 @@ def test_a_wrong_field_is_refused_by_its_place(folder, file, path, value, messag
 )
 def test_a_damaged_history_is_refused_by_name(tmp_path, line, message):
     (tmp_path / "history.jsonl").write_text(f'{{"epoch": 1, "loss": NaN}}\n{line}\n')
-    with pytest.raises(InputError, match=rf"history.jsonl: expected the history of a training, .*{message}"):
+    with pytest.raises(InputError, match=rf"history.jsonl: expected the history of a training run, .*{message}"):
         load_history(tmp_path)
 
 

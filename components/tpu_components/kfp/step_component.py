@@ -14,7 +14,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import as_json, fields_of, read_some, unknown_key, with_new_names
 from tpu_components.core.component.step_inputs import params_from
 from tpu_components.core.models.lookup import check_model
-from tpu_components.core.sources.kinds import find_location
+from tpu_components.core.sources.kinds import location_of
 from tpu_components.core.sources.source_ref import SourceRef
 
 # Required inputs whose value is not part of any rule about other inputs: these rules are checked without it.
@@ -121,7 +121,7 @@ def may_change(source: Any) -> bool:
         (True, False)
     """
     if isinstance(source, str):
-        return find_location(SourceRef.parse(source)).is_remote
+        return location_of(SourceRef.parse(source)).is_remote
     return source is not None
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location
+from tpu_components.core.sources.kinds import location_of
 from tpu_components.core.sources.tasks import load_tasks, pack_tasks
 from tpu_components.core.work.beam.options import complete
 from tpu_components.core.work.beam.running import call_for_each
 from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.predict_batch.answering import Work, answer_part
-from tpu_components.predict_batch.inputs import location_of
 from tpu_components.predict_batch.params import PredictParams
 from tpu_components.predict_batch.prediction_files import STEP, Plan, file_name
 

@@ -21,14 +21,11 @@ from tpu_components.core.examples.text import Tokenizer
 from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location
 from tpu_components.core.sources.columns import Names, pick
-from tpu_components.core.sources.kinds import find_location, find_source, list_unlabelled
+from tpu_components.core.sources.kinds import RECORDS, find_source, list_unlabelled
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.source_ref import SourceRef
 from tpu_components.core.sources.tasks import Selection
 from tpu_components.predict_batch.params import ANSWER_FIELDS, PredictParams
 from tpu_components.serving.exported import ExportedModel
-
-RECORDS = "records"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,15 +128,6 @@ def _as_column(values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
     if name and not is_large:
         return name, values
     return "string", [None if value is None else str(value) for value in values]
-
-
-def location_of(source: SourceRef) -> Location:
-    """Return the path or URI of the examples, or an empty result if they come with a library.
-
-    Raises:
-        InputError: If the kind of the source is unknown.
-    """
-    return source.place if source.kind == RECORDS else find_location(source)
 
 
 def _list_records(place: Location, model: ExportedModel) -> Inputs:

@@ -19,9 +19,8 @@ from tpu_components.core.registry.reference import (
     VERTEX_ROOT,
 )
 from tpu_components.core.results.export_info import ExportInfo
-from tpu_components.core.sources.kinds import SOURCES
+from tpu_components.core.sources.kinds import RECORDS, SOURCES
 from tpu_components.core.sources.source_ref import SourceRef
-from tpu_components.predict_batch.inputs import RECORDS
 from tpu_pipelines.config.configuration import read_export
 from tpu_pipelines.runs import history
 from tpu_pipelines.runs.summary import Summary

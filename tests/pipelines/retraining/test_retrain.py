@@ -291,7 +291,7 @@ def test_a_run_that_two_found_needed_at_once_is_paid_once(tmp_path):
     assert (first.training_hours, first.usd) == (0.5, 2.4)
     assert (later.needed, later.run, later.training_hours, later.usd) == (True, "digits-1", 0.0, None)
     deciding.write_page([later, first], "digits", tmp_path / "page.html")
-    assert "2 decisions, 1 run, 2.40 $" in " ".join((tmp_path / "page.html").read_text().split())
+    assert "2 decisions, 1 run, $2.40" in " ".join((tmp_path / "page.html").read_text().split())
 
 
 def test_a_dry_run_says_it_in_words(fake, federated, capfd):

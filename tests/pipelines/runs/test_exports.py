@@ -66,7 +66,7 @@ def test_every_file_of_a_version_is_hashed_once_before_it_is_loaded(workspace, m
     [
         ("digits@best", r"Cannot find digits@best: no version in .* has this alias\. .*registry list"),
         ("digits@0009", r"has no version '0009'"),
-        ("nothing", r"Received: no such folder; .*registry holds digits\. `tpu-pipelines registry list`"),
+        ("nothing", r"Received: no such folder\. .*registry contains digits\. `tpu-pipelines registry list`"),
         ("rejected", r"expected .* the path of a run's folder"),
         ("{0}/rejected", r"a folder without export\.json, directly or in export/.*`tpu-pipelines export "),
         ("{0}/nowhere", r"Received: no such folder"),
@@ -81,7 +81,7 @@ def test_what_cannot_be_found_is_named_with_what_can(workspace, name, message):
 def test_a_failed_run_is_named_with_the_last_one_that_has_an_export(workspace):
     (workspace / "texts").mkdir()
     (workspace / "texts" / "summary.json").write_text(json.dumps({"status": "failed"}))
-    with pytest.raises(InputError, match=r"Received: a run without an export, failed; .*registry holds"):
+    with pytest.raises(InputError, match=r"Received: a run without an export, failed\. .*registry contains"):
         find_export(f"{workspace}/texts", workspace)
     earlier = workspace / "texts.runs" / "0003" / "export"
     earlier.mkdir(parents=True)

@@ -22,7 +22,7 @@ from tpu_components.core.component.step_inputs import params_from
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.hosts import is_writer
-from tpu_components.core.sources.kinds import find_location
+from tpu_components.core.sources.kinds import location_of
 from tpu_components.core.sources.source_ref import SourceRef
 
 STEP_RECORD_FILE = "step.json"
@@ -78,7 +78,7 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
 
 def _say_what_the_cache_misses(step: str, inputs: Mapping[str, Any]) -> None:
     """Print a line if the cache of a platform would return this step's results after its source has changed."""
-    if inputs.get("data_version", "unknown") or not find_location(SourceRef.parse(inputs["source"])).is_remote:
+    if inputs.get("data_version", "unknown") or not location_of(SourceRef.parse(inputs["source"])).is_remote:
         return
     progress.say(
         step,

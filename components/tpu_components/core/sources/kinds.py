@@ -46,6 +46,7 @@ _ALL = (
     sklearn_digits.SOURCE,
     keras_datasets.SOURCE,
 )
+RECORDS = "records"  # Kind of a source of predict_batch: records that create_tfrecords wrote.
 SOURCES = {SourceRef.parse(source.form).kind: source for source in _ALL}
 _FEWEST_UNIQUE = 10  # With fewer examples, each may have a unique label in a first try.
 _NOT_FOR = {
@@ -81,6 +82,15 @@ def find_location(ref: SourceRef) -> Location:
     if source is parquet.HUB:
         return parquet.HubDataSet.parse(ref.place).folder
     return ref.place if source.is_place else Location()
+
+
+def location_of(source: SourceRef) -> Location:
+    """Return the path or URI of the examples to train on or to predict, or an empty result if a library has them.
+
+    Raises:
+        InputError: If the kind of the source is unknown.
+    """
+    return source.place if source.kind == RECORDS else find_location(source)
 
 
 def list_examples(params: WriteParams) -> Listing:
