@@ -421,5 +421,5 @@ def test_a_record_of_very_many_bytes_is_refused_though_the_file_is_as_long(tmp_p
     with open(tmp_path / "data.tfrecord", "wb") as file:
         file.write(length + struct.pack("<I", masked))
         file.truncate((100 << 30) + len(frame) + 4)  # Sparse: it takes a few kilobytes of the disk.
-    with pytest.raises(InputError, match=r"at record 0: a record of 102,400 MiB at byte 0, expected at most 512\."):
+    with pytest.raises(InputError, match=r"at record 0: a record of 102,400 MiB at byte 0, expected at most 512 MiB\."):
         list_examples(WriteParams(f"tfrecords:{tmp_path}"))

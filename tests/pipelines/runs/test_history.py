@@ -437,7 +437,11 @@ def test_the_board_shows_the_runs_that_have_curves(three_runs, monkeypatch):
     assert command[-3:] == [f"photos:{three_runs}/photos/model/tensorboard", "--port", "0"]
     assert_user_error(tpu_pipelines_here("board", "text", "--workspace", str(three_runs)), "expected one of photos")
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    assert_user_error(tpu_pipelines_here("board", "--workspace", str(three_runs)), "needs tensorboard", "[local]")
+    assert_user_error(
+        tpu_pipelines_here("board", "--workspace", str(three_runs)),
+        "The library tensorboard is not installed",
+        "[local]",
+    )
 
 
 class _Done:

@@ -552,7 +552,7 @@ def test_a_champion_that_knows_other_classes_is_refused_before_any_work(finished
         done,
         "the classes ['0', '1'",
         "but the task of the data set is classification with the classes ['cat', 'dog']",
-        "--set deploy.model_name",
+        " set deploy.model_name",
     )
     start = ("--set", "deploy=false", "--set", f"training.initial_model={finished_run[0] / 'digits' / 'model'}")
     done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path / "w"), *source, *start)

@@ -123,7 +123,7 @@ def test_the_task_is_guessed_from_the_labels(tmp_path, labels, task):
     (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]))
     params, listing, reason = guess_task(WriteParams(f"csv:{tmp_path}/t.csv"))
     assert params.task == task
-    assert f"the task is {task}: " in reason
+    assert f"the task is {task}, because " in reason
     assert (listing is not None) == (task == "classification"), "it is listed again for another task alone"
 
 
@@ -267,7 +267,9 @@ def test_what_cannot_be_begun_with_is_said(tmp_path):
     assert_user_error(tpu_pipelines_here("init", "none", cwd=tmp_path), "there is no such file or folder")
     (tmp_path / "empty").mkdir()
     assert_user_error(
-        tpu_pipelines_here("init", "empty", cwd=tmp_path), "Cannot detect the kind of data in 'empty'", "--from"
+        tpu_pipelines_here("init", "empty", cwd=tmp_path),
+        "Cannot detect the kind of data in 'empty'",
+        "name the kind: ",
     )
     assert_user_error(tpu_pipelines_here("init", "m.py", cwd=tmp_path), "The data location is missing", "--data")
 
