@@ -29,8 +29,8 @@ from tpu_pipelines.config.settings import Settings, variable
 
 # Names of code, of files and of forms in texts that are written like settings.
 NOT_SETTINGS = {
-    *("model.compile", "model.variables", "model.weights", "model.predict", "gate.xml"),
-    *("resources.resources_of", "export.key", "section.key", "training.optimizer.name"),
+    *("model.compile", "model.variables", "model.weights", "model.weights.h5", "model.predict", "gate.xml"),
+    *("resources.resources_of", "export.key", "export.output", "section.key", "training.optimizer.name"),
 }
 # What else such a value needs, which the same text says.
 BESIDE = {

@@ -103,7 +103,7 @@ def test_a_retired_set_of_an_earlier_version_that_matches_in_part_is_warned_abou
     capsys.readouterr()
     write_records(as_stored, tmp_path / "before")
     log = capsys.readouterr().err
-    assert re.search(r"warning: [1-9] of the 12 examples .*examples\.npy .*convert_ids RECORDS", log)
+    assert re.search(r"Warning: [1-9] of the 12 examples .*examples\.npy .*convert_ids RECORDS", log)
     convert_ids(tmp_path / "turned", [f"{tmp_path}/examples.npy"])
     write_records(as_stored, tmp_path / "after")
     assert "warning" not in capsys.readouterr().err

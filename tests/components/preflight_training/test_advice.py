@@ -231,7 +231,7 @@ def test_comparison_names_the_cheapest_and_the_fastest():
     assert cheapest.startswith(
         "Cheapest: v5e-1, 4.00 s (3.20–4.80) per epoch, $0.50 (0.40–0.60) expected for a run of 10 epochs"
     )
-    assert fastest.startswith("Fastest: 7x-4, 300 ms (240–360) an epoch")
+    assert fastest.startswith("Fastest: 7x-4, 300 ms (240–360) per epoch")
 
 
 def test_comparison_leaves_out_what_does_not_pass():

@@ -178,7 +178,7 @@ class TrainParams:
             (
                 self.stages and self.epochs != total,
                 f"epochs must be the sum of the epochs of all stages. Received: epochs={self.epochs}, and {total} in "
-                f"stages. Set epochs={total}. A configuration may leave it out.",
+                f"stages. Set epochs={total}. In a configuration, set training.epochs={total}, or leave it out.",
             ),
             (
                 self.sharding == FULLY_SHARDED and self.backend == "tensorflow",
