@@ -119,7 +119,7 @@ def test_predict_refuses_damaged_files(finished_run, tmp_path):
     (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 and no more")
     np.savez(tmp_path / "empty.npz")
     assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "cut.npz")), "Cannot read")
-    assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "empty.npz")), "it is empty")
+    assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "empty.npz")), "the file is empty")
     (tmp_path / "export.json").write_text("{}")
     assert_user_error(tpu_pipelines_here("predict", str(tmp_path), "x.png"), "export.json: it is not")
 
