@@ -86,7 +86,9 @@ def test_a_failed_run_is_named_with_the_last_one_that_has_an_export(workspace):
     earlier = workspace / "texts.runs" / "0003" / "export"
     earlier.mkdir(parents=True)
     (earlier / "export.json").write_text("{}")
-    with pytest.raises(InputError, match=r"a run without an export, failed; .*/texts\.runs/0003 has one; .*registry"):
+    with pytest.raises(
+        InputError, match=r"a run without an export, failed; .*/texts\.runs/0003 has an export\. .*registry"
+    ):
         find_export(f"{workspace}/texts", workspace)
 
 

@@ -283,7 +283,7 @@ def test_a_key_an_attachment_and_a_tensorboard_are_asked_for_where_they_are_set(
     fake.tensorboards.clear()
     assert [(one[0], one[1]) for one in told(examine(fake, settings=OTHERS), Status.ERROR)] == [
         ("attachment", f"there is no {ATTACHMENT}"),
-        ("key", f"{KEY} is DISABLED"),
+        ("key", f"the key {KEY} has the state DISABLED, expected ENABLED"),
         ("tensorboard", f"there is no {TENSORBOARD}"),
     ]
 
