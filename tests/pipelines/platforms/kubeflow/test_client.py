@@ -419,7 +419,9 @@ def test_a_server_that_stays_away_is_an_error_that_loses_nothing(plan, fake, clo
     kubeflow = connect(fake, clock)
     submission = submit(plan, kubeflow)
     fake.fail_next(1000, "UNAVAILABLE")
-    with pytest.raises(PlatformError, match=r"Gave up after .* s: Kubeflow Pipelines at .* cannot list runs now: 503"):
+    with pytest.raises(
+        PlatformError, match=r"Gave up after .* s\. Last error: Kubeflow Pipelines at .* cannot list runs now: 503"
+    ):
         wait(plan, submission, kubeflow, sleep=clock.sleep)
     fake.recover()
     finish(fake)
@@ -881,7 +883,7 @@ def test_a_server_that_stays_away_is_no_stack_trace(environment, capfd, monkeypa
     monkeypatch.setenv("TPU_PIPELINES_KFP_HOST", "http://127.0.0.1:1")
     assert main(["status", "digits", "--target", "kubeflow"]) == 1
     err = capfd.readouterr().err
-    assert "error: Gave up after 0 s: Kubeflow Pipelines at http://127.0.0.1:1 cannot be reached" in err
+    assert "error: Gave up after 0 s. Last error: Kubeflow Pipelines at http://127.0.0.1:1 cannot be reached" in err
     assert "Traceback" not in err
 
 
