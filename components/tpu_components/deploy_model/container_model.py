@@ -33,8 +33,8 @@ def copy_with_server(export: str, target: str, serving_image: str) -> dict[str, 
         )
     if reason := ExportInfo.load(export).left_out.get("float"):
         raise InputError(
-            f"The server cannot load {export}: it serves the float LiteRT file, which the export left out, since "
-            f"{reason}. Set export.required=[float] to know it before training."
+            f"Cannot serve {export} on Vertex AI: expected the float LiteRT file, which the export left out, because "
+            f"{reason}. Change the model. With export.required=[float], a run checks the conversion before it trains."
         )
     storage.require_output(Path(target), EXPORT_FILE)
     storage.copy_tree(Path(export), Path(target))

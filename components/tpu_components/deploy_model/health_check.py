@@ -24,7 +24,10 @@ Predict = Callable[[np.ndarray], Mapping[int, np.ndarray]]
 
 
 class HealthCheck:
-    """Compares predictions for examples, spread evenly over the split, with those of the evaluated model."""
+    """Compares the predictions of a registered version with those of the evaluation.
+
+    The examples are spread evenly over the evaluated split.
+    """
 
     def __init__(
         self,

@@ -383,7 +383,9 @@ class VertexTarget:
             try:
                 registry.service.call(_ENDPOINTS, "update_endpoint", request)
             except ExistsError as error:
-                raise OutageError(f"Another client has just changed {endpoint}.") from error
+                raise OutageError(
+                    f"Cannot change {endpoint} now: another client changed it at the same time."
+                ) from error
 
         registry.backoff(update)
 

@@ -105,8 +105,8 @@ def check_slices(params: EvaluateParams, manifest: Manifest, records_dir: Path) 
     kept = [*known, *load_slices(records_dir, params.split)]
     if SIZE in params.slices and SIZE not in kept and isinstance(manifest.input, ImageInput):
         raise InputError(
-            f"Cannot divide the examples by {SIZE!r}, which slices requires: an older version wrote {records_dir} "
-            "without the sizes of the images. Run create_tfrecords again."
+            f"Cannot divide the examples by {SIZE!r}, which is named in slices: expected the sizes of the images in "
+            f"{records_dir}, but an older version wrote these records without them. Run create_tfrecords again."
         )
     params.check_slices(kept)
 

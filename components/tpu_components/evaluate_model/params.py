@@ -132,8 +132,9 @@ class EvaluateParams:
                     )
                 if known[metric] == NEITHER and name == "max_regression":
                     raise InputError(
-                        f"{metric} cannot be in max_regression: Keras does not know whether higher is better. Set "
-                        "a minimum or a maximum, or use a class of keras.metrics with `_direction`."
+                        f"Cannot use {metric} in max_regression: expected a metric whose better direction is known, "
+                        "received one for which Keras does not say whether higher or lower is better. Set a minimum "
+                        "or a maximum for it, or use a class of keras.metrics with `_direction`."
                     )
                 if not fits(metric, name):
                     better, other = ("higher", "minimum") if name == "maximum" else ("lower", "maximum")

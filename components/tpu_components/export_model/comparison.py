@@ -140,8 +140,8 @@ class Judge:
             )
         if code:
             raise InputError(
-                f"The check of the exported model in a fresh process failed with exit code {code}: "
-                f"{errors.strip()[-2000:]}"
+                "Cannot check the exported model: expected the process that loads it to succeed, received exit code "
+                f"{code}. Correct the cause, and run export_model again. Its output ends with: {errors.strip()[-2000:]}"
             )
         facts: dict[str, dict[str, Any]] = json.loads(answer.splitlines()[-1])
         for name, measured in facts.items():

@@ -208,7 +208,7 @@ def try_out(
     Args:
         training: Model and hyper-parameters.
         interface: Required input and output of the model.
-        required: Formats that the export must contain. Formats whose conversion may fail are converted.
+        required: Formats that the export must contain. Of these, only the formats whose conversion can fail are tried.
         is_timed: Whether to also measure a training step.
 
     Raises:

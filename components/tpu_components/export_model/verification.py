@@ -74,7 +74,8 @@ def _refuse_device_ops(signature: Any) -> None:
     for node in nodes:
         if node.op.startswith(_DEVICE_OPS) or "TPU" in node.device or "GPU" in node.device:
             raise DisagreementError(
-                f"The SavedModel cannot run on a CPU: node {node.name!r} is {node.op} on {node.device!r}."
+                f"The SavedModel cannot run on a CPU: expected operations that a CPU supports, received {node.op} on "
+                f"{node.device or 'any device'} in the node {node.name!r}. Remove this operation from the model."
             )
 
 
@@ -269,7 +270,10 @@ def _measure(candidate: Candidate, expected: np.ndarray, task: dict[str, Any]) -
 
 
 def _load(path: Path, work: Path, task: dict[str, Any]) -> Candidate:
-    """Load a format, with the examples in the form that the format takes."""
+    """Load an exported format, and choose the examples on which it is compared.
+
+    The examples are texts for a SavedModel that takes texts, and otherwise arrays of the model's inputs.
+    """
     inputs = np.load(work / INPUTS_FILE, mmap_mode="r")
     is_language_model = task["task"] == "language_model"
     examples = inputs

@@ -211,9 +211,9 @@ class _Imported:
         requested = self._params.pixel_range
         if own is None and not requested:
             raise InputError(
-                f"It is unknown which pixels the model {self._name!r} takes: no layer at its start scales them. Set "
-                "pixel_range to [0, 255], or to the values that its training had for 0 and 255, such as [0, 1] or "
-                "[-1, 1]."
+                f"Cannot import the model {self._name!r}, because the range of its input pixels is unknown: expected a "
+                "layer at its start that scales them, received none. Set pixel_range to the values that 0 and 255 had "
+                "in its training, such as [0, 1] or [-1, 1], or to [0, 255] if its training did not scale the pixels."
             )
         if own and requested and tuple(requested) != own:
             raise InputError(

@@ -165,7 +165,9 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
             model = ExportedModel(name, class_names, inputs, predict, reader, task, form, columns=info.columns)
         outputs = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
         if outputs.shape != (1, len(model.class_names)):
-            raise ValueError(f"{len(model.class_names)} names for outputs of shape {outputs.shape}")
+            raise ValueError(
+                f"expected {len(model.class_names)} outputs, one for each name, received {outputs.shape[1:]}"
+            )
     except InputError:  # InputError is a ValueError.
         raise
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # LiteRT raises RuntimeError.

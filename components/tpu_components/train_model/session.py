@@ -370,10 +370,10 @@ class Session:
             self._running_metrics = {}
 
     def _change_batch_size(self, now: TrainingProgress) -> None:
-        """Convert the step to the batch size of this session, at the same share of the epoch.
+        """Convert the step to the batch size of this session, so that the same share of the epoch remains.
 
-        It is not recorded which examples were used before the change. So some examples may be used twice in this epoch,
-        or not at all.
+        A checkpoint does not record which examples the epoch has already used. So after the change, this epoch may use
+        some examples twice and others not at all.
         """
         now.step = now.step * now.batch_size // self.batch_size
         now.batch_size = self.batch_size

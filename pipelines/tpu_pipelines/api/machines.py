@@ -195,7 +195,10 @@ def _changed(machine: MachineSpec) -> dict[str, Any]:
 
 
 def _explicit(settings: Settings | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the settings of this call: all but those of environment variables, which are for all platforms."""
+    """Return the settings that the caller has chosen, by name.
+
+    Settings that equal those of the environment variables are left out, because the variables apply to all platforms.
+    """
     if not isinstance(settings, Settings):
         return dict(settings or {})
     usual = load_settings(os.environ)

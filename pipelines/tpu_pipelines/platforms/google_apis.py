@@ -227,7 +227,7 @@ class Permissions:
         self._of_role = functools.cache(self._read_permissions)
 
     def denied(self, role: Role, resource: Resource) -> list[str]:
-        """Return the needed permissions of a role that the signed-in user lacks on a resource."""
+        """Return the permissions in `role.needed` that the signed-in user does not have on a resource."""
         question = {"permissions": role.needed}
         if resource.host == STORAGE:
             answer = self._apis.get(STORAGE, f"{resource.path}/iam/testPermissions", **question)

@@ -141,9 +141,9 @@ def _check_earlier_model(config: Config, role: str, place: str, class_names: Seq
 
 
 def names_accelerator(training: TrainParams) -> bool:
-    """Return whether training requires an accelerator that the machine may lack.
+    """Return whether `training.accelerator` is `gpu` or `tpu`, so that training fails on a machine without it.
 
-    `auto` and `cpu` do not.
+    The values `auto` and `cpu` work on every machine.
     """
     return training.accelerator in ("gpu", "tpu")
 

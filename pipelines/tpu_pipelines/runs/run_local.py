@@ -269,7 +269,10 @@ class _LocalSession:
         return same and self._cached.issuperset(self._expected(self._evaluation()))
 
     def _share_records(self) -> None:
-        """Link equal records from the cache of a run with another name in the workspace."""
+        """Reuse records from another run in the workspace, by hard links, if that run has cached the same step.
+
+        Nothing happens if this run has its records already.
+        """
         others = sorted(path for path in self._cache_dir.parent.iterdir() if path.is_dir() and not path.is_symlink())
         for other in others:
             if self._outputs("create_tfrecords") is not None:

@@ -229,9 +229,9 @@ def source_of(place: str, kind: str = "") -> str:
         )
     raise InputError(
         f"Cannot detect the kind of data in {place!r}: expected a folder of images, texts, .tar, .parquet or "
-        ".tfrecord files, or a .csv, .npz or .txt file, or an export of Label Studio (.json) or CVAT (.xml). Audio, "
-        "video and tables of numbers are not supported. If the data are of one of these kinds, name the kind: "
-        f"{', '.join(KINDS)}."
+        ".tfrecord files, or a .csv, .npz or .txt file, or an export of Label Studio (.json) or CVAT (.xml). If the "
+        f"data have one of these forms, name its kind: {', '.join(KINDS)}. Audio, video and tables of "
+        "numbers are not supported: convert them first."
     )
 
 

@@ -211,7 +211,10 @@ def turned_jpeg():
         ({"label": -1}, r"train.tfrecord\[6\]' \(its label is -1, expected 0 to 1"),
         ({"label": b"dog"}, r"label of test.tfrecord\[6\] as it is stored: expected one whole number.*b'dog'"),
         ({"label": [0, 1]}, r"label of test.tfrecord\[6\].*received \[0, 1\], 2 in all"),
-        ({"image": png(np.zeros((9, 8, 1), np.uint8))}, r"expected 8×8 like the first image, received 9×8 for 'train"),
+        (
+            {"image": png(np.zeros((9, 8, 1), np.uint8))},
+            r"expected 8×8 like the first image, received 9×8 for 'train.tf",
+        ),
         ({"image": png(np.zeros((8, 8, 3), np.uint8))}, r"Grey and colour images are mixed"),
         ({"image": encoded(Image.new("L", (8, 8)), "BMP")}, r"train.tfrecord\[6\]' \(.*as it is stored: expected JPEG"),
     ],

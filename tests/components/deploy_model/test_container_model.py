@@ -80,7 +80,7 @@ def test_an_export_that_the_server_cannot_load_is_refused(exported_digits, tmp_p
     (export / "export.json").write_text(json.dumps({**content, "left_out": {"float": "an operation is missing"}}))
     model = UnmanagedContainerModel(name="container_model", uri=str(tmp_path / "container_model"))
     with pytest.raises(
-        InputError, match=r"float LiteRT file, which the export left out, since an operation is missing"
+        InputError, match=r"float LiteRT file, which the export left out, because an operation is missing"
     ):
         make_container_model.python_func(
             export=dsl.Model(name="export", uri=str(export)), container_model=model, serving_image=SERVING

@@ -304,7 +304,7 @@ def test_traffic_that_never_comes_is_taken_back(world):
     world.release(0.8, NOBODY)
     world.fake.traffic_seconds = 1e6
     with pytest.raises(
-        PlatformError, match=r"Gave up after .* s. Last error: .*-candidate does not send requests to the deployment"
+        PlatformError, match=r"Gave up after .* s\. Last error: .*-candidate does not send requests to the deployment"
     ):
         world.release(0.9, world.digest(0.8))
     assert world.endpoints == {"digits": {"1": 100}}

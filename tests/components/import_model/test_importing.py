@@ -175,7 +175,7 @@ SOFTMAX = {"last": LAYERS.Dense(10, activation="softmax")}
         (
             linear,
             {"pixel_range": ()},
-            r"unknown which pixels the model 'own.keras' takes.*Set pixel_range to \[0, 255\]",
+            r"the model 'own.keras', because the range of its input pixels is unknown: .*Set pixel_range to the values",
         ),
         (linear, {"outputs": "probabilities"}, r"outputs='probabilities' contradicts the model 'own.keras'"),
         (linear, {"class_names": NAMES[::-1]}, r"classes of the model 'own.keras' do not match the records.*'9'"),
@@ -208,7 +208,7 @@ def test_a_model_whose_numbers_have_another_meaning_is_refused(model, changes, m
 @pytest.mark.parametrize(
     ("make", "changes", "message"),
     [
-        (lambda: Answering(), {}, r"unknown which pixels"),
+        (lambda: Answering(), {}, r"range of its input pixels is unknown"),
         (
             lambda: Answering(shape=(1, 8, 8, 1)),
             {},

@@ -81,7 +81,7 @@ def test_a_model_keeps_what_it_brings_and_the_gate_asks_for_its_metrics(own, dig
         evaluate_model(EvaluateParams(minimum={"recal": 1}), digits_records, tmp_path / "model", tmp_path / "no")
     with pytest.raises(InputError, match="f1 cannot have a maximum"):
         evaluate_model(EvaluateParams(maximum={"f1": 1}), digits_records, tmp_path / "model", tmp_path / "no")
-    with pytest.raises(InputError, match="sharpness cannot be in max_regression"):
+    with pytest.raises(InputError, match="Cannot use sharpness in max_regression"):
         evaluate_model(
             EvaluateParams(max_regression={"sharpness": 0}), digits_records, tmp_path / "model", tmp_path / "no"
         )

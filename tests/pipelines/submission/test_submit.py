@@ -217,7 +217,9 @@ def test_an_outage_without_end_is_an_error_that_says_what_to_do(monkeypatch):
     monkeypatch.setattr("random.random", lambda: 1.0)
     clock = Clock()
     backoff = Backoff(sleep=clock.sleep, clock=clock.seconds)
-    with pytest.raises(PlatformError, match=r"903 s. Last error: 503 Try later.* run the same command again"):
+    with pytest.raises(
+        PlatformError, match=r"Gave up after 903 s\. Last error: 503 Try later\. .* run the same command again"
+    ):
         Retrying(Platform(outages=1000), backoff).get("digits-0")
 
 

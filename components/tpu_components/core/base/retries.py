@@ -81,8 +81,8 @@ class Backoff:
             return attempts(call)
         except OutageError as error:
             raise PlatformError(
-                f"Gave up after {self.clock() - start:,.0f} s. Last error: {error} Earlier requests remain valid: run "
-                "the same command again to continue."
+                f"Gave up after {self.clock() - start:,.0f} s. Last error: {error} Earlier requests remain valid. "
+                "To continue, wait a few minutes and run the same command again."
             ) from error
 
     def _tell(self, state: Any) -> None:

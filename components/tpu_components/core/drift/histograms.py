@@ -77,7 +77,7 @@ def _choose_edges(distributions: Sequence[Distribution]) -> list[float]:
 
 
 def _quantiles(distribution: Distribution) -> np.ndarray:
-    """Return float[2]: the quantiles below and above which the two tails of the values lie."""
+    """Return the quantiles `_TAIL` and 1 - `_TAIL` of a distribution, float[2]."""
     below = np.insert(np.cumsum(distribution.counts), 0, 0) / sum(distribution.counts)
     return np.interp([_TAIL, 1 - _TAIL], below, distribution.edges)
 

@@ -354,12 +354,12 @@ def file_sha256(path: Path) -> str:
 
 
 def learning_rates(training: Mapping[str, Any]) -> str:
-    """Return the peak learning rate of each training stage for one replica, as text.
+    """Return the peak learning rates of the training stages as text, before they are scaled by the number of replicas.
 
-    Return an empty string if it is unknown.
+    Consecutive stages with the same rate are not repeated. Return an empty string if `training` has no learning rate.
 
     Args:
-        training: Section `training` of a `model.json` or a configuration, from any version.
+        training: Section `training` of a `model.json` or a configuration, written by any version of this project.
 
     Example:
         >>> learning_rates({"learning_rate": 0.001, "stages": [{"learning_rate": 0.0}, {"learning_rate": 1e-05}]})

@@ -126,14 +126,16 @@ class Picture(NamedTuple):
 
     @property
     def losses(self) -> dict[str, int]:
-        """Whether the image has each of the `LOSSES`, as 0 or 1, by `Loss.statistic`."""
+        """Whether the image lost each kind of content in `LOSSES`: 0 or 1, by `Loss.statistic`."""
         return {"num_few_levels": int(self.has_few_levels), "num_only_alpha": int(self.is_only_alpha)}
 
 
 class Loss(NamedTuple):
     """A kind of content that images lose in conversion.
 
-    It has a name in the statistics and an explanation.
+    Attributes:
+        statistic: Name of the statistic that counts the images with this loss.
+        explanation: What is lost, why, and what to do.
     """
 
     statistic: str
@@ -161,7 +163,7 @@ def describe_losses(counts: Mapping[str, int], total: int) -> list[str]:
     """Return a sentence for each kind of content loss that occurs, for logs.
 
     Args:
-        counts: Number of images by `Loss.statistic`.
+        counts: Number of images with each kind of loss, by `Loss.statistic`.
         total: Number of all images.
     """
     return [

@@ -36,8 +36,8 @@ class ImageRule:
     Attributes:
         image_size: (height, width) to resize to, or None to keep the size.
         channels: Number of channels to convert to, 1 or 3; 0 keeps the channels.
-        max_pixels: Largest number of pixels, according to the header, of an image to decode. Decoding an image with the
-            default number takes 400 MB.
+        max_pixels: Largest number of pixels that an image may have. The file's header is checked before the image is
+            decoded. Decoding an image with the default number of pixels takes 400 MB.
         upright: Whether to rotate a photo according to its EXIF orientation, before everything else.
         formats: Formats to accept, by Pillow's names. If empty, all formats that can be read are accepted.
         reduced: Whether libjpeg decodes a JPEG file at the smallest scale that leaves no side shorter than

@@ -2,9 +2,13 @@
 
 The examples of one group, such as the images of one patient, depend on each other.
 
-records/slices.npz   for each column: its name, its distinct values, and for each split the index of each example's
-                     value; for images, for each split: pixels of each file; if examples have groups, for each split:
-                     number of each example's group; all int32[num_examples], in stored order
+`records/slices.npz` contains these arrays. Those of a SPLIT are int32[num_examples], in stored order:
+
+names         names of the slice columns
+N             distinct values of the column with the index N in `names`
+N.SPLIT       index of each example's value in the array N
+size.SPLIT    number of pixels of each image file; only for images
+group.SPLIT   number of each example's group; only if the examples have groups
 """
 
 from collections.abc import Mapping, Sequence

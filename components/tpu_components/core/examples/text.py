@@ -319,7 +319,10 @@ class Tokenizer:
         self._ids = _ids_of(rule, vocabulary)
 
     def encode(self, text: bytes) -> EncodedText:
-        """Return the IDs of a text in UTF-8, cut or padded at the side `truncate`."""
+        """Return exactly `num_tokens` token IDs of a text in UTF-8.
+
+        A longer text is cut, and a shorter one is padded, at the side that `TextInput.truncate` names.
+        """
         tokens = self._split(text)
         wanted = self._given.num_tokens
         kept = tokens[:wanted] if self._given.truncate == END else tokens[-wanted:]

@@ -211,8 +211,8 @@ def _as_utf8(location: str, content: bytes) -> bytes:
     """Return the content of a CSV file in UTF-8, without a byte order mark.
 
     Raises:
-        InputError: If the encoding is not UTF-8 and has no byte order mark. The message names the likely encoding or
-            kind of file.
+        InputError: If the content is neither UTF-8 nor in the encoding that its byte order mark indicates. Where
+            possible, the message names the likely encoding or kind of file.
     """
     for mark, encoding in _MARKS:
         if content.startswith(mark):

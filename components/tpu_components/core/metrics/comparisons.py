@@ -133,14 +133,16 @@ def compare_shares(num_better: int, num_worse: int, num_examples: int, confidenc
 def _compare_means(
     advantage: float, influences: np.ndarray, confidence: float, slack: float = 0.0, bias: float = 0.0
 ) -> Difference:
-    """Return the difference of two metrics, with bounds from the influence of every example on the difference.
+    """Return the difference of a metric between two models, with confidence bounds.
 
     Args:
-        advantage: Difference; positive if the challenger is better.
-        influences: float64[examples]: influences on the difference.
+        advantage: Measured difference; positive if the challenger is better.
+        influences: float64[examples]: influence of each example, or group of examples, on `advantage`; see `Estimate`.
+            The standard error of the difference follows from these values.
         confidence: See `EvaluateParams`.
-        slack: How far the true difference may be from `advantage` if all influences are equal.
-        bias: Expected excess of the difference over its value on many examples.
+        slack: Distance of the bounds from `advantage` if all influences are equal, so that the standard error is 0.
+            Otherwise, it is combined with the distance that follows from the standard error.
+        bias: Expected value of the difference on this number of examples, minus that on many examples.
     """
     error, freedom = standard_error(influences)
     if error:

@@ -284,7 +284,10 @@ def custom_objects(opened: Opened) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def objects_of_keras_only() -> Iterator[dict[str, Any]]:
-    """Hide the objects that are registered with Keras in this process. Yield the objects that the block registers."""
+    """Hide this process's registered Keras objects inside a `with` block, and restore them afterwards.
+
+    Yield Keras's registry of custom objects, which contains only what the block registers.
+    """
     registered = keras.saving.get_custom_objects()
     before = dict(registered)
     registered.clear()

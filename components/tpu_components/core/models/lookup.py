@@ -535,9 +535,9 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
         own = " and ".join(lost)
         kind = type(model).__name__
         raise InputError(
-            f"Cannot train the model {name!r} with its own {own}: the model is saved as a functional model, without "
-            f"this class. Return {kind}(inputs, outputs) with inputs = keras.Input(…) from {_BUILDER}, or remove "
-            f"{own}. A layer may add to the loss with add_loss."
+            f"Cannot train the model {name!r} with its own {own}: it is saved as a functional model, which does not "
+            f"have the methods of the class {kind}. Return {kind}(inputs, outputs) with inputs = keras.Input(…) from "
+            f"{_BUILDER}, or remove {own}. To add a term to the loss, you can instead call add_loss in a layer."
         )
     inputs = keras.Input(interface.input.shape, dtype=interface.input.dtype)
     if isinstance(model, keras.Sequential):

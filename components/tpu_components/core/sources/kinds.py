@@ -204,12 +204,12 @@ def source_version(params: WriteParams, listing: Listing | None = None) -> str:
 
 
 def require_version(params: WriteParams, listing: Listing, expected: str) -> None:
-    """Check that a listing has the version of the source under which the results are cached.
+    """Check that the data of a source have not changed since the run began.
 
     Args:
         params: Source, and how to read it.
         listing: Listing of the source.
-        expected: Earlier result of `source_version`. If empty, any version is accepted.
+        expected: Result of `source_version` at the start of the run. If empty, any version is accepted.
 
     Raises:
         InputError: If the source has changed since then.

@@ -283,8 +283,8 @@ class Source:
 
     Attributes:
         form: Syntax for users, for example `csv:FILE`. The name of the kind is before the colon.
-        read: Function of place (or name), parameters and `labelled` that lists the examples. If `labelled` is false,
-            labels are not needed, and more examples may be listed.
+        read: Function that lists the examples. Its arguments are the place or name of the data, the parameters, and
+            whether labels are needed. Without labels, it may list more examples, such as files outside class folders.
         takes: Optional fields of WriteParams that this kind supports.
         has_class_folders: Whether each class is a folder.
         is_place: Whether the source is a path or URI, not the name of a library's data set.

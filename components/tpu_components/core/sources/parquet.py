@@ -40,7 +40,9 @@ _VALUE_BYTES = 64  # Least memory for a value with its key, however few bits it 
 
 
 def _unpack(files: Sequence[Container], column: str) -> Spans:
-    """Copy the images of Parquet files to a temporary file. It is removed together with the spans.
+    """Copy the images of Parquet files to a temporary file, and return their byte ranges in it.
+
+    The file is removed when the returned `Spans` are garbage-collected.
 
     Parquet compresses rows in groups, but records are written in a different order. Without the copy, a group would be
     decompressed for nearly every image.

@@ -56,7 +56,7 @@ class Spans:
 
     @classmethod
     def collect(cls, spans: Sequence[Span]) -> Self:
-        """Convert spans to arrays. `paths` has the files in the order of first use."""
+        """Collect byte ranges in arrays. `paths` lists each file once, in the order of first use."""
         paths = tuple(dict.fromkeys(span.path for span in spans))
         places = {path: place for place, path in enumerate(paths)}
         rows = np.array([(places[path], offset, size) for path, offset, size, _ in spans], np.int64).reshape(-1, 3)
@@ -64,11 +64,11 @@ class Spans:
 
     @property
     def num_bytes(self) -> int:
-        """Total size of all spans, in bytes."""
+        """Total size of all byte ranges."""
         return int(self.sizes.sum())
 
     def take(self, places: np.ndarray) -> "Spans":
-        """Return the spans at the indices `places`, int[count], in their order."""
+        """Return the byte ranges of the examples with the indices `places`, int[count], in this order."""
         rows = self.files[places], self.offsets[places], self.sizes[places]
         return Spans(self.paths, *rows, self.are_copies)
 
@@ -83,13 +83,13 @@ class Spans:
 
 
 class LaterSpans:
-    """Spans that are computed when the first of them is requested.
+    """Byte ranges of examples that are computed when the first of them is requested.
 
     Args:
         paths: Paths of the source's files.
         num_bytes: Estimated size of all contents, in bytes.
         count: Number of examples.
-        find: Function that returns the spans.
+        find: Function that returns the byte ranges.
     """
 
     def __init__(self, paths: tuple[str, ...], num_bytes: int, count: int, find: Callable[[], Spans]) -> None:
@@ -103,7 +103,10 @@ class LaterSpans:
         return self._find()
 
     def take(self, places: np.ndarray) -> "LaterSpans":
-        """Return the spans at the indices `places`, int[count], in their order. The first call computes all spans."""
+        """Return the byte ranges of the examples with the indices `places`, int[count], in this order.
+
+        They are computed when the first of them is requested.
+        """
         num_bytes = self.num_bytes * len(places) // max(self._count, 1)
         return LaterSpans(self.paths, num_bytes, len(places), functools.partial(self._take, places))
 
@@ -118,7 +121,9 @@ class LaterSpans:
 
 
 def copy_contents(contents: Iterable[bytes], num_bytes: int) -> Spans:
-    """Copy the contents of examples to a temporary file. It is removed when the spans are garbage-collected.
+    """Copy the contents of examples to a temporary file, and return their byte ranges in it.
+
+    The file is removed when the returned `Spans` are garbage-collected.
 
     Args:
         contents: The content of each example, in order.

@@ -46,7 +46,8 @@ def index_labels(names: Sequence[str | None], class_names: Sequence[str], where:
     """Convert labels to indices of classes, int32[num_examples].
 
     Args:
-        names: The label of every example. `class_name` and `missing_labels` define the class of a label.
+        names: The label of every example, or None. `class_name` converts a label to the name of its class;
+            `missing_labels` returns the texts that stand for a missing label.
         class_names: The classes in order. Empty means all classes that occur, sorted.
         where: Name of each example in messages.
 

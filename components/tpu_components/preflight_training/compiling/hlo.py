@@ -530,7 +530,15 @@ class _Program:
         return whole if is_unchanged else num_bytes
 
     def _read_inside(self, fusion: Instruction, position: int, whole: int) -> tuple[int, bool]:
-        """Return how many bytes of an operand a fusion reads, and whether the fusion's result has the same values."""
+        """Return the number of bytes that a fusion reads of one operand, and whether it returns the operand unchanged.
+
+        A copy or another shape of the operand also counts as unchanged.
+
+        Args:
+            fusion: The fusion.
+            position: Index of the operand.
+            whole: Size of the operand, in bytes.
+        """
         inner = self.computations.get(fusion.called("calls")[0], {})
         names = {step.name for step in inner.values() if step.opcode == "parameter" and step.arguments == str(position)}
         total = 0
@@ -567,7 +575,10 @@ class _Program:
         return total
 
     def _source(self, instruction: Instruction, scope: Scope) -> tuple[Instruction, Scope]:
-        """Return the operation that makes a value, also inside of fusions, and the computation around it."""
+        """Return the operation that computes an instruction's result, and the computation that contains this operation.
+
+        Bitcasts are skipped. The last operation inside a fusion computes the fusion's result.
+        """
         while True:
             if instruction.opcode == "bitcast" and instruction.operands and instruction.operands[0] in scope:
                 instruction = scope[instruction.operands[0]]

@@ -94,8 +94,9 @@ def parse_inputs(text: str) -> Sequence[Any]:
         match = _ARRAY.match(text, at)
         if match is None:
             raise InputError(
-                f"Cannot read the inputs {text!r} from {text[at:]!r} on: expected types and shapes such as "
-                "float32[1024,784], int32[1024], or MODULE:FUNCTION of a function that returns the inputs."
+                f"Cannot read the inputs {text!r}: expected types and shapes such as float32[1024,784], int32[1024], "
+                f"or MODULE:FUNCTION of a function that returns the inputs, received {text[at:]!r} at position {at}. "
+                "Correct the inputs."
             )
         arrays.append(jax.ShapeDtypeStruct(_shape(match[2]), _dtype(match[1])))
         at = match.end()

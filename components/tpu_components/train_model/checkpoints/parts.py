@@ -61,7 +61,8 @@ class ArrayInParts:
                 missing -= part.size
         if missing:
             raise ValueError(
-                f"{missing:,} of the {box.size:,} values of a sharded array are missing in the slice {wanted}."
+                f"Cannot read the slice {wanted} of a sharded array: expected {box.size:,} values, received "
+                f"{box.size - missing:,}, because parts are missing. Request a slice of the available parts."
             )
         return box
 

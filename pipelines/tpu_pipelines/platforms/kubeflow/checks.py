@@ -353,7 +353,10 @@ class KubeflowChecks:
         try:
             content = self._ask("read_namespaced_config_map", name, namespace).data or {}
         except MissingError as error:
-            raise CannotAskError(f"there is no ConfigMap {name} in {namespace}. It configures retries") from error
+            raise CannotAskError(
+                f"the retryPolicy of Argo is unknown, because {namespace} has no ConfigMap {name}",
+                "ask the cluster's administrator whether Argo's retryPolicy is Always",
+            ) from error
         defaults: Any = yaml.safe_load(content.get("workflowDefaults") or "{}")
         for key in ("spec", "templateDefaults", "retryStrategy"):
             defaults = defaults.get(key) or {}

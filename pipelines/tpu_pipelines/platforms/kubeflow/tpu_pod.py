@@ -269,9 +269,9 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
         selectors["cloud.google.com/reservation-project"] = project
         if not all(map(_LABEL_VALUE.fullmatch, (project, reservation))):
             raise InputError(
-                f"Cannot use machine.reservation={machine.reservation!r} on Kubeflow, where it selects nodes by label: "
-                "expected project and name of at most 63 letters, digits, '-', '_' and '.' each. Check it with gcloud "
-                "compute reservations list."
+                f"Cannot use machine.reservation={machine.reservation!r} on Kubeflow, because project and name must be "
+                "values of node labels: expected at most 63 letters, digits, '-', '_' and '.' in each, received "
+                f"{project!r} and {reservation!r}. Check both with gcloud compute reservations list."
             )
     return selectors
 

@@ -388,14 +388,14 @@ class VertexChecks:
     def _yours(
         self, about: str, role: Role, resource: Callable[[], Resource], may: str, cost: CheckCost = CheckCost.NETWORK
     ) -> Check:
-        """Return the check that the user has the permissions of a role on a resource.
+        """Return a check that passes if the signed-in user has the necessary permissions on a resource.
 
         Args:
-            about: Name of the check.
-            role: The role.
+            about: Subject of the check, for example `your role`.
+            role: Role whose `needed` permissions are checked.
             resource: Function that returns the resource. The check calls it, because the name may need a request.
-            may: Words that describe what the permissions allow, before the name of the resource, such as `act as`.
-            cost: Cost of the check.
+            may: What the permissions allow, such as `act as`. The message is `you may {may} {name of the resource}`.
+            cost: Kind of cost that the check causes.
         """
 
         def ask() -> str:

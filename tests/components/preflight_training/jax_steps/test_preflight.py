@@ -124,7 +124,10 @@ def test_names_in_a_file_are_kept(report_of):
         ("branching", r"branching at programs.py:\d+: a shape or a branch depends on the data.* jnp.where"),
         ("operation", "the operation 'eig' is not implemented on TPU. Replace the operation"),
         ("calling", "it calls Python on the host, which cannot be compiled without a TPU. Leave out jax.debug.print"),
-        ("gpu", "it has GPUs, and only the TPU compiler runs without its device. Give the name of a TPU slice"),
+        (
+            "gpu",
+            "received a machine with GPUs. Only the TPU compiler runs without its device. Give the name of a TPU slice",
+        ),
         ("no step", "expected a function that `jax.jit` takes, or a StableHLO file"),
         ("options of a jitted step", "Cannot use donate_argnums with train_step: it is jitted already"),
         ("inputs and largest", "`largest` returns the inputs for a size"),

@@ -323,7 +323,7 @@ def test_a_service_that_stays_away_is_an_error_that_loses_nothing(plan, fake, ve
     submission = submit(plan, vertex)
     fake.fail_next(1000, "UNAVAILABLE")
     with pytest.raises(
-        PlatformError, match=r"Gave up after .* s. Last error: Vertex AI cannot get pipeline job now: 503 .*continue"
+        PlatformError, match=r"Gave up after .* s\. Last error: Vertex AI cannot get pipeline job now: 503 .*continue"
     ):
         wait(plan, submission, vertex, sleep=clock.sleep)
     fake.recover()
@@ -591,7 +591,9 @@ def test_a_service_that_stays_away_is_no_stack_trace(environment, capfd, monkeyp
     monkeypatch.setattr(Backoff, "__init__", functools.partialmethod(Backoff.__init__, patience_seconds=0))
     monkeypatch.setenv("TPU_PIPELINES_VERTEX_ENDPOINT", "http://127.0.0.1:1")
     assert main(["status", "digits"]) == 1
-    assert "Gave up after 0 s. Last error: Cannot reach Vertex AI to list pipeline jobs" in capfd.readouterr().err
+    assert (
+        "error: Gave up after 0 s. Last error: Cannot reach Vertex AI to list pipeline jobs" in capfd.readouterr().err
+    )
 
 
 def test_a_dry_run_says_what_is_missing_writes_the_requests_where_it_is_told_and_sends_none(
