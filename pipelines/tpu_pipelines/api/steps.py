@@ -82,6 +82,8 @@ def preflight_step(
     """
     _check_options(jit_options)
     names = [machine] if isinstance(machine, str) else list(machine)
+    if not names:
+        raise InputError("Cannot compile for no machine: expected a name such as v5e-8, or a list of names.")
     case = StepCase(
         str(step) if isinstance(step, Path) else step,
         args,

@@ -50,7 +50,7 @@ def _preflight_step(arguments: argparse.Namespace) -> int:
     shown = report if is_one else comparison
     text = str(shown)
     if is_one and arguments.items and report.step_seconds:
-        text += f"\n\n{comparison.verdict}"
+        text += f"\n\n{comparison.work_text}"
     show(content, text, arguments.json)
     if arguments.markdown:
         from tpu_pipelines.retraining.job_summary import append

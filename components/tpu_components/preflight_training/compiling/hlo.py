@@ -26,7 +26,11 @@ _BYTES = {
     **dict.fromkeys(("s32", "u32", "f32"), 4),
     **dict.fromkeys(("s64", "u64", "f64", "c64"), 8),
     "c128": 16,
+    **dict.fromkeys(("f8e3m4", "f8e4m3", "f8e4m3fn", "f8e4m3b11fnuz", "f8e4m3fnuz", "f8e5m2", "f8e5m2fnuz"), 1),
+    **dict.fromkeys(("f8e8m0fnu", "f4e2m1fn", "s2", "u2"), 1),
 }
+# The matrix units of some generations multiply these faster than bfloat16.
+_NARROW = {kind for kind, size in _BYTES.items() if size == 1} - {"pred"}
 _COLLECTIVES = (
     "all-reduce",
     "all-gather",
@@ -112,7 +116,7 @@ class Instruction:
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
         """Arrays of the shape. A tuple has several arrays."""
-        arrays = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^}]*)\})?", self.shape)
+        arrays = re.findall(r"\b([a-z][a-z0-9]*)\[([\d,]*)\](?:\{([^}]*)\})?", self.shape)
         return tuple(
             Array(kind, tuple(int(d) for d in dims.split(",") if d), _space(layout))
             for kind, dims, layout in arrays
@@ -158,6 +162,7 @@ class MatrixProduct:
         is_forward: Whether the product belongs to the forward pass.
         times: Number of times that it runs in a step.
         groups: Number of feature groups. Each output feature depends only on the input features of its group.
+        is_narrow: Whether it multiplies values of at most 8 bits.
     """
 
     rows: int
@@ -167,6 +172,7 @@ class MatrixProduct:
     is_forward: bool
     times: int = 1
     groups: int = 1
+    is_narrow: bool = False
 
     def padded_flops(self, mxu_size: int) -> float:
         """Return the operations of the matrix unit, with both sides padded to whole tiles."""
@@ -262,6 +268,11 @@ class ProgramCost:
     def operations(self) -> list[OperationCost]:
         """Costs of the operations of all layers."""
         return [operation for layer in self.layers.values() for operation in layer.operations]
+
+    @property
+    def has_narrow_products(self) -> bool:
+        """Whether a matrix product multiplies values of at most 8 bits."""
+        return any(product.is_narrow for layer in self.layers.values() for product in layer.products)
 
     @property
     def has_estimate(self) -> bool:
@@ -401,6 +412,7 @@ def _product(instruction: Instruction, scope: Scope) -> MatrixProduct | None:
         2.0 * pairs * rows * columns * contraction,
         is_forward="transpose(" not in op_name and "gradient_tape" not in op_name,
         groups=math.prod(map(int, groups)),
+        is_narrow=all(part is not None and part.arrays[0].kind in _NARROW for part in parts[:2]),
     )
 
 

@@ -1,5 +1,6 @@
 """Compiles StableHLO modules for a TPU slice with libtpu, on a machine without a TPU."""
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,8 @@ def set_compiler_environment() -> None:
             os.environ.setdefault(name, value)
 
 
-def devices_of(machine: Slice, slices: int = 1) -> list[Any]:
+@functools.cache  # Shardings of one step must be over the same devices.
+def devices_of(machine: Slice, slices: int = 1) -> tuple[Any, ...]:
     """Return abstract devices of one or several slices, from the TPU compiler's description of their topology."""
     from jax.experimental import topologies
 
@@ -41,7 +43,7 @@ def devices_of(machine: Slice, slices: int = 1) -> list[Any]:
     }
     known = {name: value for name, value in options.items() if value}
     topology = topologies.get_topology_desc(platform="tpu", topology_name=machine.libtpu_topology, **known)
-    return list(topology.devices[: machine.devices * slices])
+    return tuple(topology.devices[: machine.devices * slices])
 
 
 def new_context() -> Any:

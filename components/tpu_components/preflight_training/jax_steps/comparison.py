@@ -89,6 +89,14 @@ class StepComparison(Displayed):
         return f"{fitting} of {len(self.reports)} fit. The cheapest is {best.name} on {best.label}{cost}."
 
     @property
+    def work_text(self) -> str:
+        """Throughput of the first step, and its price for the work."""
+        first = self.ranked[0]
+        rate = first.report.per_second(first.items)
+        price = dollars_text(first.report.dollars_for(self.total, first.items))
+        return f"{number(rate) if rate else 'unknown'} {self.unit}/s, {price} for {self._work}"
+
+    @property
     def _work(self) -> str:
         return f"{self.total:,.0f} {self.unit}"
 

@@ -9,13 +9,13 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError, chain_of
+from tpu_components.core.base.errors import InputError, chain_of, describe
 from tpu_components.core.base.frameworks import jax
 from tpu_components.core.machines.machine_spec import TPU, Slice, load_catalogue
 from tpu_components.preflight_training.compiling.failures import explain, is_data_dependent
@@ -117,22 +117,25 @@ def lower_step(
     is_jitted = hasattr(step, "trace") and hasattr(step, "lower")
     if is_jitted and options:
         raise InputError(
-            f"Cannot use {', '.join(options)} with {_name(step)}: it is jitted already. Remove the options, or pass "
+            f"Cannot use {', '.join(options)} with {name_of(step)}: it is jitted already. Remove the options, or pass "
             "the function before `jax.jit`."
         )
     if not callable(step):
         raise InputError(f"Cannot preflight {step!r}: expected a function that `jax.jit` takes, or a StableHLO file.")
+    if type(step).__module__.startswith("equinox."):
+        raise InputError(
+            f"Cannot preflight {name_of(step)}: a function of eqx.filter_jit takes other values than arrays. Separate "
+            "these, params, static = eqx.partition(model, eqx.is_array), and pass a function of params and the batch "
+            "that calls eqx.combine(params, static)."
+        )
     jitted = step if is_jitted else jax.jit(step, **options)
     try:
-        with _default_backend(default_backend) as asked:
+        with _as_on_a_tpu(default_backend) as calls:
             lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=(TPU,))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(_explain(error, step, args, kwargs)) from error
-    notes = [
-        f"The step asked for jax.default_backend() in {', '.join(asked)} and received {default_backend!r}, since it is "
-        "compiled for a TPU. Set default_backend to choose another answer."
-    ]
-    return _pack(lowered.compiler_ir("stablehlo"), _order(lowered), tuple(notes if asked else ()))
+    lowered = getattr(lowered, "lowered", lowered)  # In the wrapper of flax.nnx.jit.
+    return _pack(lowered.compiler_ir("stablehlo"), _order(lowered), tuple(_notes(calls, default_backend)))
 
 
 def load_step(content: bytes, where: str) -> LoweredStep:
@@ -150,8 +153,11 @@ def load_step(content: bytes, where: str) -> LoweredStep:
         try:
             module = parse_module(content, new_context())
         except ValueError:
+            importlib.import_module("flatbuffers")  # jax.export reads with it.
             exported = jax.export.deserialize(bytearray(content))
             module = parse_module(exported.mlir_module_serialized, new_context())
+    except ModuleNotFoundError as error:
+        raise InputError(f"Cannot read {where}: {error}. Run: pip install 'tpu-pipelines[compiler]'.") from error
     except Exception as error:
         raise InputError(
             f"Cannot read {where}: expected a module of StableHLO (text, MLIR bytecode or a portable artifact) or what "
@@ -178,7 +184,8 @@ def _pack(module: Any, order: Sequence[int] = (), notes: tuple[str, ...] = ()) -
 
 def _order(lowered: Any) -> list[int]:
     """Return the IDs of the mesh's devices in the order of the mesh; [] if the shardings name no devices."""
-    known = getattr(lowered._lowering, "compile_args", {})  # JAX has no public access to them.
+    lowering = getattr(lowered, "_lowering", None)  # JAX has no public access to the shardings.
+    known = getattr(lowering, "compile_args", {})
     for sharding in (*known.get("in_shardings", ()), *known.get("out_shardings", ())):
         devices = getattr(getattr(sharding, "mesh", None), "_flat_devices_tuple", ())
         if len(devices) > 1:
@@ -187,38 +194,65 @@ def _order(lowered: Any) -> list[int]:
 
 
 @contextlib.contextmanager
-def _default_backend(name: str) -> Iterator[list[str]]:
-    """Let `jax.default_backend` return a name while the block runs, and list the places that call it.
+def _as_on_a_tpu(backend: str) -> Iterator[dict[str, list[str]]]:
+    """Let a step that is traced in the block see a TPU, and leave out what it prints.
 
-    JAX keeps what it has traced. What it traced before the block may depend on another answer, and what it traces in
-    the block must not be used after it.
+    `jax.default_backend` returns `backend`. `jax.debug.print` and `jax.debug.callback`, which cannot be lowered without
+    a device, do nothing. JAX keeps what it has traced: what it traced before the block may differ, and what it traces
+    in the block must not be used after it.
+
+    Yields:
+        The places that call each of these functions.
     """
     module = importlib.import_module("jax")
     module.clear_caches()
-    real = module.default_backend
-    asked: list[str] = []
+    calls: dict[str, list[str]] = {}
 
-    def default_backend() -> str:
-        caller = sys._getframe(1)
-        place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
-        if place not in asked:
-            asked.append(place)
-        return name
+    def stand_in(name: str, result: Any) -> Callable[..., Any]:
+        def call(*_: Any, **__: Any) -> Any:
+            caller = sys._getframe(1)
+            place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
+            if place not in calls.setdefault(name, []):
+                calls[name].append(place)
+            return result
 
-    module.default_backend = default_backend  # type: ignore[attr-defined]
+        return call
+
+    replaced = [
+        (module, "default_backend", stand_in(_BACKEND, backend)),
+        (module.debug, "print", stand_in(_PRINT, None)),
+        (module.debug, "callback", stand_in(_PRINT, None)),
+    ]
+    real = [getattr(place, name) for place, name, _ in replaced]
+    for place, name, function in replaced:
+        setattr(place, name, function)
     try:
-        yield asked
+        yield calls
     finally:
-        module.default_backend = real  # type: ignore[attr-defined]
-        if asked:
+        for (place, name, _), function in zip(replaced, real, strict=True):
+            setattr(place, name, function)
+        if calls:
             module.clear_caches()
 
 
-def _name(step: Any) -> str:
+def _notes(calls: Mapping[str, Sequence[str]], backend: str) -> Iterator[str]:
+    """Yield what was assumed while a step was traced, in sentences."""
+    if _BACKEND in calls:
+        yield (
+            f"The step asked for jax.default_backend() in {', '.join(calls[_BACKEND])} and received {backend!r}, since "
+            "it is compiled for a TPU. Set default_backend to choose another answer."
+        )
+    if _PRINT in calls:
+        yield f"jax.debug.print and jax.debug.callback in {', '.join(calls[_PRINT])} are left out."
+
+
+def name_of(step: Any) -> str:
+    """Return the name of a function; of a `functools.partial`, that of its function."""
+    step = getattr(step, "func", step)
     return getattr(step, "__name__", "") or type(step).__name__
 
 
-def _explain(error: Exception, step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def _explain(error: BaseException, step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Return why a step cannot be lowered, where in the caller's code, and what to change, in one paragraph."""
     chain = chain_of(error)
     text = "\n".join(map(str, chain))
@@ -228,18 +262,28 @@ def _explain(error: Exception, step: Any, args: Sequence[Any], kwargs: Mapping[s
         change = "Use jnp.where, jax.lax.cond or jax.lax.while_loop, or name the argument in static_argnums."
     elif _CALLS_HOST in text:
         reason = "it calls Python on the host, which cannot be compiled without a TPU"
-        change = "Leave out jax.debug.print, jax.debug.callback, io_callback and pure_callback."
+        change = "Leave out io_callback and pure_callback."
     elif "is not implemented on TPU" in reason:
         change = "Replace the operation, or compute it on the host before the step."
-    else:
+    elif match := _NOT_AN_ARRAY.search(text):
+        reason = f"its argument {match[2]} is a {match[1]}"
+        change = "Give arrays or jax.ShapeDtypeStruct(shape, dtype), and name any other argument in static_argnames."
+    elif "is not a valid JAX type" in text:
+        change = "Return arrays only."
+    elif isinstance(chain[0], TypeError | ValueError | IndexError):
         shapes = ", ".join(_shape(leaf) for leaf in jax.tree.leaves((args, kwargs))[:_MOST_SHAPES])
-        change = f"Compare the step with its inputs: {shapes or 'none were given'}."
-    return f"Cannot trace the step {_name(step)}{f' at {place}' if place else ''}: {reason}. {change}"
+        change = f"Its inputs are: {shapes or 'none'}."
+    else:
+        reason = describe(chain[0]).rstrip(".")
+        change = "Call the step on arrays first, to see that it works."
+    return f"Cannot trace the step {name_of(step)}{f' at {place}' if place else ''}: {reason}. {change}"
 
 
 _MOST_SHAPES = 8
 # JAX's error for a callback without a device: https://github.com/jax-ml/jax/blob/main/jax/_src/callback.py
 _CALLS_HOST = "is different from the lowering platform"
+_NOT_AN_ARRAY = re.compile(r"value is of type <class '([\w.]+)'> and was passed to the function at path (\w+)")
+_BACKEND, _PRINT = "default_backend", "print"
 
 
 def _shape(leaf: Any) -> str:

@@ -10,7 +10,7 @@ from tpu_components.core.base.errors import InputError, describe, did_you_mean
 from tpu_components.core.base.frameworks import jax, jnp
 from tpu_components.core.base.import_path import with_folders
 
-STABLEHLO_ENDINGS = (".mlir", ".mlirbc", ".bc", ".stablehlo")
+STABLEHLO_ENDINGS = (".mlir", ".mlirbc", ".bc", ".bin", ".stablehlo")
 _OBJECT = re.compile(r"(?P<module>[\w./\\-]+):(?P<name>[A-Za-z_][\w.]*)")
 _ARRAY = re.compile(r"\s*([a-z]+\w*)\[([\d\s,]*)\]\s*(?:,|$)")
 _SHORT = {"f": "float", "bf": "bfloat", "s": "int", "i": "int", "u": "uint"}  # `f32` of XLA is float32.
@@ -48,11 +48,10 @@ def find_object(name: str) -> Any:
     try:
         with with_folders(folder):
             value: Any = importlib.import_module(module_name)
-    except Exception as error:  # Any error of the user's code.
-        raise InputError(
-            f"Cannot import {match['module']} for {name}: {describe(error)}. Run the command in the folder of the "
-            "module, or give the path of a .py file."
-        ) from error
+    except (Exception, SystemExit) as error:  # Any error of the user's code.
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == module_name
+        advice = "Run the command in the folder of the module, or give the path of a .py file." if is_missing else ""
+        raise InputError(f"Cannot import {match['module']} for {name}: {describe(error)}. {advice}".rstrip()) from error
     for part in match["name"].split("."):
         if not hasattr(value, part):
             raise InputError(f"{match['module']} has no {match['name']!r}.{did_you_mean(part, public_names(value))}")
@@ -81,7 +80,12 @@ def parse_inputs(text: str) -> Sequence[Any]:
     """
     if _OBJECT.fullmatch(text.strip()):
         value = find_object(text.strip())
-        value = value() if callable(value) else value
+        try:
+            value = value() if callable(value) else value
+        except (Exception, SystemExit) as error:
+            raise InputError(
+                f"Cannot get inputs from {text}: {describe(error)}. Expected no parameters, and a tuple."
+            ) from error
         if not isinstance(value, tuple | list):
             raise InputError(
                 f"Cannot use {text} as inputs: expected a tuple with one value for each parameter of the step, "
@@ -94,9 +98,8 @@ def parse_inputs(text: str) -> Sequence[Any]:
         match = _ARRAY.match(text, at)
         if match is None:
             raise InputError(
-                f"Cannot read the inputs {text!r}: expected types and shapes such as float32[1024,784], int32[1024], "
-                f"or MODULE:FUNCTION of a function that returns the inputs, received {text[at:]!r} at position {at}. "
-                "Correct the inputs."
+                f"Cannot read the inputs {text!r} from {text[at:]!r} on: expected types and shapes, separated by "
+                "commas, such as float32[1024,784], int32[1024], or MODULE:FUNCTION of a function that returns them."
             )
         arrays.append(jax.ShapeDtypeStruct(_shape(match[2]), _dtype(match[1])))
         at = match.end()

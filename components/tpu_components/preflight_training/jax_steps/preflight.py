@@ -12,7 +12,7 @@ from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.compiling.outcome import FITS, Outcome, versions
 from tpu_components.preflight_training.estimate import StepTime, accuracy_of, time_layers, time_step
-from tpu_components.preflight_training.jax_steps.lowering import LoweredStep, load_step, lower_step, tpu_slice
+from tpu_components.preflight_training.jax_steps.lowering import LoweredStep, load_step, lower_step, name_of, tpu_slice
 from tpu_components.preflight_training.jax_steps.step_program import StepProgram
 from tpu_components.preflight_training.jax_steps.step_report import HourlyPrice, Memory, StepReport
 from tpu_components.preflight_training.largest_batch import LargestBatch, find_largest_batch
@@ -63,7 +63,7 @@ class StepCase:
         """Name of the step."""
         if self.name:
             return self.name
-        return self.step if isinstance(self.step, str) else getattr(self.step, "__name__", type(self.step).__name__)
+        return self.step if isinstance(self.step, str) else name_of(self.step)
 
     @property
     def paid(self) -> PaidMachine:
@@ -86,6 +86,12 @@ class StepCase:
         else:
             lowered = lower_step(self.step, args, self.kwargs, self.jit_options, self.default_backend)
         devices = self.paid.slice.devices * self.slices
+        if self.slices > 1 and lowered.partitions != devices:
+            raise InputError(
+                f"Cannot compile {self.label} for {self.slices} slices: the step must use all {devices} devices, and "
+                f'is written for {lowered.partitions}. Shard its inputs over tp.mesh("{self.machine}", '
+                f"slices={self.slices}, data={devices})."
+            )
         if lowered.partitions > devices:
             raise InputError(
                 f"Cannot compile {self.label} for {self.machine}: the step is written for {lowered.partitions} "
@@ -182,9 +188,12 @@ def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str
             "compiler has no estimate for it."
         )
     if cost.unknown_loops:
-        notes.append(f"{cost.unknown_loops} loops have an unknown number of iterations and count once.")
+        loops = "1 loop has" if cost.unknown_loops == 1 else f"{cost.unknown_loops} loops have"
+        notes.append(f"{loops} an unknown number of iterations, of which one counts.")
     if cost.host_calls and case.slices == 1:  # Otherwise these are transfers between the slices.
         notes.append(f"The step calls the host, which takes unknown time: {', '.join(cost.host_calls)}.")
+    if cost.has_narrow_products:
+        notes.append("Products of 8 and 4 bits are timed as those of bfloat16; some TPUs compute them twice as fast.")
     if case.slices > 1:
         notes.append("The time of communication between slices is unknown and left out.")
     return notes

@@ -41,8 +41,9 @@ class Memory:
         return self.peak_bytes / self.capacity_bytes
 
     def __str__(self) -> str:
-        peak = byte_size(self.peak_bytes) if self.peak_bytes else _UNKNOWN
-        return f"{peak} of {byte_size(self.capacity_bytes)} a device ({percent(self.share)})"
+        if not self.peak_bytes:
+            return f"{_UNKNOWN}, of {byte_size(self.capacity_bytes)} a device"
+        return f"{byte_size(self.peak_bytes)} of {byte_size(self.capacity_bytes)} a device ({percent(self.share)})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +80,8 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
         memory: Memory of each device.
         step: Estimated time; None if the step does not fit, or the compiler has no estimate for any part of it.
         accuracy: Published step times behind the interval.
-        layers: Estimated time of each layer, the longest first. A layer is a scope of `jax.named_scope`, which Flax,
-            Haiku and others open for each module; an operation in no scope has its own name.
+        layers: Estimated time of each layer, the longest first. A layer is a scope of `jax.named_scope`, which Flax's
+            linen and Haiku open for each module; an operation in no scope has its own name.
         price: Price of an hour; None if none is published.
         largest: Largest size that fits; None if it was not searched.
         notes: What limits the figures, in sentences.

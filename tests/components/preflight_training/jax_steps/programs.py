@@ -3,6 +3,7 @@
 import functools
 import json
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,50 @@ def asking(batch: Any) -> Any:
 
 
 def calling(batch: Any) -> Any:
-    """A call of the host."""
-    jax.debug.callback(lambda _: None, batch.sum())
+    """A call of the host whose result the step needs."""
+    return jax.pure_callback(lambda array: array, batch, batch)
+
+
+def printing(batch: Any) -> Any:
+    """A step that prints values."""
+    jax.debug.print("{}", batch.sum())
     return batch * 2
+
+
+def of_mode(batch: Any, mode: Any) -> Any:
+    """A step with an argument that is no array."""
+    return batch * 2 if mode == "double" else batch
+
+
+def returning(batch: Any) -> Any:
+    """A step that returns a text."""
+    return batch, "done"
+
+
+def failing(batch: Any) -> Any:
+    """A mistake that has nothing to do with JAX."""
+    return batch * {}["factor"]
+
+
+def leaving(batch: Any) -> Any:
+    """An end of the process."""
+    raise SystemExit("bye")
+
+
+class Wrapped:
+    """A jitted function that gives JAX's lowered step in an object of its own, as `flax.nnx.jit` does."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.lower = self.jitted = jax.jit(function)
+        self.__name__ = function.__name__
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the step."""
+
+    def trace(self, *args: Any) -> Any:
+        """Trace the step."""
+        traced = self.jitted.trace(*args)
+        return types.SimpleNamespace(lower=lambda **how: types.SimpleNamespace(lowered=traced.lower(**how)))
 
 
 def repeated(batch: Any, times: int) -> Any:
@@ -102,6 +144,15 @@ def cases() -> dict[str, Callable[[], StepCase]]:
         "scanned": lambda: StepCase(scanned, (inputs()[1],), "v5e-1"),
         "levels": lambda: StepCase(train_step, inputs(), "v5e-1", levels=1),
         "partial": lambda: StepCase(functools.partial(repeated, times=2), (inputs()[1],), "v5e-1"),
+        "printing": lambda: StepCase(printing, (shaped((64, 64)),), "v5e-1"),
+        "wrapped": lambda: StepCase(Wrapped(train_step), inputs(), "v5e-1"),
+        "meshes of one machine": lambda: StepCase(jnp.dot, _over_two_meshes(), "v5e-8"),
+        "narrow": lambda: StepCase(jnp.dot, (shaped((256, 256), jnp.int8), shaped((256, 256), jnp.int8)), "v5e-1"),
+        "text": lambda: StepCase(of_mode, (shaped((8,)), "double"), "v5e-1"),
+        "result": lambda: StepCase(returning, (shaped((8,)),), "v5e-1"),
+        "own mistake": lambda: StepCase(failing, (shaped((8,)),), "v5e-1"),
+        "leaving": lambda: StepCase(functools.partial(leaving), (shaped((8,)),), "v5e-1"),
+        "slices without a mesh": lambda: StepCase(train_step, inputs(), "v5e-8", slices=2),
         "mesh larger than the slice": lambda: StepCase(jitted("v5e-8", data=2, model=4), inputs(), "v5e-4"),
         "shapes": lambda: StepCase(train_step, inputs(width=WIDTH + 1), "v5e-1"),
         "number of inputs": lambda: StepCase(train_step, inputs()[:1], "v5e-1"),
@@ -131,6 +182,12 @@ def _halves(array: Any) -> Any:
 
 def _over_slices() -> NamedSharding:
     return NamedSharding(mesh("v5e-8", slices=2, data=16), PartitionSpec("data"))
+
+
+def _over_two_meshes() -> tuple[Any, Any]:
+    rows = NamedSharding(mesh("v5e-8", data=2, model=4), PartitionSpec("data"))
+    columns = NamedSharding(mesh("v5e-8", data=2, model=4), PartitionSpec(None, "model"))
+    return shaped((64, 64), sharding=rows), shaped((64, 64), sharding=columns)
 
 
 def _abstract() -> dict[str, Any]:

@@ -41,7 +41,9 @@ def test_types_and_shapes_are_read(text, expected):
 
 @pytest.mark.parametrize("text", ["float32", "float32[8", "float32[8]; int32[8]", "float32[-1]", "[8]", "f32[8]]"])
 def test_other_text_is_refused_with_an_example(text):
-    with pytest.raises(InputError, match=r"expected types and shapes such as float32\[1024,784\]"):
+    with pytest.raises(
+        InputError, match=r"expected types and shapes, separated by commas, such as float32\[1024,784\]"
+    ):
         parse_inputs(text)
 
 

@@ -97,6 +97,24 @@ def test_the_default_backend_is_a_tpu_while_a_step_is_traced(report_of):
     assert "sort" in {layer.name for layer in report_of("asking as cpu").layers}
 
 
+def test_what_a_step_prints_is_left_out_and_said_to_be(report_of):
+    assert [layer.name for layer in report_of("printing").layers] == ["mul"]
+    assert "jax.debug.print and jax.debug.callback in programs.py:" in report_of("printing").notes[0]
+
+
+def test_a_jitted_function_of_another_library_is_unwrapped(report_of):
+    assert report_of("wrapped").step == report_of("plain").step
+
+
+def test_meshes_of_one_machine_have_the_same_devices(report_of):
+    assert report_of("meshes of one machine").used_devices == 8
+
+
+def test_products_of_few_bits_are_said_to_be_timed_like_bfloat16(report_of):
+    assert "Products of 8 and 4 bits" in report_of("narrow").notes[0]
+    assert report_of("plain").notes == ()
+
+
 def test_static_arguments_and_loops_are_counted(report_of):
     product = 2.0 * BATCH * WIDTH * WIDTH
     assert report_of("static").step.flops == 3 * product
@@ -119,15 +137,17 @@ def test_names_in_a_file_are_kept(report_of):
     [
         ("mesh larger than the slice", "is written for 8 devices, and the machine has 4. Take a larger machine"),
         ("too large a mesh", r"expected axes with at most 4 devices in all, received data=2, model=4"),
-        ("shapes", r"train_step at programs.py:\d+: dot_general requires .* Compare .* bfloat16\[512,257\]"),
+        ("shapes", r"train_step at programs.py:\d+: dot_general requires .* Its inputs are: .* bfloat16\[512,257\]"),
         ("number of inputs", "missing 1 required positional argument: 'batch'"),
         ("branching", r"branching at programs.py:\d+: a shape or a branch depends on the data.* jnp.where"),
         ("operation", "the operation 'eig' is not implemented on TPU. Replace the operation"),
-        ("calling", "it calls Python on the host, which cannot be compiled without a TPU. Leave out jax.debug.print"),
-        (
-            "gpu",
-            "received a machine with GPUs. Only the TPU compiler runs without its device. Give the name of a TPU slice",
-        ),
+        ("calling", "it calls Python on the host, which cannot be compiled without a TPU. Leave out io_callback"),
+        ("text", "its argument mode is a str. Give arrays or jax.ShapeDtypeStruct.*static_argnames"),
+        ("result", "Return arrays only."),
+        ("own mistake", r"failing at programs.py:\d+: KeyError: 'factor'. Call the step on arrays first"),
+        ("leaving", "Cannot trace the step leaving at .*bye"),
+        ("slices without a mesh", "must use all 16 devices, and is written for 1. Shard its inputs over tp.mesh"),
+        ("gpu", "it has GPUs, and only the TPU compiler runs without its device. Give the name of a TPU slice"),
         ("no step", "expected a function that `jax.jit` takes, or a StableHLO file"),
         ("options of a jitted step", "Cannot use donate_argnums with train_step: it is jitted already"),
         ("inputs and largest", "`largest` returns the inputs for a size"),
