@@ -48,6 +48,10 @@ def reading(place: str | Path, expected: str, advice: str, *errors: type[Excepti
         ...     {}["ids"]
         Traceback (most recent call last):
         tpu_components.core.base.errors.InputError: Cannot read a.npz: expected ids, received KeyError: 'ids'. Write it.
+        >>> with reading("a.npz", "ids", "Write it."):
+        ...     raise InputError("a.npz is empty.")
+        Traceback (most recent call last):
+        tpu_components.core.base.errors.InputError: a.npz is empty.
     """
     caught = errors or (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError)
     try:

@@ -181,6 +181,8 @@ def are_same(task: str, names: Sequence[str], others: Sequence[str]) -> bool:
     Example:
         >>> are_same("classification", ["Cafe\u0301", "1.0"], ["Caf\u00e9", "1"])
         True
+        >>> are_same("language_model", ["a", "b"], ["a", "b"]), are_same("language_model", ["a", "A"], ["a", "a"])
+        (True, False)
     """
     if len(names) != len(others) or task == LANGUAGE_MODEL:
         return tuple(names) == tuple(others)

@@ -378,6 +378,8 @@ def test_a_machine_is_paid_for_by_a_known_target_for_a_time(values):
 def test_a_spec_made_in_code_is_checked_as_well():
     with pytest.raises(InputError, match=r"No machine has .*, accelerator_count=9\."):
         MachineSpec(machine_type="cloud-tpu", accelerator_type="TPU_V2", accelerator_count=9)
+    with pytest.raises(InputError, match=r"timeout_seconds=-1(.|\n)*nfs_mounts='nfs'"):
+        MachineSpec(name="v5e-1", timeout_seconds=-1, nfs_mounts=("nfs",))
 
 
 def test_fallbacks_take_what_they_do_not_set_from_the_machine_but_its_reservation():

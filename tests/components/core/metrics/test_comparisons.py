@@ -10,7 +10,7 @@ from scipy import stats
 from tests.components.core.metrics.drawing import CASES, draw_models, draw_patients
 from tpu_components.core.examples.interface import Classification
 from tpu_components.core.metrics.comparisons import compare, compare_metrics, compare_shares
-from tpu_components.core.metrics.definitions import METRICS, direction, estimators
+from tpu_components.core.metrics.definitions import METRICS, NO_CONFIDENCE, direction, estimators
 from tpu_components.core.metrics.intervals import find_interval
 
 _NUM_COMPARISONS = 2000
@@ -52,6 +52,11 @@ def test_of_equal_classifiers_one_in_twenty_is_promoted_and_of_detectably_better
 
     assert promoted(0.0) <= _MOST_FALSE
     assert 0.77 <= promoted(detectable) <= 0.93  # Few examples that differ allow few significance levels.
+
+
+def test_without_confidence_the_bounds_of_a_difference_are_the_difference():
+    difference = compare_shares(8, 5, 100, NO_CONFIDENCE)
+    assert difference.least == difference.advantage == difference.most == 0.03
 
 
 def test_of_classifiers_that_are_worse_by_the_margin_one_in_twenty_is_promoted():

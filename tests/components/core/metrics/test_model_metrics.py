@@ -280,8 +280,8 @@ def test_loss_of_a_certain_mistake_is_finite():
         (
             "multi_label",
             np.zeros((3, 2)),
-            np.full((3, 2), 4.0),
-            r"received 4 at index 0.*End the model with one sigmoid per label",
+            np.full((3, 2), 1.5),
+            r"received 1.5 at index 0.*End the model with one sigmoid per label",
         ),
     ],
 )

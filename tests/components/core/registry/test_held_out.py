@@ -2,12 +2,14 @@
 
 import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.example_ids import ID_TYPE
+from tpu_components.core.files import storage
 from tpu_components.core.files.location import Location
 from tpu_components.core.registry.held_out import HeldOutSet, spend
 from tpu_components.core.registry.reference import as_label
@@ -81,6 +83,23 @@ def test_a_decision_that_came_meanwhile_is_counted_first(place, folder, request)
     assert again.record("b", False, {}, {})
     assert [entry.model for entry in HeldOutSet.find(place, _EXAMPLES, "c").decisions] == ["a", "b"]
     assert HeldOutSet.find(place, np.arange(500, 600, dtype="<u8"), "c").record("c", False, {}, {})
+
+
+def test_a_decision_is_recorded_while_no_other_process_records_one(place, tmp_path):
+    found = HeldOutSet.find(place, _EXAMPLES, "a")
+    (tmp_path / "tests").mkdir()
+    with ThreadPoolExecutor() as pool:
+        with storage.locked(tmp_path / "tests" / ".lock"):
+            recorded = pool.submit(found.record, "a", False, {}, {})
+            with pytest.raises(TimeoutError):
+                recorded.result(timeout=0.5)
+        assert recorded.result()
+
+
+def test_decisions_in_a_bucket_leave_no_folder_on_this_machine(bucket, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _decide(Location("gs://bucket/digits/tests"), "a", 0.8, promoted=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_of_other_programs_are_ignored(place, tmp_path):

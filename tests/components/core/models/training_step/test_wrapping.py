@@ -105,6 +105,17 @@ def test_averages_are_of_weights_and_of_batch_normalisations_statistics(normalis
             assert np.any(np.array(average) != np.array(variable)), name
 
 
+def test_classes_are_weighted_once_in_every_stage(normalised, quick):
+    losses = []
+    for num_stages in (1, 2):
+        built, _ = _compiled(normalised, quick)
+        built.set_weights([np.zeros(weight.shape, weight.dtype) for weight in built.get_weights()])
+        for _ in range(num_stages):
+            compile_model(built, _DIGITS, quick, 1, 10, jit_compile=False, class_weights=(3.0,) * 10)
+        losses.append(built.train_on_batch(*_batch(_DIGITS), np.ones(8, np.float32)))
+    assert losses[0][0] == losses[1][0] == pytest.approx(3 * np.log(10), rel=1e-5)
+
+
 def test_without_averaging_the_weights_themselves_are_judged(normalised, quick):
     built, judged = _compiled(normalised, quick)
     assert all(one is variable for one, variable in zip(judged, built.variables, strict=True))
