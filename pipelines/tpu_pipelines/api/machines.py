@@ -110,7 +110,7 @@ def on_machine(
 
         @dsl.pipeline
         def my_pipeline() -> int:
-            return on_tpu().output
+            return on_tpu().outputs["Output"]  # Not `output`: the custom job adds another output.
         ```
     """
     spec = machine if isinstance(machine, MachineSpec) else parse_machine(machine)
