@@ -117,6 +117,9 @@ def on_machine(
     if platform == HERE:
         return component
     chosen = _platform(platform)
+    _check_kind("cpu", cpu, int, "a whole number, such as 8")
+    _check_kind("retries", 0 if retries is None else retries, int, "a whole number, such as 3")
+    _check_kind("memory", memory, str, "a text, such as '32Gi'")
     fields = {"project": project, "region": region, "bucket": bucket, "service_account": service_account}
     named = {name: value for name, value in fields.items() if value}
     _check_options(chosen, {**_changed(spec), **_explicit(settings), **named, "cpu": cpu, "memory": memory})
@@ -204,6 +207,11 @@ def _explicit(settings: Settings | Mapping[str, Any] | None) -> dict[str, Any]:
     usual = load_settings(os.environ)
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     return {name: value for name, value in values.items() if value != getattr(usual, name)}
+
+
+def _check_kind(name: str, value: Any, kind: type, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise InputError(f"Cannot use {name}={value!r}: expected {expected}.")
 
 
 def _check_options(platform: Platform, options: Mapping[str, Any]) -> None:

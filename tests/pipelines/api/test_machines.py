@@ -173,6 +173,19 @@ def test_arguments_that_a_job_cannot_have_are_refused():
         tp.on_machine(optional, "v5e-4")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cpu": "8"}, "Cannot use cpu='8': expected a whole number, such as 8"),
+        ({"retries": "3"}, "Cannot use retries='3': expected a whole number, such as 3"),
+        ({"memory": 32}, "Cannot use memory=32: expected a text, such as '32Gi'"),
+    ],
+)
+def test_an_option_of_another_type_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        tp.on_machine(train_elsewhere, "v5e-4", platform="kubeflow", **options)
+
+
 def test_a_pipeline_is_no_component_of_one_container():
     @dsl.pipeline
     def inner():
