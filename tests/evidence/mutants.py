@@ -215,7 +215,8 @@ def main() -> None:
     for mutant in drawn:
         if mutant.key in done:
             continue
-        source, times = mutant.path.read_bytes(), mutant.path.stat()
+        source = mutant.path.read_bytes()
+        times = mutant.path.stat()
         groups = choose(mutant, executed.get(str(mutant.path), {}), seconds)
         started = time.monotonic()
         try:

@@ -1,4 +1,4 @@
-"""Appends the parts that workers write to the shards, and collects the metadata of the examples."""
+"""Merges the parts that workers have encoded into shards, and collects the metadata of the examples."""
 
 import dataclasses
 import hashlib

@@ -41,7 +41,7 @@ _ENDPOINT = Pattern(
 
 @dataclasses.dataclass(frozen=True)
 class DeployParams:
-    """Registry, endpoint and checks of deploy_model. There is one field per component input.
+    """Registry, endpoint and checks of deploy_model. Each field is an input of the component.
 
     Attributes:
         registry: Local folder of the registry, not a bucket, or `projects/PROJECT/locations/REGION/models` for Vertex

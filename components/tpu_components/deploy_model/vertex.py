@@ -88,7 +88,7 @@ class VertexTarget:
     # Registering
 
     def register(self, model_dir: Path, export_dir: Path, **facts: Unpack[VersionFacts]) -> VertexVersion:
-        """Add a version, or return the existing version with this content.
+        """Add a version. If a version has this content already, return that version.
 
         The arguments are the same as in `ModelRegistry.register`.
 

@@ -23,7 +23,7 @@ Bound = Annotated[float, Range(above=-math.inf, below=math.inf)]
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateParams:
-    """The split to score and the rules of the gate. There is one field per component input.
+    """The split to score and the rules of the gate. Each field is an input of the component.
 
     Attributes:
         champion: Model to beat: a folder that train_model wrote, local or on gs://, or a version in a registry,

@@ -125,7 +125,7 @@ class Judge:
         self._send(f"{name}={FORMATS[name].file}")
 
     def measure(self) -> dict[str, dict[str, Any]]:
-        """Return the measurements of the added formats, by name. Call `write_expected` before.
+        """Return the measurements of the added formats, by name. Call `write_expected` first.
 
         Raises:
             InputError: If the process failed.

@@ -13,7 +13,7 @@ from tpu_components.export_model.formats import FORMATS
 class ExportParams:
     """The required formats, and limits of their differences from the trained model.
 
-    There is one field per component input.
+    Each field is an input of the component.
 
     Attributes:
         tolerance: Largest allowed difference between SavedModel or float LiteRT and the trained model, as a probability

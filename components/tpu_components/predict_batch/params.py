@@ -19,7 +19,7 @@ ANSWER_FIELDS = ("key", "class", "confidence", "probabilities", "labels", "value
 
 @dataclasses.dataclass(frozen=True)
 class PredictParams:
-    """Examples to predict and files to write. There is one field per component input.
+    """Examples to predict and files to write. Each field is an input of the component.
 
     Attributes:
         source: Kind and place of the examples, as in create_tfrecords, or `records:DIR` for records that

@@ -35,6 +35,7 @@ _KERNEL_SHARE = 0.45
 # 0.02 s and 65,000 took 0.06 s (https://github.com/pytorch/xla/issues/8720). Marin's mixture of experts on v4, whose
 # gradients are added in CMEM, took 1.86 s a step: 2.15 s is estimated with these rows, and 0.17 s without them.
 _ROW_SECONDS = 1e-6
+MUCH_GUESSED = 0.1  # Reports say so if a larger share of a step's computation is guessed.
 # From this share on, a program uses its matrix units well: its time differs less from the estimate.
 WELL_USED = 0.5
 

@@ -30,7 +30,7 @@ def timeout_seconds(run_seconds: float) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class PreflightParams:
-    """The training run to compile, the machine, and the budgets. There is one field per component input.
+    """The training run to compile, the machine, and the budgets. Each field is an input of the component.
 
     Attributes:
         training: Parameters of train_model: model, hyper-parameters, backend, precision, and input pipeline. With the

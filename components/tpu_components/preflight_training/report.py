@@ -17,7 +17,7 @@ from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Block, Cell, Fields, Figure, Section, Sentences, Table, cut
 from tpu_components.preflight_training.compiling.outcome import FITS, MAY_FIT
 from tpu_components.preflight_training.data import DataFacts
-from tpu_components.preflight_training.estimate import INTERVALS, EpochTime, LayerTime, StepTime
+from tpu_components.preflight_training.estimate import INTERVALS, MUCH_GUESSED, EpochTime, LayerTime, StepTime
 from tpu_components.preflight_training.findings import LEFT_OUT, MachineReport, PreflightReport
 from tpu_components.preflight_training.largest_batch import LargestBatch
 
@@ -37,7 +37,6 @@ _TENSORFLOW_ORIGIN = (
 _NO_ESTIMATE = (
     " of the computation is computed from the bytes that it moves, because the compiler has no estimate for it"
 )
-_GUESSED = 0.1  # A larger share of a step's computation is shown next to the step's time.
 _UNKNOWN_LINKS = "? communication is left out if the speed of the links between chips is unknown"
 _LARGEST_STAGE = "the stage with the most trainable parameters; the other stages are assumed to take as long"
 _COMPARISON = {
@@ -402,7 +401,7 @@ def _origins(report: PreflightReport) -> list[tuple[str, str]]:
 
 
 def _parts(step: StepTime) -> str:
-    guessed = f", {percent(step.guessed_share)} guessed" if step.guessed_share > _GUESSED else ""
+    guessed = f", {percent(step.guessed_share)} guessed" if step.guessed_share > MUCH_GUESSED else ""
     return f"{_milliseconds(step.compute_ms)} compute{guessed} + {_milliseconds(step.communication_ms)} communication"
 
 

@@ -12,10 +12,9 @@ from tpu_components.preflight_training.jax_steps.comparison import StepCompariso
 from tpu_components.preflight_training.jax_steps.lowering import mesh
 from tpu_components.preflight_training.jax_steps.preflight import StepCase, examine
 from tpu_components.preflight_training.jax_steps.step_report import StepReport
+from tpu_components.preflight_training.params import PreflightParams
 
 __all__ = ["StepCase", "StepComparison", "StepReport", "compare_steps", "mesh", "preflight_step"]
-_COMPILE_SECONDS = 900.0
-_COMPILE_MIB = 16384
 
 
 def preflight_step(
@@ -30,8 +29,8 @@ def preflight_step(
     largest: Callable[[int], Sequence[Any]] | None = None,
     levels: int = 2,
     default_backend: str = "tpu",
-    compile_timeout_seconds: float = _COMPILE_SECONDS,
-    compile_memory_mib: int = _COMPILE_MIB,
+    compile_timeout_seconds: float = PreflightParams.compile_timeout_seconds,
+    compile_memory_mib: int = PreflightParams.compile_memory_mib,
     cache_dir: str | Path | None = None,
     kwargs: Mapping[str, Any] | None = None,
     **jit_options: Any,
@@ -112,8 +111,8 @@ def compare_steps(
     items: float | Sequence[float] = 1,
     total: float = 1e6,
     unit: str = "",
-    compile_timeout_seconds: float = _COMPILE_SECONDS,
-    compile_memory_mib: int = _COMPILE_MIB,
+    compile_timeout_seconds: float = PreflightParams.compile_timeout_seconds,
+    compile_memory_mib: int = PreflightParams.compile_memory_mib,
     cache_dir: str | Path | None = None,
 ) -> StepComparison:
     """Compile several steps, for example layouts of one step over several machines, and rank them by price.

@@ -1,4 +1,4 @@
-"""Schedules of runs on a platform. There is one schedule per name."""
+"""Schedules of runs on a platform, each with its name."""
 
 import dataclasses
 import difflib

@@ -127,7 +127,8 @@ def test_chips_that_divide_products_see_a_part_of_each():
 def test_the_gradient_of_an_lstm_is_that_of_its_steps():
     """Judged by JAX's own differentiation of the steps written one after the other."""
     draw = np.random.default_rng(0).normal
-    inside, recurrent = draw(size=(3, 2, 16)).astype("float32"), draw(size=(4, 16)).astype("float32")
+    inside = draw(size=(3, 2, 16)).astype("float32")
+    recurrent = draw(size=(4, 16)).astype("float32")
 
     def steps(inside, recurrent):
         hidden, cell, given = jnp.zeros((2, 4)), jnp.zeros((2, 4)), []

@@ -93,7 +93,8 @@ class _Docker(BaseHTTPRequestHandler):
 @pytest.fixture
 def docker_daemon(monkeypatch):
     with ThreadingHTTPServer(("127.0.0.1", 0), _Docker) as server:
-        server.pulled, server.created = [], []
+        server.pulled = []
+        server.created = []
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_port}")
         yield server

@@ -31,7 +31,7 @@ SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
 @dataclasses.dataclass(frozen=True)
 class WriteParams:
-    """The source to read and how to divide it. There is one field per component input.
+    """The source to read and how to divide it. Each field is an input of the component.
 
     Attributes:
         source: Kind and place of the data, for example `images:DIR`, `csv:FILE` or `sklearn:digits`. The README of

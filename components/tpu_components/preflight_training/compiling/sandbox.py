@@ -183,7 +183,7 @@ class Sandbox:
 
 
 class _Child:
-    """A process that runs `child.main`, with its output in a temporary file.
+    """A process that runs `child.main`. What it prints goes to a temporary file.
 
     Args:
         backend: Keras backend of the programs.

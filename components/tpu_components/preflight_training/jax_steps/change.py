@@ -52,7 +52,8 @@ class StepChange:
     @property
     def failures(self) -> list[str]:
         """Limits that the step exceeds, in sentences."""
-        now, limits = self.now, self.limits
+        now = self.now
+        limits = self.limits
         if not now.fits:
             return [f"{now.summary}."]
         failures = []
@@ -65,7 +66,8 @@ class StepChange:
         return [*failures, *self._slowdown()]
 
     def _slowdown(self) -> list[str]:
-        before, now, allowed = self.before, self.now, self.limits.max_slowdown
+        before, now = self.before, self.now
+        allowed = self.limits.max_slowdown
         if not self.is_comparable or before is None or before.step is None or now.step is None:
             return []
         most = before.step.high_ms if allowed is None else before.step.total_ms * (1 + allowed)

@@ -27,10 +27,12 @@ class Ranked:
     Attributes:
         report: What the step needs and costs.
         items: Number of items that a step processes.
+        price: Price of the comparison's work, with the ends of its interval, in US dollars. None if unknown.
     """
 
     report: StepReport
     items: float
+    price: tuple[float, float, float] | None
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -59,13 +61,13 @@ class StepComparison(Displayed):
         """
 
         def rank(entry: Ranked) -> tuple[bool, float, float]:
-            price = entry.report.dollars_for(total, entry.items)
             seconds = entry.report.step_seconds
             time = seconds * total / entry.items if seconds else math.inf
-            return not entry.report.fits, price[0] if price else math.inf, time
+            return not entry.report.fits, entry.price[0] if entry.price else math.inf, time
 
-        ranked = sorted(map(Ranked, reports, items), key=rank)
-        return cls(tuple(ranked), total, unit)
+        rows = zip(reports, items, strict=True)
+        entries = [Ranked(report, count, report.dollars_for(total, count)) for report, count in rows]
+        return cls(tuple(sorted(entries, key=rank)), total, unit)
 
     @property
     def reports(self) -> tuple[StepReport, ...]:
@@ -84,7 +86,7 @@ class StepComparison(Displayed):
         if best is None:
             return "No step fits."
         fitting = sum(report.fits for report in self.reports)
-        price = best.dollars_for(self.total, self.ranked[0].items)
+        price = self.ranked[0].price
         cost = f": {dollars_text(price)} for {self._work}" if price else ""
         return f"{fitting} of {len(self.reports)} fit. The cheapest is {best.name} on {best.label}{cost}."
 
@@ -93,7 +95,7 @@ class StepComparison(Displayed):
         """Throughput of the first step, and its price for the work."""
         first = self.ranked[0]
         rate = first.report.per_second(first.items)
-        price = dollars_text(first.report.dollars_for(self.total, first.items))
+        price = dollars_text(first.price)
         return f"{number(rate) if rate else 'unknown'} {self.unit}/s, {price} for {self._work}"
 
     @property
@@ -103,7 +105,7 @@ class StepComparison(Displayed):
     @property
     def is_close(self) -> bool:
         """Whether the interval of the cheapest step overlaps that of the second."""
-        prices = [entry.report.dollars_for(self.total, entry.items) for entry in self.ranked[:2] if entry.report.fits]
+        prices = [entry.price for entry in self.ranked[:2] if entry.report.fits]
         known = [price for price in prices if price]
         return len(known) > 1 and known[1][1] < known[0][2]
 
@@ -112,7 +114,7 @@ class StepComparison(Displayed):
         rows = []
         for entry in self.ranked:
             report = entry.report
-            price = report.dollars_for(self.total, entry.items)
+            price = entry.price
             rows.append(
                 {
                     "name": report.name,
@@ -168,19 +170,16 @@ class StepComparison(Displayed):
             f"{self.unit}/s": ">",
             "price": ">",
         }
-        most = max((price[0] for price in self._prices() if price), default=0.0)
+        most = max((entry.price[0] for entry in self.ranked if entry.price), default=0.0)
         close = "The intervals of the two cheapest overlap: the second may be cheaper. Measure both."
         remarks = [*([close] if self.is_close else []), *self._reasons()]
         fields = [("price", f"of {self._work}, with 90% interval"), ("step time", INTERVALS)]
         rows = [self._row(entry, most) for entry in self.ranked]
         return [self.verdict, Table(columns, rows), Sentences(remarks), Fields(fields)]
 
-    def _prices(self) -> list[tuple[float, float, float] | None]:
-        return [entry.report.dollars_for(self.total, entry.items) for entry in self.ranked]
-
     def _row(self, entry: Ranked, most: float) -> tuple[str | Cell, ...]:
         report = entry.report
-        price = report.dollars_for(self.total, entry.items)
+        price = entry.price
         rate = report.per_second(entry.items)
         verdict = VERDICTS[report.verdict]
         return (

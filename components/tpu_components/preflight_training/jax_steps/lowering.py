@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError, chain_of, describe
 from tpu_components.core.base.frameworks import jax
 from tpu_components.core.machines.machine_spec import TPU, Slice, load_catalogue
@@ -37,16 +38,15 @@ class LoweredStep:
 
     Attributes:
         content: The module as MLIR bytecode, with the names of the operations.
-        text: The module as text, without names.
-        names: Names of the operations, such as `jit(step)/jvp(Dense_0)/dot_general`.
+        digest: Digest of the module and of the names of its operations, such as `jit(step)/jvp(Dense_0)/dot_general`.
+            The lines of the code that made them do not count.
         partitions: Number of devices that the step is written for.
         order: Position in the slice of each of these devices.
         notes: What was assumed while the step was traced, in sentences.
     """
 
     content: bytes
-    text: str
-    names: tuple[str, ...]
+    digest: str
     partitions: int
     order: tuple[int, ...]
     notes: tuple[str, ...] = ()
@@ -174,8 +174,7 @@ def _pack(module: Any, order: Sequence[int] = (), notes: tuple[str, ...] = ()) -
     named = re.findall(r'loc\("([^"]+)"(?!:)', module.operation.get_asm(enable_debug_info=True))
     return LoweredStep(
         content=written.getvalue(),
-        text=str(module),
-        names=tuple(sorted(set(named))),
+        digest=digest_of([str(module), sorted(set(named))]),
         partitions=partitions,
         order=tuple(order) if sorted(order) == list(range(partitions)) else tuple(range(partitions)),
         notes=notes,

@@ -1,6 +1,7 @@
 """Preflight of a step: lowers it here, compiles it in a child process, and reports what it needs and costs."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tpu_components.core.base.formatting import percent
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.compiling.outcome import FITS, Outcome, versions
-from tpu_components.preflight_training.estimate import StepTime, accuracy_of, time_layers, time_step
+from tpu_components.preflight_training.estimate import MUCH_GUESSED, StepTime, accuracy_of, time_layers, time_step
 from tpu_components.preflight_training.jax_steps.lowering import LoweredStep, load_step, lower_step, name_of, tpu_slice
 from tpu_components.preflight_training.jax_steps.step_program import StepProgram
 from tpu_components.preflight_training.jax_steps.step_report import HourlyPrice, Memory, StepReport
@@ -20,7 +21,6 @@ from tpu_components.preflight_training.largest_batch import LargestBatch, find_l
 EXTRA = "compiler"
 _PREFLIGHT = "preflight"
 _FIRST_SIZE = 128  # Where the search for the largest size begins.
-_MUCH_GUESSED = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +65,13 @@ class StepCase:
             return self.name
         return self.step if isinstance(self.step, str) else name_of(self.step)
 
-    @property
+    @functools.cached_property
     def paid(self) -> PaidMachine:
         """Machine with the settings that determine its price."""
         return PaidMachine(self.machine, self.region, self.spot, self.platform)
 
-    def lower(self, args: Sequence[Any]) -> LoweredStep:
-        """Lower the step for these arguments.
+    def program(self, args: Sequence[Any]) -> StepProgram:
+        """Return the step, lowered for these arguments.
 
         Raises:
             InputError: If the step cannot be lowered, or needs more devices than the machine has.
@@ -97,7 +97,7 @@ class StepCase:
                 f"Cannot compile {self.label} for {self.machine}: the step is written for {lowered.partitions} "
                 f"devices, and the machine has {devices}. Take a larger machine or a smaller mesh."
             )
-        return lowered
+        return StepProgram(lowered, self.paid.slice, self.slices, self.levels)
 
 
 def examine(case: StepCase, box: sandbox.Sandbox) -> StepReport:
@@ -117,20 +117,18 @@ def examine(case: StepCase, box: sandbox.Sandbox) -> StepReport:
             raise InputError("Cannot use both inputs and `largest`: `largest` returns the inputs for a size.")
         largest = _search(case, case.largest, box)
         args = case.largest(max(largest.size, 1) if largest else _FIRST_SIZE)
-    lowered = case.lower(args)
+    program = case.program(args)
     progress.say(_PREFLIGHT, f"compiling {case.label} for {case.machine}; this may take minutes, once")
-    (outcome,) = box.compile_all([StepProgram(lowered, machine, case.slices, case.levels)])
-    return _report(case, lowered, outcome, largest)
+    (outcome,) = box.compile_all([program])
+    return _report(case, program.step, outcome, largest)
 
 
 def _search(case: StepCase, inputs: Callable[[int], Sequence[Any]], box: sandbox.Sandbox) -> LargestBatch | None:
-    machine = tpu_slice(case.machine)
-
     def attempt(size: int) -> Outcome:
         progress.say(_PREFLIGHT, f"{case.machine}: compiling size {size:,}")
-        return box.compile_all([StepProgram(case.lower(inputs(size)), machine, case.slices, case.levels)])[0]
+        return box.compile_all([case.program(inputs(size))])[0]
 
-    return find_largest_batch(attempt, _FIRST_SIZE, machine.generation.hbm_usable_bytes)
+    return find_largest_batch(attempt, _FIRST_SIZE, case.paid.slice.generation.hbm_usable_bytes)
 
 
 def _report(case: StepCase, lowered: LoweredStep, outcome: Outcome, largest: LargestBatch | None) -> StepReport:
@@ -182,7 +180,7 @@ def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str
     notes = []
     if step is None:
         notes.append("The compiler has no estimate for any part of this step, so its time is unknown.")
-    elif step.guessed_share > _MUCH_GUESSED:
+    elif step.guessed_share > MUCH_GUESSED:
         notes.append(
             f"{percent(step.guessed_share)} of the computation is estimated from the bytes that it moves, because the "
             "compiler has no estimate for it."

@@ -40,7 +40,7 @@ class StepProgram:
 
     def key(self) -> str:
         """Return a digest of what the outcome depends on."""
-        step = [self.step.text, self.step.names, self.step.order]
+        step = [self.step.digest, self.step.order]
         machine = [dataclasses.asdict(self.machine), self.slices, self.levels]
         return digest_of([step, machine, versions(), code_of([__name__, hlo.__name__]).digest])
 

@@ -53,7 +53,7 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class TrainParams:
-    """The hyper-parameters of a training run. There is one field per component input.
+    """The hyper-parameters of a training run. Each field is an input of the component.
 
     Attributes:
         model: A registered name, a .py or .keras file, or module:function.
