@@ -7,7 +7,6 @@ import io
 import math
 import re
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError, chain_of, describe
+from tpu_components.core.base.fingerprint import is_installed
 from tpu_components.core.base.frameworks import jax
 from tpu_components.core.machines.machine_spec import TPU, Slice, load_catalogue
 from tpu_components.preflight_training.compiling.failures import explain, is_data_dependent
@@ -29,7 +29,6 @@ from tpu_components.preflight_training.compiling.stablehlo import (
 )
 
 _OURS = str(Path(__file__).parents[3])
-_INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,6 +297,6 @@ def _own_line(chain: Sequence[BaseException]) -> str:
     for link in chain:
         for frame, line in traceback.walk_tb(link.__traceback__):
             path = frame.f_code.co_filename
-            if not path.startswith((*_INSTALLED, _OURS, "<")):
+            if not path.startswith((_OURS, "<")) and not is_installed(Path(path)):
                 place = f"{Path(path).name}:{line}"
     return place
