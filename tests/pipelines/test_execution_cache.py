@@ -153,7 +153,7 @@ def test_a_training_that_failed_or_was_cancelled_is_no_answer(photos):
 
 def _records_of_somebody(is_current):
     """A pipeline that is not ours, compiled, with the records of a bucket."""
-    create_tfrecords = with_images("docker.io/me/python@sha256:0f").create_tfrecords
+    create_tfrecords = with_images("docker.io/me/python@sha256:" + 64 * "0").create_tfrecords
     write = create_tfrecords if not is_current else on_current_data(create_tfrecords)
 
     @dsl.pipeline(name="somebodys")

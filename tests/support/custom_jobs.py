@@ -18,7 +18,7 @@ def submitted_job(step: Any) -> tuple[str, Any]:
     from google_cloud_pipeline_components.container.v1.custom_job import remote_runner
     from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
 
-    spec = json_format.MessageToDict(step.pipeline_spec)
+    spec = json_format.MessageToDict(getattr(step, "make_task", step).pipeline_spec)
     (component,) = spec["components"].values()
     assert spec["root"]["inputDefinitions"] == component["inputDefinitions"]
     (executor,) = spec["deploymentSpec"]["executors"].values()

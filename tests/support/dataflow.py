@@ -12,7 +12,7 @@ from tests.support import beam
 from tests.support.cli import REPOSITORY
 from tests.support.fakes.dataflow import PROJECT, REGION, FakeDataflow, StoredJob
 
-IMAGE = "europe-docker.pkg.dev/my-project/images/beam@sha256:0f"
+IMAGE = "europe-docker.pkg.dev/my-project/images/beam@sha256:" + 64 * "0"
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tpu_components.core.base.container_images import is_in_registry
+from tpu_components.core.base.container_images import check_image_name, is_in_registry
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import EXPORT_FILE
 from tpu_components.core.files import storage
@@ -26,6 +26,7 @@ def copy_with_server(export: str, target: str, serving_image: str) -> dict[str, 
     Raises:
         InputError: If Vertex AI cannot pull the image, or the export has no file that the server loads.
     """
+    check_image_name(serving_image, "serving_image")
     if not is_in_registry(serving_image):
         raise InputError(
             f"Vertex AI cannot pull the image {serving_image!r}: expected a name with its registry, such as "

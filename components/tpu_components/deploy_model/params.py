@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
+from tpu_components.core.base.container_images import check_image_name
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import Amount, Pattern, Positive, Range, check_fields, check_together
 from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE
@@ -112,6 +113,8 @@ class DeployParams:
         check_fields(self)
         check_alias(self.alias, self.registry)
         check_registry(self.registry, self.model_name)
+        if self.serving_image:
+            check_image_name(self.serving_image, "serving_image")
         access = self.endpoint_access
         check_together(
             (

@@ -1,6 +1,7 @@
 """Parameters and result of an evaluation."""
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -11,9 +12,18 @@ from tpu_components.core.base.typed_values import Amount, NotNegative, Positive,
 from tpu_components.core.examples.artifacts import SPLITS, TEST
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, REGRESSION
 from tpu_components.core.machines.device import ACCELERATORS, BACKENDS
-from tpu_components.core.metrics.definitions import BY_NAME, HIGHER, LOWER, NEITHER, NO_CONFIDENCE, task_metrics
+from tpu_components.core.metrics.definitions import (
+    BY_NAME,
+    HIGHER,
+    LOWER,
+    NEITHER,
+    NO_CONFIDENCE,
+    direction,
+    task_metrics,
+)
 from tpu_components.core.results.evaluation_info import Rule
 
+_RULES = ("minimum", "maximum", "max_regression")
 # Direction of the metrics that may have each kind of bound.
 _SIDES = {"minimum": HIGHER, "maximum": LOWER}
 CLASS, LENGTH = "class", "length"  # Slices that every data set, or every text, has.
@@ -93,12 +103,23 @@ class EvaluateParams:
     def __post_init__(self) -> None:
         check_fields(self)
         object.__setattr__(self, "slices", tuple(map(as_nfc, self.slices)))
-        for name in ("minimum", "maximum", "max_regression"):
+        for name in _RULES:
             for metric, value in getattr(self, name).items():
+                _check_side(name, metric, value, direction(metric))
                 most = BY_NAME[metric].most if metric in BY_NAME else math.inf
                 if value > most:
                     advice = f" Did you mean {value / 100:g}?" if value <= 100 else ""
                     raise InputError(f"{name}.{metric} cannot be above {most:g}. Received: {value!r}.{advice}")
+
+    @property
+    def suspects(self) -> Mapping[str, str]:
+        """Metrics in the rules that no task has, but whose names resemble one that a task has, with that name.
+
+        Such a name may also be that of a metric in training.metrics, so it is not an error yet.
+        """
+        strange = {metric for name in _RULES for metric in getattr(self, name)} - BY_NAME.keys()
+        near = {metric: difflib.get_close_matches(metric, BY_NAME, n=1) for metric in sorted(strange)}
+        return {metric: names[0] for metric, names in near.items() if names}
 
     def check_task(self, task: str, measured: Mapping[str, int | None] = {}) -> None:
         """Check the rules against a task.
@@ -115,14 +136,10 @@ class EvaluateParams:
             InputError: If a rule does not match the task or the direction of a metric.
         """
         known = {**measured, **{name: metric.direction for name, metric in task_metrics(task).items()}}
-
-        def fits(metric: str, name: str) -> bool:
-            return not known[metric] or known[metric] == _SIDES.get(name, known[metric])
-
-        for name in ("minimum", "maximum", "max_regression"):
+        for name in _RULES:
             for metric, value in getattr(self, name).items():
                 if metric not in known:
-                    offered = [other for other in known if fits(other, name)]
+                    offered = [other for other in known if _fits(name, known[other])]
                     meant = did_you_mean(metric, offered)
                     if not meant and (near := did_you_mean(metric, list(known))):
                         meant = f"{near} This metric can only have a {'maximum' if name == 'minimum' else 'minimum'}."
@@ -136,12 +153,7 @@ class EvaluateParams:
                         "received one for which Keras does not say whether higher or lower is better. Set a minimum "
                         "or a maximum for it, or use a class of keras.metrics with `_direction`."
                     )
-                if not fits(metric, name):
-                    better, other = ("higher", "minimum") if name == "maximum" else ("lower", "maximum")
-                    raise InputError(
-                        f"{metric} cannot have a {name}: {better} is better, so a {name} would reject good models. "
-                        f"Received: {name}.{metric}={value!r}. Move it to {other}."
-                    )
+                _check_side(name, metric, value, known[metric])
         if self.test_decisions > 1 and task == LANGUAGE_MODEL:
             raise InputError(
                 f"test_decisions={self.test_decisions} is not supported for a {task}, because the passages of a "
@@ -166,6 +178,25 @@ class EvaluateParams:
                     f"{', '.join(kept)}. To use a column of a CSV file, name it in "
                     f"data.slice_columns.{did_you_mean(name, kept)}"
                 )
+
+
+def _fits(rule: str, metric_direction: int | None) -> bool:
+    """Return whether a metric may have this rule; one whose direction is not known may."""
+    return not metric_direction or metric_direction == _SIDES.get(rule, metric_direction)
+
+
+def _check_side(rule: str, metric: str, value: float, metric_direction: int | None) -> None:
+    """Check that a rule bounds a metric on its bad side.
+
+    Raises:
+        InputError: If it would reject good models.
+    """
+    if not _fits(rule, metric_direction):
+        better, other = ("higher", "minimum") if rule == "maximum" else ("lower", "maximum")
+        raise InputError(
+            f"{metric} cannot have a {rule}: {better} is better, so a {rule} would reject good models. "
+            f"Received: {rule}.{metric}={value!r}. Move it to {other}."
+        )
 
 
 @dataclasses.dataclass(frozen=True)

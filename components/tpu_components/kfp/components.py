@@ -5,8 +5,7 @@ import warnings
 from typing import Any
 
 from tpu_components.core.base import container_images
-from tpu_components.core.base.container_images import is_pinned
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.container_images import check_image_name, is_pinned
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords import component as _create_tfrecords
@@ -20,6 +19,7 @@ from tpu_components.find_drift import component as _find_drift
 from tpu_components.find_drift.params import DriftParams
 from tpu_components.import_model import component as _import_model
 from tpu_components.import_model.params import ImportParams
+from tpu_components.kfp.placed_component import require_component
 from tpu_components.kfp.step_component import StaleCacheWarning, StepComponent
 from tpu_components.predict_batch import component as _predict_batch
 from tpu_components.predict_batch.params import PredictParams
@@ -80,8 +80,9 @@ def with_image(component: Any, image: str) -> Any:
             when the tag moves to new code, the platform's cache still returns the results of the old code.
 
     Raises:
-        InputError: If the name is empty.
+        InputError: If the name is malformed, or this is not a component, or is one that is on a machine already.
     """
+    require_component(component, "with_image")
     _check_image_name(image)
     return container_images.with_image(component, image)
 
@@ -95,7 +96,7 @@ def with_images(image: str) -> Components:
     Example:
         >>> from kfp import dsl
         >>> from tpu_components.kfp import on_current_data
-        >>> steps = with_images("docker.io/me/python@sha256:0f")
+        >>> steps = with_images("docker.io/me/python@sha256:" + 64 * "0")
         >>> @dsl.pipeline
         ... def my_pipeline(source: str):
         ...     written = on_current_data(steps.create_tfrecords)(source=source, image_size=[224, 224])
@@ -107,8 +108,7 @@ def with_images(image: str) -> Components:
 
 
 def _check_image_name(image: str) -> None:
-    if not image:
-        raise InputError("The name of the image is empty. Name an image in your registry, as NAME@sha256:….")
+    check_image_name(image)
     if not is_pinned(image):
         warnings.warn(
             f"The image {image!r} is not named by digest. If its tag moves to other code, the platform's cache still "

@@ -16,6 +16,8 @@ from tpu_components.core.component.step_inputs import params_from
 from tpu_components.core.models.lookup import check_model
 from tpu_components.core.sources.kinds import location_of
 from tpu_components.core.sources.source_ref import SourceRef
+from tpu_components.evaluate_model.params import EvaluateParams
+from tpu_components.kfp.placed_component import called
 
 # Required inputs whose value is not part of any rule about other inputs: these rules are checked without it.
 _STAND_INS = {"source": "sklearn:digits", "model": "digits_cnn"}
@@ -56,6 +58,7 @@ class StepComponent(PythonComponent):
         if Pipeline.get_default_pipeline() is not None:
             self._warn_of_image()
             self._warn_of_cache(checked)
+            self._warn_of_metrics(checked)
         return super().__call__(*args, **checked)
 
     def checked(self, inputs: Mapping[str, Any], others: Collection[str] = ()) -> dict[str, Any]:
@@ -71,7 +74,7 @@ class StepComponent(PythonComponent):
         Raises:
             InputError: If constants are wrong, or an input is unknown; the message names all of them.
         """
-        name = self.name.replace("-", "_")
+        name = called(self)
         try:
             values = dict(with_new_names(inputs, self.params) if self.params else inputs)
             known = {*(self.component_spec.inputs or {}), *others}
@@ -84,7 +87,7 @@ class StepComponent(PythonComponent):
     def _warn_of_image(self) -> None:
         image = self.component_spec.implementation.container.image
         if image in (LOCAL_IMAGE, LOCAL_BEAM_IMAGE) and not runs_here():
-            name = self.name.replace("-", "_")
+            name = called(self)
             warnings.warn(
                 f"{name} has the image {image!r}, which only the machine that built it has, so platforms cannot run "
                 f'it. Use with_images("REGISTRY/NAME@sha256:…").{name}. To run the pipeline with kfp.local instead, '
@@ -96,11 +99,23 @@ class StepComponent(PythonComponent):
     def _warn_of_cache(self, inputs: Mapping[str, Any]) -> None:
         is_cached_by_version = {"source", "data_version"} <= (self.component_spec.inputs or {}).keys()
         if is_cached_by_version and not inputs.get("data_version") and may_change(inputs.get("source")):
-            name = self.name.replace("-", "_")
+            name = called(self)
             warnings.warn(
                 f"{name} has no data_version, and the platform's cache knows the data only by their location: after "
                 f"the data have changed, a run may return the results of the old data. Use on_current_data({name}).",
                 StaleCacheWarning,
+                stacklevel=3,
+            )
+
+    def _warn_of_metrics(self, inputs: Mapping[str, Any]) -> None:
+        if self.params is not EvaluateParams:
+            return
+        constants = {name: value for name, value in inputs.items() if is_constant(value)}
+        for metric, near in EvaluateParams(**read_some(constants, EvaluateParams)).suspects.items():
+            warnings.warn(
+                f"{metric!r} in the gate's rules is not a metric that this package measures. If it is not a metric of "
+                f"your own in training.metrics, the task fails when it runs. Did you mean {near!r}?",
+                PipelineWarning,
                 stacklevel=3,
             )
 

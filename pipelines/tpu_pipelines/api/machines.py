@@ -7,11 +7,14 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from kfp.dsl.base_component import BaseComponent
+
 from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IMAGE
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.typed_values import Mistakes, fields_of, read_by_hand
 from tpu_components.core.files.location import Location
 from tpu_components.core.machines.machine_spec import MachineSpec, parse_machine
+from tpu_components.kfp.placed_component import PlacedComponent, called, require_component
 from tpu_components.kfp.step_component import PipelineWarning, StepComponent
 from tpu_pipelines.config.settings import Settings, load_settings
 from tpu_pipelines.config.steps import StepResources
@@ -33,6 +36,7 @@ _USED_NOWHERE = {
 # Inputs of this package's components that select devices. `auto` would be the CPU of a machine with a TPU.
 _ACCELERATOR = "accelerator"
 _BACKEND = "backend"
+_REPLICAS = "num_replicas"
 
 
 def on_machine(
@@ -49,7 +53,7 @@ def on_machine(
     retries: int | None = None,
     cpu: int = 0,
     memory: str = "",
-) -> PlacedStep:
+) -> PlacedComponent | BaseComponent:
     """Put any KFP component on a machine with a TPU or GPUs of Vertex AI or of a GKE cluster.
 
     On Vertex AI, the step becomes a custom job that Google's launcher starts. On Kubeflow, its pod requests the devices
@@ -86,15 +90,17 @@ def on_machine(
         memory: Memory that the pod requests on Kubeflow, for example `64Gi`; empty means 12Gi. Not on Vertex AI.
 
     Returns:
-        A function that takes the component's inputs by name, inside a pipeline, and returns the task. Of a component of
-        this package with the input `accelerator`, `auto` becomes the accelerator of the machine.
+        A `PlacedComponent`, which takes the component's inputs by name, inside a pipeline, and returns the task. Of a
+        component of this package with the input `accelerator`, `auto` becomes the accelerator of the machine.
 
     Raises:
-        InputError: If the platform does not offer the machine or does not use an option, the machine has several hosts
-            and the component is not made for that, or the platform cannot pull the component's image.
+        InputError: If this is not a component, or is on a machine already; if the platform does not offer the machine
+            or does not use an option; if the machine has several hosts and the component is not made for that; or if
+            the platform cannot pull the component's image.
 
     Warns:
-        PipelineWarning: If a spot machine on Kubeflow has no place for checkpoints.
+        PipelineWarning: If a spot machine on Kubeflow has no place for checkpoints; when you call the result, if the
+            step would use only the CPU of its machine.
 
     Example:
         ```python
@@ -114,6 +120,7 @@ def on_machine(
         ```
     """
     spec = machine if isinstance(machine, MachineSpec) else parse_machine(machine)
+    require_component(component, "on_machine")
     if platform == HERE:
         return component
     chosen = _platform(platform)
@@ -151,8 +158,10 @@ def on_machine(
             "'kfp[kubernetes]'."
         ) from error
     if is_ours and _ACCELERATOR in (component.component_spec.inputs or {}):
-        placed = _with_accelerator(placed, spec)
-    return _with_checks(placed, component) if isinstance(component, StepComponent) else placed
+        placed = _with_accelerator(placed, component, spec)
+    if isinstance(component, StepComponent):
+        placed = _with_checks(placed, component)
+    return PlacedComponent(component, spec.name, placed)
 
 
 def _warn_of_restart(component: Any, warning: str, environment: Mapping[str, str] | None) -> None:
@@ -165,7 +174,7 @@ def _warn_of_restart(component: Any, warning: str, environment: Mapping[str, str
         advice = (
             ', or give the component a folder in a bucket, as in environment={"CHECKPOINTS": "gs://BUCKET/FOLDER"}.'
         )
-    warnings.warn(f"{component.name.replace('-', '_')}: {warning}{advice}", PipelineWarning, stacklevel=3)
+    warnings.warn(f"{called(component)}: {warning}{advice}", PipelineWarning, stacklevel=3)
 
 
 def _with_checks(step: PlacedStep, component: StepComponent) -> PlacedStep:
@@ -175,20 +184,32 @@ def _with_checks(step: PlacedStep, component: StepComponent) -> PlacedStep:
     return functools.update_wrapper(lambda **inputs: step(**component.checked(inputs, others)), step)
 
 
-def _with_accelerator(step: PlacedStep, machine: MachineSpec) -> PlacedStep:
-    """Return a step that uses the accelerator of its machine, unless an input says `cpu`."""
+def _with_accelerator(step: PlacedStep, component: Any, machine: MachineSpec) -> PlacedStep:
+    """Return a step that uses all devices of its machine, unless its input `accelerator` is `cpu`."""
 
     def make(**inputs: Any) -> Any:
         requested = inputs.get(_ACCELERATOR, "auto")
-        backend = inputs.get(_BACKEND, "auto")
         if not isinstance(requested, str):  # An input of the pipeline, whose value is known only when it runs.
             return step(**inputs)
         accelerator = machine.choose_accelerator(requested, _ACCELERATOR)
-        if accelerator != "cpu" and isinstance(backend, str):
+        if accelerator == "cpu":
+            _warn_of_idle_devices(component, machine)
+        elif isinstance(backend := inputs.get(_BACKEND, "auto"), str):
             machine.slice.require_backend(backend)
+        if isinstance(num_replicas := inputs.get(_REPLICAS, 0), int):
+            machine.check_replicas(accelerator, num_replicas, _REPLICAS)
         return step(**{**inputs, _ACCELERATOR: accelerator})
 
     return functools.update_wrapper(make, step)
+
+
+def _warn_of_idle_devices(component: Any, machine: MachineSpec) -> None:
+    warnings.warn(
+        f"{called(component)} uses only the CPU of {machine.name}, but you pay for its devices. Remove "
+        f"{_ACCELERATOR}='cpu', or call the component without on_machine.",
+        PipelineWarning,
+        stacklevel=5,  # The line of the pipeline that makes the task.
+    )
 
 
 def _changed(machine: MachineSpec) -> dict[str, Any]:
@@ -223,6 +244,8 @@ def _check_options(platform: Platform, options: Mapping[str, Any]) -> None:
     mistakes = Mistakes()
     for name, advice in {**_USED_NOWHERE, **platform.unused_options}.items():
         if value := options.get(name):
+            if name == "fallbacks":
+                value = [machine.name for machine in value]
             mistakes.add(f"{name} has no effect on the platform {platform.name}. Received: {name}={value!r}. {advice}")
     mistakes.raise_all()
 
@@ -271,7 +294,7 @@ def _check_image(component: Any, platform: Platform) -> None:
     if not container.image:
         raise InputError(f"The component {component.name!r} has no image. Name one, for example with with_image.")
     if container.image in (LOCAL_IMAGE, LOCAL_BEAM_IMAGE):
-        name = component.name.replace("-", "_")
+        name = called(component)
         raise InputError(
             f"{capitalized(platform.title)} cannot pull {container.image!r}, the image of {name}: it exists only where "
             f'`make image` built it. Push it, and use with_image({name}, "REGISTRY/NAME@sha256:…").'

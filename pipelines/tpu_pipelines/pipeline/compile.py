@@ -215,16 +215,9 @@ def _cannot_pull(title: str, image: str, what: str, variable: str) -> str:
 
 def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
     """Return the training parameters with the machine's accelerator."""
-    own = machine.slice.generation.accelerator
-    devices = machine.slice.devices
     accelerator = machine.choose_accelerator(training.accelerator, "training.accelerator")
-    training = dataclasses.replace(training, accelerator=accelerator)
-    if training.accelerator == own and training.num_replicas not in (0, devices):
-        raise InputError(
-            f"A training run uses all devices of its machine: expected training.num_replicas={devices} or 0 with "
-            f"{machine.name}. Received: {training.num_replicas}. Remove this setting."
-        )
-    return training
+    machine.check_replicas(accelerator, training.num_replicas, "training.num_replicas")
+    return dataclasses.replace(training, accelerator=accelerator)
 
 
 def unreadable_places(config: Config, platform: Platform) -> dict[str, Location]:

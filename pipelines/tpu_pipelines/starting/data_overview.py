@@ -38,7 +38,7 @@ from tpu_components.core.files.csv_files import has_decimal_comma
 from tpu_components.core.files.location import Location
 from tpu_components.core.pages.display import Displayed
 from tpu_components.core.sources.csv_file import JOIN_TABLES
-from tpu_components.core.sources.kinds import SOURCES, find_source, list_examples
+from tpu_components.core.sources.kinds import KIND_OF_SUFFIX, SOURCES, find_source, list_examples
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.source_ref import SourceRef
@@ -57,9 +57,7 @@ KINDS = {
     "parquet": "parquet",
     "tfrecords": "tfrecords",
 }
-_OF_MANY = {".tar": "webdataset", ".parquet": "parquet", ".tfrecord": "tfrecords", ".tfrecords": "tfrecords"}
-_TABLES = {".csv": "csv", ".tsv": "csv", ".json": "labelstudio", ".xml": "cvat"}
-_BY_SUFFIX = {**_TABLES, ".npz": "npz", ".txt": "corpus", **_OF_MANY}
+_SUFFIXES_IN_FOLDERS = (".tar", ".parquet", ".tfrecord", ".tfrecords")
 _IMBALANCE = 10  # Training balances classes if the largest has more than this many times the smallest.
 _SEARCHED_FILES = 1_000
 _LOOKED_AT = 500
@@ -203,8 +201,8 @@ def source_of(place: str, kind: str = "") -> str:
         return place
     if kind:
         return f"{KINDS[kind]}:{place}"
-    if suffix := _BY_SUFFIX.get(Path(place).suffix.lower()):
-        return f"{suffix}:{place}"
+    if by_suffix := KIND_OF_SUFFIX.get(Path(place).suffix.lower()):
+        return f"{by_suffix}:{place}"
     is_remote = Location(place).is_remote
     if not is_remote and not os.path.exists(place):
         raise InputError(f"Cannot read {place!r}: there is no such file or folder. Check the path.")
@@ -217,9 +215,11 @@ def source_of(place: str, kind: str = "") -> str:
         return f"images:{place}"
     if any("-ubyte" in name for name in names):
         return f"idx:{place}"
-    for suffix, source in (*_OF_MANY.items(), (".txt", "text")):
+    for suffix in _SUFFIXES_IN_FOLDERS:
         if any(name.lower().endswith(suffix) for name in names):
-            return f"{source}:{place}"
+            return f"{KIND_OF_SUFFIX[suffix]}:{place}"
+    if any(name.lower().endswith(".txt") for name in names):
+        return f"text:{place}"
     tables = [name for name in names if name.lower().endswith(".csv")]
     if tables:
         raise InputError(

@@ -19,7 +19,7 @@ from tpu_components.deploy_model.component import UnmanagedContainerModel
 from tpu_components.kfp import make_container_model, with_image
 from tpu_components.serving.params import ServeParams
 
-SERVING = "us-docker.pkg.dev/my-project/images/serving@sha256:0f"
+SERVING = "us-docker.pkg.dev/my-project/images/serving@sha256:" + 64 * "0"
 
 
 @pytest.fixture

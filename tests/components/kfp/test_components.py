@@ -9,11 +9,11 @@ from kfp import compiler, dsl
 
 import tpu_components.kfp as steps
 from tests.support.cli import COMPONENTS
-from tpu_components.core.base.container_images import LOCAL_IMAGE
+from tpu_components.core.base.container_images import LOCAL_IMAGE, check_image_name, load_images
 from tpu_components.core.base.errors import InputError
 from tpu_components.kfp import StaleCacheWarning, with_image, with_images
 
-PINNED = "docker.io/me/python@sha256:0f"
+PINNED = "docker.io/me/python@sha256:" + 64 * "0"
 
 
 def image_of(component):
@@ -72,10 +72,33 @@ def test_an_image_with_a_tag_may_be_another_one_tomorrow(change):
 
 
 @pytest.mark.parametrize("change", [with_images, lambda image: with_image(steps.train_model, image)])
-def test_an_empty_name_of_an_image_is_refused(change):
-    """As that of an environment variable that is not set."""
-    with pytest.raises(InputError, match=r"The name of the image is empty"):
-        change("")
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ("", "Expected the image as REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST, in lower case. Received: ''."),
+        ("docker.io/Me/python:1", "Expected the image as .* Received: 'docker.io/Me/python:1'"),
+        ("docker.io/me/python:1 ", "Expected the image as .* Received: 'docker.io/me/python:1 '"),
+        ("docker.io/me/python@sha256:0f", "Expected the image with a digest of `sha256:` and 64 hexadecimal digits"),
+        ("docker.io/me/python@sha256:…", "Expected the image with a digest of `sha256:` and 64 hexadecimal digits"),
+        ("docker.io/me/python:1@", "Expected the image with a digest of `sha256:` and 64 hexadecimal digits"),
+    ],
+)
+def test_a_malformed_name_of_an_image_is_refused(change, image, message):
+    """The empty one may come from an environment variable that is not set."""
+    with pytest.raises(InputError, match=message):
+        change(image)
+
+
+@pytest.mark.parametrize(
+    "image", ["python", "localhost:5000/python:1", "a.b/c/d__e/f-g:V_1.0", f"x/y:1@sha256:{'0f' * 32}"]
+)
+def test_other_names_of_images_are_accepted(image):
+    check_image_name(image)
+
+
+def test_a_variable_with_a_malformed_name_of_an_image_is_named():
+    with pytest.raises(InputError, match=r"Expected TPU_PIPELINES_STEPS_IMAGE with a digest .*'a/b@sha256:0'"):
+        load_images({"TPU_PIPELINES_STEPS_IMAGE": "a/b@sha256:0"})
 
 
 def test_a_component_compiles_alone(tmp_path):

@@ -7,7 +7,7 @@ from kfp import dsl
 from tpu_components.core.base.errors import InputError
 from tpu_components.kfp import StaleCacheWarning, on_current_data, with_images
 
-PINNED = "docker.io/me/python@sha256:0f"
+PINNED = "docker.io/me/python@sha256:" + 64 * "0"
 STEPS = with_images(PINNED)
 
 

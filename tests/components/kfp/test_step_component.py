@@ -1,4 +1,5 @@
 import dataclasses
+import warnings
 from typing import ClassVar
 
 import pytest
@@ -12,7 +13,7 @@ from tpu_components.core.sources.params import WriteParams
 from tpu_components.kfp import PipelineWarning, with_image, with_images
 from tpu_components.kfp.step_component import StepComponent
 
-PINNED = "docker.io/me/python@sha256:0f"
+PINNED = "docker.io/me/python@sha256:" + 64 * "0"
 STEPS = with_images(PINNED)
 ALL = sorted(field.name for field in dataclasses.fields(components.Components))
 
@@ -59,6 +60,22 @@ def task_of(step, **inputs):
         ("preflight_training", {"training": {"model": "digits_cn"}}, r"Unknown model 'digits_cn'"),
         ("preflight_training", {"training": {"model": "digits_cnn", "epoch": 2}}, r"Unknown key 'epoch' in training"),
         ("evaluate_model", {"minimum": {"accuracy": 95}}, r"minimum.accuracy cannot be above 1.*mean 0.95"),
+        (
+            "evaluate_model",
+            {"minimum": {"loss": 0.5}},
+            r"lower is better.*minimum.loss=0.5. Move it to maximum",
+        ),
+        ("evaluate_model", {"maximum": {"micro_f1": 0.5}}, r"higher is better.*Move it to minimum"),
+        (
+            "deploy_model",
+            {"registry": "gs://b/registry", "model_name": "flowers", "serving_image": "a.b/c@sha256:0"},
+            r"Expected serving_image with a digest",
+        ),
+        (
+            "create_tfrecords",
+            {"source": "gs://b/photos"},
+            r"Did you mean images:gs://b/photos, or text:gs://b/photos\?",
+        ),
         ("evaluate_model", {"split": "tset"}, r"split must be one of"),
         ("export_model", {"formats": ["onnx"]}, r"formats"),
         ("deploy_model", {"registry": "gs://b/registry", "model_name": "a b"}, r"model name 'a b'"),
@@ -128,6 +145,14 @@ def test_each_component_checks_its_inputs_by_its_own_params():
             name in ("list_source", "make_container_model")
             or fields_of(step.params).keys() <= step.component_spec.inputs.keys()
         )
+
+
+def test_a_metric_that_resembles_a_known_metric_is_warned_of():
+    with pytest.warns(PipelineWarning, match=r"'acuracy' in the gate's rules is not a metric.*Did you mean 'accuracy'"):
+        task_of(STEPS.evaluate_model, minimum={"acuracy": 0.9, "my_own_score": 1})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        task_of(STEPS.evaluate_model, minimum={"accuracy": 0.9, "my_own_score": 1})
 
 
 def test_outside_of_a_pipeline_nothing_is_warned_of():

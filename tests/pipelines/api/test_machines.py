@@ -16,10 +16,18 @@ from tests.support.fakes.execution import launcher_arguments
 from tpu_components.core.base.container_images import Images
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.machines.machine_spec import MachineSpec, parse_machine
-from tpu_components.kfp import PipelineWarning, create_tfrecords, evaluate_model, train_model, with_image
+from tpu_components.kfp import (
+    PipelineWarning,
+    create_tfrecords,
+    evaluate_model,
+    on_current_data,
+    predict_batch,
+    train_model,
+    with_image,
+)
 from tpu_pipelines.config.settings import Settings, load_settings
 
-PINNED = "docker.io/me/python@sha256:0f"
+PINNED = "docker.io/me/python@sha256:" + 64 * "0"
 SETTINGS = {
     "project": "my-project",
     "region": "us-west4",
@@ -146,7 +154,7 @@ def test_a_component_keeps_its_environment_variables():
 @pytest.mark.parametrize("text", ["plain", 'a "quoted" word', "a\\backslash", "two\nlines", '{"a": [1]}'])
 def test_any_text_reaches_the_command_of_a_container(text):
     step = tp.on_machine(run_command, "l4-1", region="us-west4", bucket="gs://b")
-    spec = json_format.MessageToDict(step.pipeline_spec)
+    spec = json_format.MessageToDict(step.make_task.pipeline_spec)
     (component,) = spec["components"]
     executor_input = {
         "inputs": {"parameterValues": {"text": text}},
@@ -249,8 +257,13 @@ def test_a_component_of_ours_uses_the_accelerator_of_its_machine(platform, machi
     for component, model in ((train_model, "digits_cnn"), (evaluate_model, model_of)):
         inputs = {"records": records, "model": model}
         step = tp.on_machine(with_image(component, PINNED), machine, platform=platform)
-        for given, used in (({}, accelerator), ({"accelerator": "auto"}, accelerator), ({"accelerator": "cpu"}, "cpu")):
-            assert tasks_inputs(step, inputs | given)["accelerator"] == used
+        for chosen in ({}, {"accelerator": "auto"}, {"accelerator": accelerator, "num_replicas": 0}):
+            assert tasks_inputs(step, inputs | chosen)["accelerator"] == accelerator
+        with pytest.warns(PipelineWarning, match=rf"uses only the CPU of {machine}, but you pay") as warned:
+            assert tasks_inputs(step, inputs | {"accelerator": "cpu"})["accelerator"] == "cpu"
+        assert warned[0].filename == __file__
+        with pytest.raises(InputError, match=r"expected num_replicas=\d or 0 with .* Received: 3\. Remove"):
+            tasks_inputs(step, inputs | {"num_replicas": 3})
         assert tasks_inputs(step, inputs | {"accelerator": lambda wanted: wanted})["accelerator"] is None
 
 
@@ -411,22 +424,25 @@ def test_every_option_is_in_the_test_above():
     assert ARGUMENTS.keys() == arguments - {"component", "machine", "platform", "settings"}
 
 
-def test_the_readme_says_which_platform_uses_which_option():
+def test_the_readme_says_where_each_option_goes_and_which_platform_uses_it():
     text = (PIPELINES / "api" / "README.md").read_text()
     (table,) = re.findall(
-        r"^\| option \| Vertex AI \| Kubeflow \|\n\|---\|---\|---\|\n((?:\|.*\n)+)", text, re.MULTILINE
+        r"^\| option \| where it goes \| Vertex AI \| Kubeflow \|\n[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE
     )
+    arguments = inspect.signature(tp.on_machine).parameters.keys()
+    settings = {field.name for field in dataclasses.fields(Settings)}
     listed = set()
     for row in table.splitlines():
-        options, *answers = row.strip("| ").split(" | ")
-        for part in options.split("; "):
-            kind = "machine" if part.startswith("of the machine") else ""
-            for name in re.findall(r"`(\w+)`", part):
-                listed.add(("machine" if kind else "others", name))
-                for platform, answer in zip(("vertex", "kubeflow"), answers, strict=True):
-                    refused = REFUSED[platform]
-                    names = refused["machine"] if kind else refused["settings"] | refused["arguments"]
-                    assert (name in names) == (answer == "no"), (name, platform)
+        options, where, *answers = row.strip("| ").split(" | ")
+        of_machine = where == "machine"
+        for name in re.findall(r"`(\w+)`", options):
+            listed.add(("machine" if of_machine else "others", name))
+            assert of_machine or (name in arguments) == ("arguments" in where), name
+            assert of_machine or name == "environment" or (name in settings) == ("settings" in where), name
+            for platform, answer in zip(("vertex", "kubeflow"), answers, strict=True):
+                refused = REFUSED[platform]
+                names = refused["machine"] if of_machine else refused["settings"] | refused["arguments"]
+                assert (name in names) == (answer == "no"), (name, platform)
     unlisted = {*TYPE, "max_wait_seconds", "fallbacks"}  # The machine's name, and what no platform uses here.
     assert listed == {
         *(("machine", name) for name in MACHINE.keys() - unlisted),
@@ -553,7 +569,10 @@ def test_settings_come_from_arguments_then_from_settings_then_from_the_environme
     [
         ({"machine": "v5e-5"}, r"There is no machine 'v5e-5'"),
         ({"machine": "v5e-4", "platform": "vertx"}, r"Unknown platform 'vertx'.*Did you mean 'vertex'"),
-        ({"machine": {"name": "v5e-4", "fallbacks": ["v6e-4"]}}, r"Remove fallbacks"),
+        (
+            {"machine": {"name": "v5e-4", "fallbacks": ["v6e-4"]}},
+            r"fallbacks=\['v6e-4'\]\. .* Remove fallbacks",
+        ),
         ({"machine": "v5e-4", "settings": {"projct": "x"}}, r"Unknown key 'projct' in settings"),
         ({"machine": "v5e-4", "settings": {"kueue_queue": "q"}}, r"kueue_queue .* is not supported"),
         ({"machine": "v5e-4", "memory": "64"}, r"memory"),
@@ -564,3 +583,38 @@ def test_settings_come_from_arguments_then_from_settings_then_from_the_environme
 def test_what_the_platform_does_not_have_is_refused_when_the_pipeline_is_written(arguments, message):
     with pytest.raises(InputError, match=message):
         tp.on_machine(train_elsewhere, **arguments)
+
+
+@pytest.mark.parametrize("platform", ["vertex", "kubeflow"])
+@pytest.mark.parametrize("component", [train_elsewhere, with_image(train_model, PINNED)], ids=["foreign", "ours"])
+def test_a_component_is_put_on_one_machine_after_it_has_its_image(platform, component):
+    placed = tp.on_machine(component, "v5e-4", platform=platform)
+    name = component.name.replace("-", "_")
+    received = f"Received: {name} on v5e-4. Call {{}} with the component itself."
+    with pytest.raises(InputError, match=re.escape(received.format("on_machine"))):
+        tp.on_machine(placed, "v6e-1", platform=platform)
+    before = component.component_spec.implementation.container.image
+    with pytest.raises(InputError, match=re.escape(received.format("with_image"))):
+        with_image(placed, "docker.io/me/other@sha256:" + 64 * "1")
+    assert component.component_spec.implementation.container.image == before
+
+
+def test_what_is_not_a_component_is_refused():
+    for strange in (lambda: None, "train_model", on_current_data(with_image(create_tfrecords, PINNED))):
+        with pytest.raises(InputError, match=r"on_machine takes a KFP component\. .* call on_machine first\."):
+            tp.on_machine(strange, "v5e-4")
+
+
+@pytest.mark.parametrize("platform", ["vertex", "kubeflow"])
+def test_a_step_on_a_machine_may_read_current_data_and_lists_them_with_its_own_image(platform):
+    placed = tp.on_machine(with_image(predict_batch, PINNED), "l4-1", platform=platform)
+
+    @dsl.pipeline
+    def pipeline(export: str = "gs://b/e"):
+        exported = dsl.importer(artifact_uri=export, artifact_class=dsl.Model)
+        on_current_data(placed)(source="images:gs://b/photos", export=exported.output)
+
+    spec = json_format.MessageToDict(pipeline.pipeline_spec)
+    assert spec["deploymentSpec"]["executors"]["exec-list-source"]["container"]["image"] == PINNED
+    step = spec["root"]["dag"]["tasks"]["predict-batch"]["inputs"]["parameters"]
+    assert step["data_version"]["taskOutputParameter"]["producerTask"] == "list-source"

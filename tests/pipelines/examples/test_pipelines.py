@@ -12,7 +12,7 @@ from kfp.kubernetes import kubernetes_executor_config_pb2
 from tests.support.cli import PIPELINES, set_environment
 
 EXAMPLES = sorted(path.stem for path in (PIPELINES / "examples").glob("*.py") if path.stem != "__init__")
-PINNED = "us-docker.pkg.dev/my-project/images/python@sha256:0f"
+PINNED = "us-docker.pkg.dev/my-project/images/python@sha256:" + 64 * "0"
 
 
 def example(name):

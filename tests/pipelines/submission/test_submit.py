@@ -317,7 +317,7 @@ def test_where_else_it_may_run_and_how_long_to_wait_make_it_no_other_run():
 def test_how_long_to_wait_makes_no_other_run_of_one_that_is_registered():
     deploy = (
         "deploy.registry=projects/my-project/locations/us-central1/models",
-        "deploy.serving_image=europe-docker.pkg.dev/p/r/i@sha256:0",
+        "deploy.serving_image=europe-docker.pkg.dev/p/r/i@sha256:" + 64 * "0",
     )
     ids = {
         plan_digits(f"machine={{name: v5e-4, max_wait_seconds: {seconds}}}", *deploy).jobs[0].job_id

@@ -2,8 +2,11 @@
 
 import copy
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from tpu_components.core.base.errors import InputError
 
 # Built by `make image` and `make image-beam`; platforms cannot pull them. Components use them without `with_image`.
 LOCAL_IMAGE = "tpu-pipelines/python:latest"
@@ -14,6 +17,10 @@ IMAGE_VARIABLES = {  # Environment variable of each field of `Images`.
     "beam": "TPU_PIPELINES_BEAM_IMAGE",
     "serving": "TPU_PIPELINES_SERVING_IMAGE",
 }
+# https://github.com/distribution/reference/blob/main/regexp.go, and the OCI image-spec's descriptor.md for digests.
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_IMAGE_NAME = re.compile(rf"(?:[A-Za-z0-9.-]+(?::\d+)?/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +56,14 @@ def load_images(environment: Mapping[str, str]) -> Images:
     Example:
         >>> load_images({"TPU_PIPELINES_IMAGE": "docker.io/me/python:1"}).steps
         'docker.io/me/python:1'
+
+    Raises:
+        InputError: If the name of an image is malformed.
     """
     named = {field: environment.get(variable, "") for field, variable in IMAGE_VARIABLES.items()}
+    for field, image in named.items():
+        if image:
+            check_image_name(image, IMAGE_VARIABLES[field])
     images = Images(**{field: image for field, image in named.items() if image})
     return dataclasses.replace(images, other_steps="") if images.other_steps == images.training else images
 
@@ -77,6 +90,29 @@ def with_image(component: Any, image: str) -> Any:
     return copied
 
 
+def check_image_name(image: str, setting: str = "the image") -> None:
+    """Check the form of an image's name, without asking its registry.
+
+    Args:
+        image: Name of the image, with a tag, a digest, both or neither.
+        setting: What the message calls the name, for example the environment variable that contains it.
+
+    Raises:
+        InputError: If the name is empty or malformed.
+    """
+    name, separator, digest = image.partition("@")
+    if not _IMAGE_NAME.fullmatch(name):
+        raise InputError(
+            f"Expected {setting} as REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST, in lower case. "
+            f"Received: {image!r}."
+        )
+    if separator and not _DIGEST.fullmatch(digest):
+        raise InputError(
+            f"Expected {setting} with a digest of `sha256:` and 64 hexadecimal digits. Received: {image!r}. Copy the "
+            "digest that `docker push` prints."
+        )
+
+
 def is_in_registry(image: str, is_clusters_own: bool = False) -> bool:
     """Return whether an image's name contains a registry.
 
@@ -101,7 +137,7 @@ def is_pinned(image: str) -> bool:
     A tag can move to another image, which would make the results of cached steps out of date.
 
     Example:
-        >>> is_pinned("tpu-pipelines/python:latest"), is_pinned("tpu-pipelines/python@sha256:0f")
+        >>> is_pinned("tpu-pipelines/python:latest"), is_pinned("tpu-pipelines/python@sha256:" + 64 * "0")
         (False, True)
     """
     return "@sha256:" in image

@@ -587,6 +587,24 @@ class MachineSpec:
             )
         return own if requested == "auto" else requested
 
+    def check_replicas(self, accelerator: str, num_replicas: int, field: str) -> None:
+        """Check that a step on this machine uses all its devices, or the CPU.
+
+        Args:
+            accelerator: Accelerator of the step, as `choose_accelerator` returns it.
+            num_replicas: Requested number of devices; 0 means all.
+            field: Name of the setting or input in the error message.
+
+        Raises:
+            InputError: If it uses fewer devices, which are paid for all the same, or more.
+        """
+        devices = self.slice.devices
+        if accelerator != "cpu" and num_replicas not in (0, devices):
+            raise InputError(
+                f"A step uses all devices of its machine: expected {field}={devices} or 0 with {self.name}. Received: "
+                f"{num_replicas}. Remove this setting."
+            )
+
     def require_one_host(self, reason: str) -> None:
         """Check that this machine and all its fallbacks have one host.
 

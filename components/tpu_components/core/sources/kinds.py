@@ -1,7 +1,7 @@
 """All kinds of source by name, and `list_examples`, which lists the examples of a source of any kind."""
 
 import dataclasses
-import os
+from pathlib import PurePath
 
 import numpy as np
 
@@ -49,6 +49,18 @@ _ALL = (
 RECORDS = "records"  # Kind of a source of predict_batch: records that create_tfrecords wrote.
 SOURCES = {SourceRef.parse(source.form).kind: source for source in _ALL}
 _FEWEST_UNIQUE = 10  # With fewer examples, each may have a unique label in a first try.
+KIND_OF_SUFFIX = {  # Kind of source whose place is a file with this suffix, in the most usual case.
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "labelstudio",
+    ".xml": "cvat",
+    ".npz": "npz",
+    ".txt": "corpus",
+    ".tar": "webdataset",
+    ".parquet": "parquet",
+    ".tfrecord": "tfrecords",
+    ".tfrecords": "tfrecords",
+}
 _NOT_FOR = {
     "images": ("vocabulary_size", "num_tokens", "tokenization", "truncate"),
     "texts": ("image_size", "channels", "encoding", "jpeg_quality", "crop_margin"),
@@ -67,13 +79,19 @@ def find_source(ref: SourceRef) -> Source:
     """
     text = str(ref)
     if ref.kind not in SOURCES:
-        is_folder = os.path.isdir(text)
-        near = did_you_mean(ref.kind or text, SOURCES)
-        hint = f" Did you mean images:{text}, or text:{text}?" if is_folder else near
+        hint = did_you_mean(ref.kind, SOURCES) if ref.kind else _kinds_hint(text)
         raise InputError(f"Unknown source {text!r}: expected one of {', '.join(source.form for source in _ALL)}.{hint}")
     if not ref.place:
         raise InputError(f"The source {text!r} has no location: expected {SOURCES[ref.kind].form}.")
     return SOURCES[ref.kind]
+
+
+def _kinds_hint(text: str) -> str:
+    """Return the end of an error message: the kinds that a location without a kind may have."""
+    if near := did_you_mean(text, SOURCES):
+        return near
+    kind = KIND_OF_SUFFIX.get(PurePath(text).suffix.lower())
+    return f" Did you mean {kind}:{text}?" if kind else f" Did you mean images:{text}, or text:{text}?"
 
 
 def find_location(ref: SourceRef) -> Location:

@@ -67,7 +67,12 @@ def test_a_source_without_a_known_kind_names_the_nearest(tmp_path):
         "imges:x": "Did you mean 'images'",
         str(tmp_path): f"Did you mean images:{tmp_path}",
         "csv:": "has no location: expected csv:FILE",
-        "gs://bucket/x": "Unknown source 'gs://bucket/x'",
+        "gs://bucket/x": "Did you mean images:gs://bucket/x, or text:gs://bucket/x?",
+        "photos": "Did you mean images:photos, or text:photos?",
+        "s3://bucket/List.CSV": "Did you mean csv:s3://bucket/List.CSV?",
+        "gs://bucket/train-*.tfrecord": "Did you mean tfrecords:gs://bucket/train-*.tfrecord?",
+        "a/b.tar": "Did you mean webdataset:a/b.tar?",
+        "kera": "Did you mean 'keras'?",
     }
     for text, words in advice.items():
         with pytest.raises(InputError, match=re.escape(words)):
