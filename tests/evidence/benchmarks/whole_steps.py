@@ -166,21 +166,34 @@ def load_observations(rows: Iterable[Row]) -> list[Observation]:
 
 
 def read_programs(folder: Path) -> None:
-    """Take the costs of every compiled program that is compared from the texts in a folder."""
+    """Take the costs of every compiled program that is compared from the texts in a folder.
+
+    A program without a text in the folder keeps its costs, so that new programs can be compiled on another machine.
+
+    Raises:
+        SystemExit: If another version of the compiler made the texts than the other costs.
+    """
     published = _published()
     rows = {published_compile.key_of(row): row for row in published["rows"] if not row["excluded"]}
     generations = load_generations()
-    kept: dict[str, Any] = {"steps": {}}
+    before = json.loads(COMPILED.read_text(encoding="utf-8"))
+    steps = {key: step for key, step in before["steps"].items() if key in rows}
     for key, row in sorted(rows.items()):
         text, beside = published_compile.paths_of(key, folder)
         if not text.exists():
             continue
         figures = json.loads(beside.read_text(encoding="utf-8"))
+        if figures["versions"] != before["compiler"]:
+            raise SystemExit(
+                f"Cannot compare programs of two compilers: {key} is of {figures['versions']}, and {COMPILED.name} of "
+                f"{before['compiler']}. Install that version, or compile all programs again and change the file's "
+                "`compiler`."
+            )
         scheduled = gzip.decompress(text.read_bytes()).decode()
         if figures["depth"] != figures["real_depth"]:
             scheduled = _deepen(scheduled, figures["depth"], figures["real_depth"])
         program = published["programs"][row["program"]]
-        kept["steps"][key] = {
+        steps[key] = {
             "parameters": _parameters(program, row["batch_per_device"]),
             "seconds": figures["seconds"],
             "compiler_mib": figures["compiler_peak_mib"],
@@ -189,7 +202,7 @@ def read_programs(folder: Path) -> None:
                 read_cost(scheduled, functools.partial(layer_of, layers=())).operations, generations[row["generation"]]
             ),
         }
-        kept["compiler"] = figures["versions"]
+    kept = {"steps": dict(sorted(steps.items())), "compiler": before["compiler"]}
     COMPILED.write_text(_json(kept), encoding="utf-8")
 
 
