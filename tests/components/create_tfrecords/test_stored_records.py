@@ -3,6 +3,9 @@
 import dataclasses
 import io
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import tensorflow as tf
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from tests.support.fakes.googleapis import google_over_tls
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.interface import ImageInput
@@ -143,6 +147,28 @@ def test_records_in_a_bucket_are_referred_to_and_checked_by_the_checksum_of_the_
     bucket.blob("own/test.tfrecord").delete()
     with pytest.raises(InputError, match=r"gs://.*test.tfrecord is missing"):
         Manifest.load(tmp_path / "records", verify=False)
+
+
+@pytest.mark.heavy  # Two trainings in processes of their own: 40 s.
+def test_training_reads_a_bucket_through_tensorflows_own_client_as_it_reads_local_files(tmp_path, bucket):
+    rows = [{"image": png(PIXELS[number]), "label": int(DIGITS.target[number])} for number in range(300)]
+    params = write_few(tmp_path, rows)
+    for path in tmp_path.glob("*.tfrecord"):
+        bucket.blob(f"own/{path.name}").upload_from_filename(path)
+    write_records(dataclasses.replace(params, source=f"tfrecords:gs://{bucket.name}/own"), tmp_path / "remote")
+    write_records(params, tmp_path / "local")
+    command = [sys.executable, "-m", "tpu_components.train_model", "--model=digits_cnn", "--epochs=2"]
+    command += ["--in-memory-mib=0", "--accelerator=cpu", "--batch-size-per-replica=32"]
+    metrics = {}
+    port = int(os.environ["STORAGE_EMULATOR_HOST"].rpartition(":")[2])
+    with google_over_tls(port, tmp_path) as variables:
+        for name, more in (("local", {}), ("remote", variables)):
+            place = [f"--records={tmp_path / name}", f"--output={tmp_path / 'models' / name}"]
+            done = subprocess.run(
+                [*command, *place], env={**os.environ, **more}, capture_output=True, text=True, check=True
+            )
+            metrics[name] = json.loads(done.stdout.splitlines()[-1])["metrics"]
+    assert metrics["remote"] == metrics["local"]
 
 
 def test_a_folder_of_records_without_a_manifest_is_told_how_to_get_one(tmp_path):
