@@ -228,11 +228,11 @@ def test_list_source_component_tells_the_same_data_from_others(tmp_path):
     # As a platform hands them on: numbers as floats, tuples as lists.
     data = {"validation_fraction": 0.0, "seed": 3.0, "class_names": ["a", "b"], "num_tokens": 12.0}
     version = importlib.import_module("tpu_components.create_tfrecords.component").list_source.python_func
-    first = version(source=f"text:{tmp_path}", data=data)
-    assert version(source=f"text:{tmp_path}", data=data) == first
+    first = version(source=f"text:{tmp_path}", **data)
+    assert version(source=f"text:{tmp_path}", **data) == first
     (tmp_path / "a" / "0.txt").write_text("another text")
-    assert version(source=f"text:{tmp_path}", data=data) != first
-    assert version(source="sklearn:digits", data={}) == "sklearn:digits"
+    assert version(source=f"text:{tmp_path}", **data) != first
+    assert version(source="sklearn:digits") == "sklearn:digits"
 
 
 def test_train_model_component_trains(digits_records, tmp_path):

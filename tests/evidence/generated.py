@@ -35,6 +35,7 @@ FRONT = REPOSITORY / "README.md"
 KEPT_PREFLIGHT = REPOSITORY / "tests" / "golden" / "preflight"
 GOLDEN_TESTS = "tests/pipelines/pipeline/test_compile.py"
 COMMAND = "tpu-pipelines preflight digits --compare v5e-1,v6e-1 --target vertex,kubeflow"
+_LISTERS = {"create_tfrecords": "list_source", "predict_batch": "list_inputs"}  # They have the inputs of their step.
 _TABLE = re.compile(r"(?<=<!-- settings -->\n).*?(?=\n<!-- /settings -->)", re.DOTALL)
 _PARAMETERS = "| parameter | default | meaning |"
 _INPUTS = "| parameter | type in KFP | default | meaning |"
@@ -96,6 +97,8 @@ def generated() -> dict[Path, str]:
         files[readme] = _step_readme(readme.read_text(), params, getattr(components, step))
         component = COMPONENTS / step / "component.py"
         files[component] = with_interface(component.read_text(), step, params)
+        if lister := _LISTERS.get(step):
+            files[component] = with_interface(files[component], lister, params)
     in_their_readmes = {step.section for step in STEP_TABLE.values()}
     settings = _TABLE.sub(lambda _: f"\n{as_markdown(in_their_readmes)}", README.read_text())
     files[FRONT] = with_preflight(FRONT.read_text())

@@ -152,26 +152,132 @@ def create_tfrecords(
 
 @in_place_of_shell
 @dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
-def list_source(source: str, data: Dict[str, Any] = {}) -> str:
-    """List the source. Return a digest of its current content.
+def list_source(
+    *,
+    source: str,
+    task: str = "classification",
+    target_columns: List[str] = [],
+    validation_fraction: float = 0.1,
+    test_fraction: float = 0.2,
+    stratify: bool = True,
+    group_column: str = "",
+    slice_columns: List[str] = [],
+    columns: Dict[str, str] = {},
+    split_files: Dict[str, str] = {},
+    rewrite: bool = True,
+    join_copies: bool = True,
+    retired_tests: List[str] = [],
+    seed: int = 0,
+    image_size: List[int] = [],
+    channels: int = 0,
+    apply_rotation: bool = True,
+    convert_arrays: bool = True,
+    encoding: str = "auto",
+    jpeg_quality: int = 92,
+    crop_margin: float = 0.0,
+    vocabulary_size: int = 15000,
+    num_tokens: int = 250,
+    tokenization: str = "words_and_characters",
+    truncate: str = "start",
+    context_tokens: int = 0,
+    class_names: List[str] = [],
+    target_shard_mib: int = 32,
+    max_bad_fraction: float = 0.0,
+    num_workers: int = 0,
+    engine: str = "local",
+    engine_tasks: int = 8,
+    beam_options: Dict[str, str] = {},
+) -> str:
+    """List the source of create_tfrecords, with the same inputs. Return a digest of its current content.
 
     This step always runs, because a platform's cache identifies data only by their path. The digest is an input of the
     next step, so that the cache detects changed data.
 
     Args:
-        source: Kind and place of the data, as in create_tfrecords.
-        data: Other inputs of create_tfrecords by name, such as {"image_size": [8, 8]}. Inputs that are left out have
-            their defaults.
+        source: Kind and place of the data, for example `images:DIR`, `csv:FILE` or `sklearn:digits`. The README of
+            create_tfrecords lists all kinds. Paths may be gs:// or s3://.
+        task: Task of the model: `classification` (one class of several), `multi_label` (any number of several) or
+            `regression` (one number or several). `multi_label` and `regression` need a csv:, npz:, parquet:,
+            huggingface: or tfrecords: source; labelstudio: and cvat: also support `multi_label`. The task of a corpus:
+            source is `language_model`.
+        target_columns: CSV columns with the numbers of a regression. Empty means `label`. For an npz: source, the names
+            of the targets. Empty means `target`, or `target_0` and so on.
+        validation_fraction: Share of the examples to hold out for validation, if the source has no validation split.
+        test_fraction: Share of the examples to hold out for testing, if the source has no test split.
+        stratify: Put every class in every split. A split that has no example of a class gets the example with the
+            nearest hash from another split. Examples of such small classes may change their splits when examples are
+            added; all other examples keep their splits. Only for classification, and without effect with
+            `group_column`.
+        group_column: A CSV column or a data field of Label Studio. Examples with the same value stay in one split. If
+            there are few groups, they are assigned so that the splits come as near to their fractions as possible.
+        slice_columns: CSV columns or data fields of Label Studio that define slices, for example `site`. With
+            `gate.slices`, the gate judges the examples of each value separately. Models do not get these columns.
+        columns: Names of CSV or Parquet columns, TFRecord features, or JSON fields of WebDataset and Label Studio, if
+            they differ from `path` (CSV only), `image`, `text`, `label`, `split` and `id`, for example {"path":
+            "filename"}. Common names such as `review` and `sentiment` are detected. A `weight`, such as {"weight":
+            "confidence"}, multiplies the loss of its example in training. Metrics are not weighted.
+        split_files: Pattern of the names of each split's files, such as {"train": "mnist-train*", "test":
+            "mnist-test*"}, if the names do not begin with the split. Only for TFRecord, Parquet and WebDataset files.
+        rewrite: Write the examples as new records. If false, the records of a tfrecords: source are checked and used
+            where they are, and `dataset.json` refers to them. Labels must be stored in the form that training reads.
+            `class_names` names the labels 0, 1 and so on.
+        join_copies: In splits that are drawn by hash, leave exact and near copies of test examples out of training and
+            validation, and copies of validation examples out of training.
+        retired_tests: Files `REGISTRY/MODEL/tests/…/examples.npy` of test sets that were used for too many gate
+            decisions; the gate prints these paths. The examples are left out of every split, so the new test set has
+            only newer examples.
+        seed: Seed of the split and of the order in which examples are stored.
+        image_size: [height, width] to resize to, or one number for both. Empty means that all images must already have
+            the same size.
+        channels: 1 for grey, 3 for colour, 0 for the channels of the first image. Images are converted only for 1 or 3.
+        apply_rotation: Rotate photos by their EXIF orientation, in the records and for predictions.
+        convert_arrays: Also accept arrays with channels first, floats in [0, 1] or one-hot classes, and convert them.
+            The log names each conversion.
+        encoding: `raw` stores pixels, `resized` stores JPEG files of image_size, and `encoded` stores the original
+            image files. `auto` is `raw` for arrays and for images up to 64×64×3, `resized` if photos are more than a
+            tenth larger than image_size, and otherwise `encoded`.
+        jpeg_quality: Quality of `resized` images, from 1 to 100.
+        crop_margin: Share by which `resized` images are stored larger than `image_size`, so that random crops in
+            training have real pixels. Evaluation and serving use the centre.
+        vocabulary_size: Number of token IDs for texts, including padding and unknown. The other IDs are for the most
+            frequent words of the training split.
+        num_tokens: Length in words to which all texts are cut or padded. In a corpus, number of characters of a
+            passage.
+        tokenization: Rule that splits texts into words. `words_and_characters`: Unicode spaces and punctuation separate
+            words, and each letter of a script without spaces, such as Chinese or Thai, counts as a word.
+            `unicode_words`: the same, but letters of these scripts also form words, for texts whose words are already
+            separated by spaces. `words`: the rule from earlier versions, in which only ASCII characters separate words
+            and only ASCII capitals become lower case.
+        truncate: Side on which texts are cut and padded, `start` or `end`. `start` keeps the last words.
+        context_tokens: Number of characters by which validation and test passages of a corpus overlap: a passage begins
+            with the last characters of the preceding passage. These characters are context, and are scored only in the
+            preceding passage. With 0, half of the predictions have little context.
+        class_names: The classes, in order. Empty means the classes in the data, sorted. Names are compared in Unicode
+            NFC, and `1.0` is the class `1`. For folders: the classes to use. For integer labels of arrays: the name of
+            each number. For a multi-label npz: source: the names of the columns. By default, these are the column
+            numbers.
+        target_shard_mib: Wanted size of a shard, in MiB.
+        max_bad_fraction: Largest share of inputs that may be unreadable or lack a label, split or weight. These inputs
+            are quarantined and listed in the manifest.
+        num_workers: Number of processes. 0 means one per available CPU.
+        engine: How a pipeline writes records: `local` in one step, `fan_out` in `engine_tasks` parallel steps and a
+            merge step, or `beam` in an Apache Beam job. All engines write the same bytes. The command of the step is
+            always `local`. See `create_tfrecords.engines` for the other engines.
+        engine_tasks: Number of parallel steps of `fan_out`, at most 90 on Vertex AI, or of work items of `beam`.
+        beam_options: Options of the Beam pipeline by Beam's names, for example `runner`, `region`,
+            `worker_machine_type` and `max_num_workers`. The value of an option without a value is "". Parts are stored
+            below `temp_location`, which must be in a bucket for a `runner` on other machines.
 
     Returns:
         Output: Digest of the source's current content.
     """
+    inputs = dict(locals())
     from tpu_components.core.base.termination import heard
     from tpu_components.core.component.step_inputs import params_from
     from tpu_components.create_tfrecords import WriteParams, source_version
 
     with heard():
-        return source_version(params_from({**data, "source": source}, WriteParams))
+        return source_version(params_from(inputs, WriteParams))
 
 
 @in_place_of_shell

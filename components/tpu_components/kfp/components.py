@@ -19,8 +19,8 @@ from tpu_components.find_drift import component as _find_drift
 from tpu_components.find_drift.params import DriftParams
 from tpu_components.import_model import component as _import_model
 from tpu_components.import_model.params import ImportParams
-from tpu_components.kfp.placed_component import require_component
 from tpu_components.kfp.step_component import StaleCacheWarning, StepComponent
+from tpu_components.kfp.wrapped_component import require_component
 from tpu_components.predict_batch import component as _predict_batch
 from tpu_components.predict_batch.params import PredictParams
 from tpu_components.preflight_training import component as _preflight_training

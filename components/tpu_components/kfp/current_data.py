@@ -1,27 +1,26 @@
 """Components that read a source, and the platform's cache, which knows a source only by its name."""
 
-import dataclasses
-import functools
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from tpu_components.core.base.container_images import with_image
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.component import list_source
-from tpu_components.kfp.placed_component import PlacedComponent, require_component
+from tpu_components.kfp.step_component import StepComponent
+from tpu_components.kfp.wrapped_component import WrappedComponent, called, require_component
+from tpu_components.predict_batch.component import list_inputs
 
-_INPUTS_OF_THE_SOURCE = {field.name for field in dataclasses.fields(WriteParams)} - {"source"}
+# The component that lists what each of these components reads. It has the same inputs.
+_LISTERS = {"create_tfrecords": list_source, "predict_batch": list_inputs}
 
 
-def on_current_data(component: Any) -> Callable[..., Any]:
+def on_current_data(component: Any) -> WrappedComponent:
     """Return a component's step that runs again when its source has changed, and else may come from the cache.
 
-    It adds a task before the step, `list_source`, that is never cached: it lists the files of the source, without
-    reading them, and returns a digest. The digest becomes the input `data_version` of the step.
+    It adds a task before the step that is never cached: it lists the files of the source, without reading them, and
+    returns a digest. The digest becomes the input `data_version` of the step.
 
     Args:
-        component: `create_tfrecords` or `predict_batch` with its image, or one of them on a machine.
+        component: `create_tfrecords` or `predict_batch` with its image, or one of them after `tp.on_machine`.
 
     Returns:
         A function that takes the component's inputs by name, inside a pipeline, and returns the task.
@@ -29,18 +28,22 @@ def on_current_data(component: Any) -> Callable[..., Any]:
     Raises:
         InputError: If the component does not read a source.
     """
-    reader = component.component if isinstance(component, PlacedComponent) else component
+    is_on_machine = isinstance(component, WrappedComponent) and component.wrapper == "on_machine"
+    reader = component.component if is_on_machine else component
     require_component(reader, "on_current_data")
-    if not {"source", "data_version"} <= (reader.component_spec.inputs or {}).keys():
+    if called(reader) not in _LISTERS:
         raise InputError(
-            f"on_current_data takes create_tfrecords or predict_batch. Received: {reader.name!r}. Call it without "
+            f"on_current_data takes {' or '.join(_LISTERS)}. Received: {called(reader)}. Call it without "
             "on_current_data."
         )
-    listing = with_image(list_source, reader.component_spec.implementation.container.image)
+    listing = with_image(_LISTERS[called(reader)], reader.component_spec.implementation.container.image)
 
     def make(**inputs: Any) -> Any:
-        data: Mapping[str, Any] = {name: value for name, value in inputs.items() if name in _INPUTS_OF_THE_SOURCE}
-        listed = listing(source=inputs["source"], data=data).set_caching_options(False)
-        return component(**inputs, data_version=listed.output)
+        checked = dict(inputs)
+        if isinstance(reader, StepComponent):
+            checked = reader.checked(inputs, component.component_spec.inputs)
+        known = listing.component_spec.inputs
+        listed = listing(**{name: value for name, value in checked.items() if name in known})
+        return component(**inputs, data_version=listed.set_caching_options(False).output)
 
-    return functools.update_wrapper(make, reader.python_func)
+    return WrappedComponent(reader, "on_current_data", make)

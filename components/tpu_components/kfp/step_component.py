@@ -6,18 +6,20 @@ from collections.abc import Collection, Mapping
 from typing import Any, Self
 
 from kfp import local
+from kfp.dsl import pipeline_channel
 from kfp.dsl.pipeline_context import Pipeline
 from kfp.dsl.python_component import PythonComponent
 
 from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IMAGE
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import quoted
 from tpu_components.core.base.typed_values import as_json, fields_of, read_some, unknown_key, with_new_names
 from tpu_components.core.component.step_inputs import params_from
 from tpu_components.core.models.lookup import check_model
 from tpu_components.core.sources.kinds import location_of
 from tpu_components.core.sources.source_ref import SourceRef
 from tpu_components.evaluate_model.params import EvaluateParams
-from tpu_components.kfp.placed_component import called
+from tpu_components.kfp.wrapped_component import called
 
 # Required inputs whose value is not part of any rule about other inputs: these rules are checked without it.
 _STAND_INS = {"source": "sklearn:digits", "model": "digits_cnn"}
@@ -80,9 +82,17 @@ class StepComponent(PythonComponent):
             known = {*(self.component_spec.inputs or {}), *others}
             if strange := [each for each in values if each not in known]:
                 raise InputError(unknown_key(strange[0], known, "the inputs"))
+            self._check_complete(values)
+            for each, value in values.items():
+                _check_nested(each, value)
             return values | _checked(values, self.params) if self.params else values
         except InputError as error:
             raise InputError(f"Cannot use {name}: {error}") from error
+
+    def _check_complete(self, inputs: Mapping[str, Any]) -> None:
+        required = [name for name, each in (self.component_spec.inputs or {}).items() if not each.optional]
+        if missing := [name for name in required if name not in inputs]:
+            raise InputError(f"expected the input {missing[0]}, received {quoted(list(inputs)) or 'none'}. Add it.")
 
     def _warn_of_image(self) -> None:
         image = self.component_spec.implementation.container.image
@@ -153,6 +163,26 @@ def is_constant(value: Any) -> bool:
         return all(map(is_constant, value))
     # A text may contain placeholders of KFP, such as that of an input in an f-string.
     return "{{" not in value if isinstance(value, str) else isinstance(value, int | float)
+
+
+def _check_nested(name: str, value: Any) -> None:
+    """Check that the pipeline determines no list or mapping inside of this value.
+
+    KFP writes it as JSON into a text, and kfp.local then cannot read the mapping
+    (kfp/local/placeholder_utils.py, at 2.17).
+
+    Raises:
+        InputError: If it does.
+    """
+    if not isinstance(value, Mapping | list | tuple):
+        return
+    for channel in pipeline_channel.extract_pipeline_channels_from_any(value):
+        if getattr(channel, "channel_type", "") in ("LIST", "STRUCT"):
+            raise InputError(
+                f"the {'list' if channel.channel_type == 'LIST' else 'mapping'} {channel.name!r}, which the pipeline "
+                f"determines when it runs, is inside of the input {name}, where KFP passes it as a text. Let the "
+                f"pipeline determine all of {name}, or write a constant."
+            )
 
 
 def _checked(inputs: Mapping[str, Any], params: type) -> dict[str, Any]:

@@ -2,5 +2,6 @@
 
 from tpu_components.predict_batch.params import PredictParams, PredictResult
 from tpu_components.predict_batch.predicting import predict_batch
+from tpu_components.predict_batch.prediction_files import inputs_version
 
-__all__ = ["PredictParams", "PredictResult", "predict_batch"]
+__all__ = ["PredictParams", "PredictResult", "inputs_version", "predict_batch"]

@@ -1,4 +1,4 @@
-"""KFP components of predict_batch: on one machine, or by Beam.
+"""KFP components of predict_batch: on one machine, or by Beam. Also a step that lists the examples.
 
 The inputs after `*`, and their part of `Args:`, are the fields of PredictParams: `python -m tests.evidence.generated`
 writes them.
@@ -33,7 +33,7 @@ def predict_batch(
 
     Args:
         export: Export that export_model wrote.
-        data_version: Digest of the source's content, from list_source. The step does not read it; the platform's cache
+        data_version: Digest of the source's content, from list_inputs. The step does not read it; the platform's cache
             runs the step again when it changes.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
@@ -67,6 +67,57 @@ def predict_batch(
 
 
 @in_place_of_shell
+@dsl.component(base_image=LOCAL_IMAGE, install_kfp_package=False)
+def list_inputs(
+    export: dsl.Input[dsl.Model],
+    *,
+    source: str,
+    columns: Dict[str, str] = {},
+    keep: List[str] = [],
+    form: str = "jsonl",
+    use_int8: bool = False,
+    part_examples: int = 4096,
+    num_workers: int = 0,
+    engine: str = "local",
+    beam_options: Dict[str, str] = {},
+) -> str:
+    """List the examples of predict_batch, with the same inputs. Return a digest of their current content.
+
+    This step always runs, because a platform's cache identifies data only by their path. The digest is an input of the
+    next step, so that the cache detects changed data.
+
+    Args:
+        export: Export that export_model wrote. It knows the columns of the training data.
+        source: Kind and place of the examples, as in create_tfrecords, or `records:DIR` for records that
+            create_tfrecords wrote. Labels are not needed: `images:DIR` and `text:DIR` take every file below the folder.
+        columns: Names of a table's columns for `path`, `text` and `id`, if they differ from those of the training data,
+            for example {"path": "filename"}.
+        keep: Columns of a table, or fields of JSON files in archives, to copy to each prediction. The `id` is always
+            copied.
+        form: Format of the files: `jsonl`, with a line for each example, or `parquet`, which needs
+            `tpu-pipelines[parquet]`.
+        use_int8: Use the int8 model.
+        part_examples: Examples per file. A killed process loses at most one file.
+        num_workers: Number of processes. 0 means one per available CPU.
+        engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
+            Apache Beam runner. Both write the same bytes.
+        beam_options: Options of the Beam pipeline by Beam's names, for example `runner`, `region`,
+            `worker_machine_type` and `max_num_workers`. The value of an option without a value is "". Finished files
+            are stored below `temp_location`, which must be in a bucket for a `runner` on other machines.
+
+    Returns:
+        Output: Digest of the examples' current content.
+    """
+    inputs = dict(locals())
+    from tpu_components.core.base.termination import heard
+    from tpu_components.core.component.step_inputs import params_from
+    from tpu_components.predict_batch import PredictParams, inputs_version
+
+    with heard():
+        return inputs_version(params_from(inputs, PredictParams), export.path)
+
+
+@in_place_of_shell
 @dsl.component(base_image=LOCAL_BEAM_IMAGE, install_kfp_package=False)
 def predict_with_beam(
     export: dsl.Input[dsl.Model],
@@ -85,7 +136,7 @@ def predict_with_beam(
         source: Kind and place of the examples, as in predict_batch.
         asked: Other inputs of predict_batch by name, such as {"use_int8": true}. Inputs that are left out have their
             defaults.
-        data_version: Digest of the source's content, from list_source. The step does not read it; the platform's cache
+        data_version: Digest of the source's content, from list_inputs. The step does not read it; the platform's cache
             runs the step again when it changes.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.

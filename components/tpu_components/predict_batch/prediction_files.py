@@ -72,6 +72,16 @@ def file_name(number: int, num_files: int, form: str) -> str:
     return f"predictions-{number:05d}-of-{num_files:05d}.{form}"
 
 
+def inputs_version(params: PredictParams, export: str) -> str:
+    """Return a digest of the current names, sizes and versions of the files with the examples to predict.
+
+    Raises:
+        InputError: If the model or the source cannot be used.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return list_inputs(params, load_model(fetch_folder(export, Path(folder)), params.use_int8)).version
+
+
 def plan_answers(params: PredictParams, export: str) -> Plan:
     """List the examples to predict, and name the files.
 

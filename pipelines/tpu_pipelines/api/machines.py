@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+import inspect
 import os
+import re
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Never
 
 from kfp.dsl.base_component import BaseComponent
 
@@ -13,10 +15,10 @@ from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IM
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.typed_values import Mistakes, fields_of, read_by_hand
 from tpu_components.core.files.location import Location
-from tpu_components.core.machines.machine_spec import MachineSpec, parse_machine
-from tpu_components.kfp.placed_component import PlacedComponent, called, require_component
+from tpu_components.core.machines.machine_spec import GPU, TPU, MachineSpec, parse_machine
 from tpu_components.kfp.step_component import PipelineWarning, StepComponent
-from tpu_pipelines.config.settings import Settings, load_settings
+from tpu_components.kfp.wrapped_component import WrappedComponent, called, require_component
+from tpu_pipelines.config.settings import Settings, fields_of_one_variable, load_settings
 from tpu_pipelines.config.steps import StepResources
 from tpu_pipelines.platforms.jobs import PlacedStep, Placement
 from tpu_pipelines.platforms.platform import HERE, PLATFORMS, Platform, capitalized, check_settings, default_platform
@@ -25,6 +27,8 @@ from tpu_pipelines.platforms.resources import STEP_CPU, STEP_GIB
 # Module of the component whose program runs on each host of a slice and finds the others, and that keeps checkpoints.
 _TRAINING = "tpu_components.train_model.component"
 _NOT_SUBMITTED = "It is for submitting a pipeline, which on_machine does not do. Remove it."
+ARGUMENT, MACHINE, SETTINGS = "arguments", "machine", "settings"  # Where an option may be written.
+_OWN_SETTINGS = {field.name for field in fields_of_one_variable()}
 _USED_NOWHERE = {
     **dict.fromkeys(
         ("kfp_host", "kfp_namespace", "vertex_endpoint", "google_endpoint", "experiment", "notify"), _NOT_SUBMITTED
@@ -53,7 +57,8 @@ def on_machine(
     retries: int | None = None,
     cpu: int = 0,
     memory: str = "",
-) -> PlacedComponent | BaseComponent:
+    **misplaced: Never,
+) -> WrappedComponent | BaseComponent:
     """Put any KFP component on a machine with a TPU or GPUs of Vertex AI or of a GKE cluster.
 
     On Vertex AI, the step becomes a custom job that Google's launcher starts. On Kubeflow, its pod requests the devices
@@ -88,9 +93,10 @@ def on_machine(
             hosts, else 0; on Vertex AI 0, since the service itself replaces lost machines.
         cpu: CPUs that the pod requests on Kubeflow; 0 means 3. Not on Vertex AI, where the step has the whole machine.
         memory: Memory that the pod requests on Kubeflow, for example `64Gi`; empty means 12Gi. Not on Vertex AI.
+        misplaced: Nothing. An option that belongs to the machine or the settings is an error that says so.
 
     Returns:
-        A `PlacedComponent`, which takes the component's inputs by name, inside a pipeline, and returns the task. Of a
+        A `WrappedComponent`, which takes the component's inputs by name, inside a pipeline, and returns the task. Of a
         component of this package with the input `accelerator`, `auto` becomes the accelerator of the machine.
 
     Raises:
@@ -119,16 +125,22 @@ def on_machine(
             return on_tpu().outputs["Output"]  # Not `output`: the custom job adds another output.
         ```
     """
-    spec = machine if isinstance(machine, MachineSpec) else parse_machine(machine)
     require_component(component, "on_machine")
+    for name in misplaced:
+        raise InputError(f"on_machine has no argument {name!r}.{_place(name, ARGUMENT)}")
+    _check_places(machine, MACHINE)
+    spec = machine if isinstance(machine, MachineSpec) else parse_machine(machine)
     if platform == HERE:
         return component
     chosen = _platform(platform)
     _check_kind("cpu", cpu, int, "a whole number, such as 8")
     _check_kind("retries", 0 if retries is None else retries, int, "a whole number, such as 3")
     _check_kind("memory", memory, str, "a text, such as '32Gi'")
+    _check_kind("environment", environment or {}, Mapping, 'a mapping, such as {"NAME": "value"}')
+    _check_places(settings, SETTINGS)
     fields = {"project": project, "region": region, "bucket": bucket, "service_account": service_account}
     named = {name: value for name, value in fields.items() if value}
+    _check_region(region, spec)
     _check_options(chosen, {**_changed(spec), **_explicit(settings), **named, "cpu": cpu, "memory": memory})
     merged = _settings(settings, named, environment or {})
     check_settings(chosen, merged)
@@ -136,9 +148,14 @@ def on_machine(
     _check_machine(component, spec, chosen)
     module = getattr(getattr(component, "python_func", None), "__module__", "")
     is_ours = module.startswith("tpu_components.")
+    has_accelerator = _ACCELERATOR in (component.component_spec.inputs or {})
+    if is_ours and not has_accelerator:
+        _warn_of_idle_devices(component, spec, "It has no input `accelerator`: call it without on_machine.", stack=3)
+    if not is_ours:
+        _warn_of_packages(component, spec)
     if (not is_ours or module == _TRAINING) and (warning := chosen.restart_warning(spec, merged)):
         _warn_of_restart(component, warning, None if is_ours else merged.environment)
-    step = component.name.replace("-", "_")
+    step = called(component)
     placement = Placement(
         run=component.name,
         step=step,
@@ -157,11 +174,11 @@ def on_machine(
             f"The platform {chosen.name} needs {error.name}, which is not installed. Run: pip install "
             "'kfp[kubernetes]'."
         ) from error
-    if is_ours and _ACCELERATOR in (component.component_spec.inputs or {}):
+    if is_ours and has_accelerator:
         placed = _with_accelerator(placed, component, spec)
     if isinstance(component, StepComponent):
         placed = _with_checks(placed, component)
-    return PlacedComponent(component, spec.name, placed)
+    return WrappedComponent(component, "on_machine", placed)
 
 
 def _warn_of_restart(component: Any, warning: str, environment: Mapping[str, str] | None) -> None:
@@ -193,7 +210,8 @@ def _with_accelerator(step: PlacedStep, component: Any, machine: MachineSpec) ->
             return step(**inputs)
         accelerator = machine.choose_accelerator(requested, _ACCELERATOR)
         if accelerator == "cpu":
-            _warn_of_idle_devices(component, machine)
+            advice = f"Remove {_ACCELERATOR}='cpu', or call the component without on_machine."
+            _warn_of_idle_devices(component, machine, advice, stack=5)
         elif isinstance(backend := inputs.get(_BACKEND, "auto"), str):
             machine.slice.require_backend(backend)
         if isinstance(num_replicas := inputs.get(_REPLICAS, 0), int):
@@ -203,13 +221,23 @@ def _with_accelerator(step: PlacedStep, component: Any, machine: MachineSpec) ->
     return functools.update_wrapper(make, step)
 
 
-def _warn_of_idle_devices(component: Any, machine: MachineSpec) -> None:
+def _warn_of_idle_devices(component: Any, machine: MachineSpec, advice: str, stack: int) -> None:
+    """Warn that a step pays for devices that it does not use; `stack` calls above this one is the user's line."""
     warnings.warn(
-        f"{called(component)} uses only the CPU of {machine.name}, but you pay for its devices. Remove "
-        f"{_ACCELERATOR}='cpu', or call the component without on_machine.",
+        f"{called(component)} uses only the CPU of {machine.name}, but you pay for its devices. {advice}",
         PipelineWarning,
-        stacklevel=5,  # The line of the pipeline that makes the task.
+        stacklevel=stack,
     )
+
+
+def _warn_of_packages(component: Any, machine: MachineSpec) -> None:
+    """Warn of a component that installs JAX for other devices than those of the machine, and would use its CPU."""
+    container = component.component_spec.implementation.container
+    installed = re.search(r"'(jax(?:\[([\w,]+)\])?)(?![\w-])[^']*'", " ".join(map(str, container.command or [])))
+    extra = {TPU: "tpu", GPU: "cuda12"}[machine.slice.generation.accelerator]
+    if installed and not (installed[2] or "").startswith(extra[:4]):
+        advice = f"It installs {installed[1]}: write packages_to_install=['jax[{extra}]']."
+        _warn_of_idle_devices(component, machine, advice, stack=4)
 
 
 def _changed(machine: MachineSpec) -> dict[str, Any]:
@@ -231,8 +259,44 @@ def _explicit(settings: Settings | Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _check_kind(name: str, value: Any, kind: type, expected: str) -> None:
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or (isinstance(value, int) and value < 0):
         raise InputError(f"Cannot use {name}={value!r}: expected {expected}.")
+
+
+def _place(name: str, received_in: str) -> str:
+    """Return a sentence that says where an option belongs; empty if it belongs where it was received, or nowhere."""
+    arguments = inspect.signature(on_machine).parameters.keys() - {"component", "misplaced"}
+    places = {
+        ARGUMENT: (arguments, f"It is an argument: on_machine(…, {name}=…)."),
+        MACHINE: (fields_of(MachineSpec).keys(), f'It belongs to the machine: {{"name": "v5e-4", "{name}": …}}.'),
+        SETTINGS: (_OWN_SETTINGS, f'It belongs to the settings: settings={{"{name}": …}}.'),
+    }
+    if name in places[received_in][0]:
+        return ""
+    return next((f" {sentence}" for names, sentence in places.values() if name in names), "")
+
+
+def _check_places(options: Any, received_in: str) -> None:
+    """Check that a mapping has no option that belongs elsewhere.
+
+    Raises:
+        InputError: If it has.
+    """
+    for name in options if isinstance(options, Mapping) else ():
+        if place := _place(name, received_in):
+            raise InputError(f"{name!r} is not a field of the {received_in}. Received: {options[name]!r}.{place}")
+
+
+def _check_region(region: str, machine: MachineSpec) -> None:
+    """Check that the argument and the machine name the same region.
+
+    Raises:
+        InputError: If they do not.
+    """
+    if region and machine.region and machine.region != region:
+        raise InputError(
+            f"Received region={region!r} and a machine with region={machine.region!r}. Remove one of them."
+        )
 
 
 def _check_options(platform: Platform, options: Mapping[str, Any]) -> None:

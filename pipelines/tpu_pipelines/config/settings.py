@@ -106,7 +106,7 @@ class Settings:
     """
 
     project: str = _text("my-project", PROJECT)
-    region: str = _text("us-west1", REGION)
+    region: str = _text("us-west1", REGION, " A zone such as us-west1-a has one part more than its region.")
     bucket: str = _text(
         "gs://my-bucket", rf"(gs://{GOOGLE_BUCKET}|s3://{S3_BUCKET}|(?!gs:|s3:)[a-z0-9]+://[^/\s]+)(/\S*)?"
     )
@@ -157,9 +157,12 @@ class Settings:
                     # The URL of a webhook is a secret, also if a part of it is missing.
                     is_secret = field.name == "notify"
                     received = "another value, which may be secret" if is_secret else repr(hide_credentials(text))
+                    example = field.metadata["example"]
+                    if isinstance(value, Mapping):
+                        example += f", or {dict(pair.split('=', 1) for pair in example.split(','))} in Python and YAML"
                     mistakes.add(
-                        f"Cannot use the {setting(field.name)}: expected a value such as "
-                        f"{field.metadata['example']}. Received: {received}."
+                        f"Cannot use the {setting(field.name)}: expected a value such as {example}. Received: "
+                        f"{received}."
                         f"{field.metadata.get('hint', '')}"
                     )
         for message in self._check_mounts():

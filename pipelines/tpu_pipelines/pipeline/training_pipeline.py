@@ -89,7 +89,7 @@ def training_pipeline(
         data = _constants(config.data, "source")
         version: Any = data_version
         if not cache_keys:
-            listed = with_image(list_source, images.steps)(source=source, data=data)
+            listed = with_image(list_source, images.steps)(source=source, **data)
             listed = apply(listed, resources_of(config, "create_tfrecords"))
             version = place("create_tfrecords", listed).set_caching_options(False).output
         inputs = {"source": source, "data": data, "data_version": version}

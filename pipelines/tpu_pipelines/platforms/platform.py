@@ -191,8 +191,10 @@ def check_settings(platform: Platform, settings: Settings) -> None:
     foreign = [name for other in PLATFORMS.values() for name in other.own_settings]
     for name in foreign:
         if (value := getattr(settings, name)) and name not in platform.own_settings:
+            others = [other.name for other in PLATFORMS.values() if name in other.own_settings]
             mistakes.add(
-                f"The {setting(name)} is not supported on the platform {platform.name}. Received: {value!r}. Remove it."
+                f"The {setting(name)} is not supported on the platform {platform.name}. Received: {value!r}. Remove "
+                f"it, or choose the platform {' or '.join(others)}."
             )
     with mistakes.kept():
         platform.check_settings(settings)

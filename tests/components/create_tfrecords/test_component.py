@@ -54,7 +54,7 @@ def test_a_run_says_what_a_cache_would_return_after_the_data_have_changed(bucket
     for path in Path(folder).rglob("*.png"):
         bucket.blob(f"photos/{path.parent.name}/{path.name}").upload_from_filename(path)
     source = f"images:gs://{bucket.name}/photos"
-    for version, is_said in ((list_source.python_func(source), False), ("", True)):
+    for version, is_said in ((list_source.python_func(source=source), False), ("", True)):
         (tmp_path / "run").mkdir(exist_ok=True)
         records = types.SimpleNamespace(path=str(tmp_path / "run" / "records"), metadata={})
         create_tfrecords.python_func(records, data_version=version, source=source)

@@ -49,21 +49,52 @@ def test_an_unknown_source_is_refused_when_the_pipeline_is_written():
 
 def test_the_source_is_listed_in_every_run_and_its_digest_is_an_input_of_the_step():
     @dsl.pipeline
-    def pipeline(source: str = "images:gs://bucket/photos", side: int = 8):
-        on_current_data(STEPS.create_tfrecords)(source=source, image_size=[side, side], seed=3)
+    def pipeline(names: list, source: str = "images:gs://bucket/photos", side: int = 8, even: bool = True):
+        on_current_data(STEPS.create_tfrecords)(
+            source=source, image_size=[side, side], seed=3, class_names=names, stratify=even
+        )
 
     tasks = tasks_of(pipeline)
     assert tasks["list-source"]["cachingOptions"] == {}
     inputs = tasks["create-tfrecords"]["inputs"]["parameters"]
     assert inputs["data_version"]["taskOutputParameter"]["producerTask"] == "list-source"
     assert tasks["create-tfrecords"]["cachingOptions"] == {"enableCache": True}
-    data = tasks["list-source"]["inputs"]["parameters"]["data"]["runtimeValue"]["constant"]
-    assert data["seed"] == 3
+    data = tasks["list-source"]["inputs"]["parameters"]
+    assert {name: value for name, value in inputs.items() if name != "data_version"} == data
+    assert data["seed"] == {"runtimeValue": {"constant": 3}}
     assert "side" in json.dumps(data["image_size"])
+    assert data["class_names"] == {"componentInputParameter": "names"}, "a text would not be a list"
+    assert data["stratify"] == {"componentInputParameter": "even"}
     executors = json_format.MessageToDict(pipeline.pipeline_spec)["deploymentSpec"]["executors"]
     assert {executor["container"]["image"] for executor in executors.values()} == {PINNED}
 
 
 def test_a_component_that_reads_no_source_is_refused():
-    with pytest.raises(InputError, match=r"takes create_tfrecords or predict_batch. Received: 'train-model'"):
+    with pytest.raises(InputError, match=r"takes create_tfrecords or predict_batch. Received: train_model"):
         on_current_data(STEPS.train_model)
+
+
+def test_a_component_is_wrapped_once():
+    with pytest.raises(InputError, match=r"create_tfrecords after on_current_data. Call on_current_data only once"):
+        on_current_data(on_current_data(STEPS.create_tfrecords))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({}, "Cannot use create_tfrecords: expected the input source, received none"),
+        ({"sorce": "sklearn:digits"}, "Unknown key 'sorce' in the inputs: .* Did you mean 'source'"),
+        ({"source": "sklearn:digits", "image_sise": 8}, "Unknown key 'image_sise'"),
+    ],
+)
+def test_wrong_inputs_are_refused_as_by_the_component(inputs, message):
+    with pytest.raises(InputError, match=message):
+
+        @dsl.pipeline
+        def pipeline():
+            on_current_data(STEPS.create_tfrecords)(**inputs)
+
+
+def test_inputs_without_a_name_are_refused():
+    with pytest.raises(InputError, match=r"create_tfrecords takes its inputs by name. Received: 1 without a name"):
+        on_current_data(STEPS.create_tfrecords)("sklearn:digits")

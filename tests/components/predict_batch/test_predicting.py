@@ -23,6 +23,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.predict_batch import PredictParams, predict_batch, predicting
+from tpu_components.predict_batch.component import list_inputs
 from tpu_components.predict_batch.inputs import read_input
 from tpu_components.predict_batch.predicting import predict_to_file
 from tpu_components.predict_batch.prediction_files import plan_answers
@@ -65,6 +66,28 @@ def test_every_picture_is_answered_once_as_predict_answers_it_and_a_damaged_one_
         path = tmp_path / "out" / file["name"]
         assert (path.stat().st_size, file_crc32c(path)) == (file["num_bytes"], file["crc32c"])
     assert not list(tmp_path.glob(".out*"))
+
+
+def test_the_listing_component_reads_what_predict_batch_reads_and_tells_when_it_changes(
+    exported_digits, digits_records, pictures, tmp_path
+):
+    """Without labels, and with records."""
+
+    def version(source, **inputs):
+        return list_inputs.python_func(exported_digits, source=source, **inputs)
+
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    shutil.copyfile(pictures / "a" / "0000.png", flat / "a.png")
+    table = tmp_path / "list.csv"
+    table.write_text("file\nflat/a.png\n")
+    sources = [f"images:{pictures}", f"images:{flat}", f"records:{digits_records}"]
+    versions = {version(source) for source in sources} | {version(f"csv:{table}", columns={"path": "file"})}
+    assert len(versions) == 4
+    assert {version(source) for source in sources} < versions
+    shutil.copyfile(pictures / "a" / "0001.png", flat / "a.png")
+    changed = {version(f"images:{flat}"), version(f"csv:{table}", columns={"path": "file"})}
+    assert len(changed | versions) == 6
 
 
 def test_pictures_that_lose_their_content_are_told_by_both_ways_to_predict(export_dir, tmp_path, capsys):

@@ -3,6 +3,7 @@ import inspect
 import json
 import re
 import sys
+import warnings
 
 import pytest
 from google.protobuf import json_format
@@ -20,10 +21,12 @@ from tpu_components.kfp import (
     PipelineWarning,
     create_tfrecords,
     evaluate_model,
+    export_model,
     on_current_data,
     predict_batch,
     train_model,
     with_image,
+    with_images,
 )
 from tpu_pipelines.config.settings import Settings, load_settings
 
@@ -421,7 +424,7 @@ def test_every_option_is_in_the_test_above():
     arguments = set(inspect.signature(tp.on_machine).parameters)
     assert MACHINE.keys() == fields - TYPE
     assert OF_SETTINGS.keys() == settings
-    assert ARGUMENTS.keys() == arguments - {"component", "machine", "platform", "settings"}
+    assert ARGUMENTS.keys() == arguments - {"component", "machine", "platform", "settings", "misplaced"}
 
 
 def test_the_readme_says_where_each_option_goes_and_which_platform_uses_it():
@@ -589,22 +592,33 @@ def test_what_the_platform_does_not_have_is_refused_when_the_pipeline_is_written
 @pytest.mark.parametrize("component", [train_elsewhere, with_image(train_model, PINNED)], ids=["foreign", "ours"])
 def test_a_component_is_put_on_one_machine_after_it_has_its_image(platform, component):
     placed = tp.on_machine(component, "v5e-4", platform=platform)
-    name = component.name.replace("-", "_")
-    received = f"Received: {name} on v5e-4. Call {{}} with the component itself."
-    with pytest.raises(InputError, match=re.escape(received.format("on_machine"))):
+    received = f"takes a component of KFP. Received: {component.name.replace('-', '_')} after on_machine. Call "
+    with pytest.raises(InputError, match=re.escape(f"on_machine {received}on_machine only once")):
         tp.on_machine(placed, "v6e-1", platform=platform)
     before = component.component_spec.implementation.container.image
-    with pytest.raises(InputError, match=re.escape(received.format("with_image"))):
+    with pytest.raises(InputError, match=re.escape(f"with_image {received}with_image before on_machine.")):
         with_image(placed, "docker.io/me/other@sha256:" + 64 * "1")
     assert component.component_spec.implementation.container.image == before
 
 
-def test_what_is_not_a_component_is_refused():
-    for strange in (lambda: None, "train_model", on_current_data(with_image(create_tfrecords, PINNED))):
-        with pytest.raises(InputError, match=r"on_machine takes a KFP component\. .* call on_machine first\."):
-            tp.on_machine(strange, "v5e-4")
+@pytest.mark.parametrize(
+    ("strange", "message"),
+    [
+        (lambda: None, r"Received: a value of the type function\. Decorate your function with @dsl.component"),
+        ("train_model", r"Received: 'train_model'\. Decorate"),
+        (with_images(PINNED), r"the type Components\. Choose one .*, as in on_machine\(steps.train_model, …\)"),
+        (
+            on_current_data(with_image(create_tfrecords, PINNED)),
+            r"after on_current_data. Call on_machine before",
+        ),
+    ],
+)
+def test_what_is_not_a_component_is_refused(strange, message):
+    with pytest.raises(InputError, match=message):
+        tp.on_machine(strange, "v5e-4")
 
 
+@pytest.mark.filterwarnings("ignore:predict_batch uses only the CPU:tpu_components.kfp.PipelineWarning")
 @pytest.mark.parametrize("platform", ["vertex", "kubeflow"])
 def test_a_step_on_a_machine_may_read_current_data_and_lists_them_with_its_own_image(platform):
     placed = tp.on_machine(with_image(predict_batch, PINNED), "l4-1", platform=platform)
@@ -615,6 +629,68 @@ def test_a_step_on_a_machine_may_read_current_data_and_lists_them_with_its_own_i
         on_current_data(placed)(source="images:gs://b/photos", export=exported.output)
 
     spec = json_format.MessageToDict(pipeline.pipeline_spec)
-    assert spec["deploymentSpec"]["executors"]["exec-list-source"]["container"]["image"] == PINNED
+    assert spec["deploymentSpec"]["executors"]["exec-list-inputs"]["container"]["image"] == PINNED
     step = spec["root"]["dag"]["tasks"]["predict-batch"]["inputs"]["parameters"]
-    assert step["data_version"]["taskOutputParameter"]["producerTask"] == "list-source"
+    assert step["data_version"]["taskOutputParameter"]["producerTask"] == "list-inputs"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"spot": True}, 'no argument \'spot\'. It belongs to the machine: {"name": "v5e-4", "spot": …}.'),
+        ({"volumes": {"a": "/b"}}, "no argument 'volumes'. It belongs to the settings: settings={\"volumes\": …}."),
+        (
+            {"settings": {"retries": 3}},
+            "'retries' is not a field of the settings. Received: 3. It is an argument: on",
+        ),
+        ({"settings": {"spot": True}}, 'Received: True. It belongs to the machine: {"name": "v5e-4", "spot": …}.'),
+        (
+            {"machine": {"name": "v5e-4", "labels": {"a": "b"}}},
+            "'labels' is not a field of the machine.",
+        ),
+        ({"spto": True}, "on_machine has no argument 'spto'."),
+        ({"retries": -1}, "Cannot use retries=-1: expected a whole number, such as 3."),
+        ({"environment": ["A=1"]}, 'Cannot use environment=[\'A=1\']: expected a mapping, such as {"NAME": "value"}.'),
+        (
+            {"machine": {"name": "v5e-4", "region": "us-west4"}, "region": "us-west1"},
+            "Received region='us-west1' and a machine with region='us-west4'. Remove one of them.",
+        ),
+        ({"settings": {"volumes": {"a": "/b"}}}, "Remove it, or choose the platform kubeflow."),
+        ({"region": "europe-west4-a"}, "A zone such as us-west1-a has one part more than its region."),
+    ],
+)
+def test_an_option_in_the_wrong_place_is_refused_with_the_right_one(options, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        tp.on_machine(train_elsewhere, **{"machine": "v5e-4", **options})
+
+
+@pytest.mark.parametrize(
+    ("package", "machine", "is_warned_of"),
+    [
+        ("jax", "v5e-4", True),
+        ("jax==0.10.2", "l4-1", True),
+        ("jax[tpu]", "l4-1", True),
+        ("jax[cuda12]", "v5e-4", True),
+        ("jax[cuda12]>=0.7", "l4-1", False),
+        ("jax[tpu]", "v5e-4", False),
+        ("jaxtyping", "v5e-4", False),
+    ],
+)
+def test_jax_for_other_devices_is_warned_of(package, machine, is_warned_of):
+    @dsl.component(base_image="python:3.12", packages_to_install=[package])
+    def count_devices() -> int:
+        return 0
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        tp.on_machine(count_devices, machine)
+    messages = [str(one.message) for one in told if one.category is PipelineWarning]
+    assert bool(messages) is is_warned_of
+    assert all(f"uses only the CPU of {machine}" in message for message in messages)
+    assert all(one.filename == __file__ for one in told if one.category is PipelineWarning)
+
+
+def test_a_step_that_cannot_use_the_devices_is_warned_of():
+    with pytest.warns(PipelineWarning, match=r"export_model uses only the CPU of v6e-1, .*call it without") as told:
+        tp.on_machine(with_image(export_model, PINNED), "v6e-1")
+    assert told[0].filename == __file__

@@ -39,8 +39,8 @@ def test_every_example_is_what_its_setting_takes():
 
 
 def test_images_are_read_with_the_other_settings():
-    variables = {f"TPU_PIPELINES_{name}IMAGE": f"r.io/{name}1" for name in ("", "STEPS_", "BEAM_", "SERVING_")}
-    assert load_settings(variables).images == Images("r.io/1", "r.io/STEPS_1", "r.io/BEAM_1", "r.io/SERVING_1")
+    variables = {f"TPU_PIPELINES_{name}IMAGE": f"r.io/{name.lower()}1" for name in ("", "STEPS_", "BEAM_", "SERVING_")}
+    assert load_settings(variables).images == Images("r.io/1", "r.io/steps_1", "r.io/beam_1", "r.io/serving_1")
     assert load_settings(dict.fromkeys(variables, "")).images == Images(), "an empty variable is not set"
 
 
@@ -201,7 +201,7 @@ def test_vertex_takes_as_many_labels_as_its_jobs_have_left():
         ("projekt: x", r"Unknown key 'projekt' in settings: .* Did you mean 'project'\?"),
         ("images: {training: x}", r"Unknown key 'images' in settings"),
         ("image: x", r"the key image is not supported\."),
-        ("labels: vision", r"settings\.labels is 'vision', expected a mapping\."),
+        ("labels: vision", r"settings\.labels is 'vision', expected a mapping, such as"),
         ("project: {a: b}", r"settings\.project is \{'a': 'b'\}, expected a text\."),
         ("project:", r"settings\.project is None, expected a text\."),
         ("region: no", r"settings\.region is False, expected a text"),

@@ -408,7 +408,7 @@ def _read(raw: Any, kind: Any, where: str, form: _Form) -> Any:
             raise InputError(f"{where} must have {len(items)} values. Received: {len(values)} values.")
         return origin(_read(value, items[0], f"{where}[{i}]", form) for i, value in enumerate(values))
     if origin is Mapping:
-        return _mapping(_of(raw, dict, where), items, where, form)
+        return _mapping(_of(raw, dict, where, _example(items[1]) if form.is_by_hand else ""), items, where, form)
     return raw if kind is Any else _plain(raw, kind, where, form)
 
 
@@ -424,6 +424,12 @@ def _plain(raw: Any, kind: type, where: str, form: _Form) -> Any:
     if kind is float and not math.isfinite(value):
         raise InputError(f"{where} is {value}, expected a finite number")
     return value
+
+
+def _example(kind: Any) -> str:
+    """Return the end of a message that shows a mapping to values of a type; empty for other types."""
+    plain = typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
+    return f", such as {json.dumps({'NAME': _EXAMPLES[plain]})}" if plain in _EXAMPLES else ""
 
 
 def _mapping(raw: Mapping[Any, Any], items: Sequence[Any], where: str, form: _Form) -> dict[str, Any]:
@@ -448,12 +454,20 @@ def _in_json(raw: Any, kind: Any) -> Any:
         return list(raw)
     if origin is tuple and not dataclasses.is_dataclass(typing.get_args(kind)[0]):
         if isinstance(raw, str):
+            with contextlib.suppress(ValueError):  # As KFP writes a list that it puts into a text.
+                if isinstance(listed := json.loads(raw), list):
+                    return listed
             return [item.strip() for item in raw.split(",")] if raw.strip() else []
         return [raw] if type(raw) in (int, float) else raw
     is_mapping = origin is Mapping or dataclasses.is_dataclass(kind)
     if isinstance(raw, str) and (is_mapping or kind in (int, float)):
         with contextlib.suppress(ValueError):
             return json.loads(raw) if is_mapping else kind(raw)
+    if kind is int and isinstance(raw, str):
+        with contextlib.suppress(ValueError):
+            raw = float(raw)
+    if kind is bool and raw in _TRUTHS:
+        return _TRUTHS[raw]
     if kind is int and isinstance(raw, float) and raw.is_integer():
         return int(raw)
     return str(raw) if kind is str and type(raw) in (int, float) else raw
@@ -502,6 +516,9 @@ def _of(raw: Any, kind: type, where: str, more: str = "") -> Any:
     return raw
 
 
+# A mapping's truth, in a text into which KFP has put it.
+_TRUTHS = {"true": True, "True": True, "false": False, "False": False}
+_EXAMPLES = {float: 0.5, int: 1, str: "TEXT"}
 _NAMES = {
     dict: "a mapping",
     list: "a list",

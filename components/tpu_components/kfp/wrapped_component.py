@@ -1,0 +1,76 @@
+"""A component after `tp.on_machine` or `on_current_data`, and the checks of what these functions receive."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from kfp.dsl.base_component import BaseComponent
+
+from tpu_components.core.base.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class WrappedComponent:
+    """A component after `on_machine` or `on_current_data`. Call it in a pipeline, with inputs by name.
+
+    Attributes:
+        component: The component.
+        wrapper: Name of the function that returned this.
+        make_task: Function that takes inputs by name and returns the task.
+    """
+
+    component: Any
+    wrapper: str
+    make_task: Callable[..., Any]
+
+    @property
+    def name(self) -> str:
+        """Name of the component."""
+        return str(self.component.name)
+
+    @property
+    def component_spec(self) -> Any:
+        """KFP's specification of the step, which may have more inputs than the component."""
+        return getattr(self.make_task, "component_spec", self.component.component_spec)
+
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
+        """Return the task.
+
+        Raises:
+            InputError: If an input has no name.
+        """
+        if args:
+            raise InputError(
+                f"{called(self)} takes its inputs by name. Received: {len(args)} without a name. Write NAME=VALUE."
+            )
+        return self.make_task(**inputs)
+
+
+def called(component: Any) -> str:
+    """Return the name of a component as in Python code, for messages."""
+    return str(component.name).replace("-", "_")
+
+
+def require_component(component: Any, function: str) -> None:
+    """Check that this is a component of KFP, as it was defined or loaded.
+
+    Args:
+        component: What a function received.
+        function: Name of the function.
+
+    Raises:
+        InputError: If it is not.
+    """
+    if isinstance(component, WrappedComponent):
+        advice = f"Call {function} before {component.wrapper}."
+        if component.wrapper == function:
+            advice = f"Call {function} only once, with the component itself."
+        raise InputError(
+            f"{function} takes a component of KFP. Received: {called(component)} after {component.wrapper}. {advice}"
+        )
+    if not isinstance(component, BaseComponent):
+        received = repr(component) if isinstance(component, str) else f"a value of the type {type(component).__name__}"
+        advice = "Decorate your function with @dsl.component, or load a component with kfp.components."
+        if hasattr(component, "train_model"):
+            advice = f"Choose one of its components, as in {function}(steps.train_model, …)."
+        raise InputError(f"{function} takes a component of KFP. Received: {received}. {advice}")
