@@ -173,16 +173,15 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None, data_versi
 
 
 def _plan_stored(params: WriteParams, listing: Listing) -> DatasetPlan:
-    """Return the plan of records that are used as they are: in their splits, files and order."""
+    """Return the plan of records that are used as they are: in their splits, files and order.
+
+    Without a training split, they can still be evaluated on.
+    """
     splits = listing.splits
     assert splits is not None
     order = {name: np.flatnonzero(splits == name).astype(np.int32) for name in SPLITS if name in splits}
-    if TRAIN not in order:
-        raise InputError(
-            f"The records of {params.source!r} have no training split: {', '.join(order)}. Name its files in "
-            "data.split_files."
-        )
-    _check_training(params, listing, order[TRAIN])
+    if TRAIN in order:
+        _check_training(params, listing, order[TRAIN])
     rule = "the source's own " + ", ".join(sorted(order))
     return DatasetPlan(params, listing, order, rule, whole=np.concatenate([*order.values()]))
 

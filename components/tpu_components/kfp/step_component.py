@@ -1,5 +1,6 @@
 """Components that check their inputs when a pipeline is written, and warn of what fails only when it runs."""
 
+import os
 import re
 import warnings
 from collections.abc import Collection, Mapping
@@ -9,6 +10,7 @@ from kfp import local
 from kfp.dsl import pipeline_channel
 from kfp.dsl.pipeline_context import Pipeline
 from kfp.dsl.python_component import PythonComponent
+from kfp.dsl.types import type_utils
 
 from tpu_components.core.base.container_images import LOCAL_BEAM_IMAGE, LOCAL_IMAGE
 from tpu_components.core.base.errors import InputError
@@ -16,7 +18,8 @@ from tpu_components.core.base.formatting import quoted
 from tpu_components.core.base.typed_values import as_json, fields_of, read_some, unknown_key, with_new_names
 from tpu_components.core.component.step_inputs import params_from
 from tpu_components.core.models.lookup import check_model
-from tpu_components.core.sources.kinds import location_of
+from tpu_components.core.sources.kinds import check_source, location_of
+from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.source_ref import SourceRef
 from tpu_components.evaluate_model.params import EvaluateParams
 from tpu_components.kfp.wrapped_component import called
@@ -61,6 +64,7 @@ class StepComponent(PythonComponent):
             self._warn_of_image()
             self._warn_of_cache(checked)
             self._warn_of_metrics(checked)
+            self._warn_of_files(checked)
         return super().__call__(*args, **checked)
 
     def checked(self, inputs: Mapping[str, Any], others: Collection[str] = ()) -> dict[str, Any]:
@@ -129,6 +133,25 @@ class StepComponent(PythonComponent):
                 stacklevel=3,
             )
 
+    def _warn_of_files(self, inputs: Mapping[str, Any]) -> None:
+        """Warn of data and models that are on this machine, where containers of a platform cannot read them."""
+        if runs_here():
+            return
+        source = inputs.get("source")
+        model = inputs.get("model")
+        places = {
+            "source": location_of(SourceRef.parse(source)) if isinstance(source, str) and is_constant(source) else "",
+            "model": model if isinstance(model, str) and not _READY_MODEL.fullmatch(model) else "",
+        }
+        for name, place in places.items():
+            if place and os.path.exists(place):
+                warnings.warn(
+                    f"{called(self)} has {name}={inputs[name]!r}, which is on this machine, where the containers of a "
+                    "platform cannot read it. Copy it to a bucket, or into the image under another path.",
+                    PipelineWarning,
+                    stacklevel=3,
+                )
+
 
 def runs_here() -> bool:
     """Return whether pipelines of this process run with kfp.local: whether `kfp.local.init` was called."""
@@ -177,9 +200,10 @@ def _check_nested(name: str, value: Any) -> None:
     if not isinstance(value, Mapping | list | tuple):
         return
     for channel in pipeline_channel.extract_pipeline_channels_from_any(value):
-        if getattr(channel, "channel_type", "") in ("LIST", "STRUCT"):
+        kind = {"LIST": "list", "STRUCT": "mapping"}.get(type_utils.get_parameter_type_name(channel.channel_type))
+        if kind:
             raise InputError(
-                f"the {'list' if channel.channel_type == 'LIST' else 'mapping'} {channel.name!r}, which the pipeline "
+                f"the {kind} {channel.name!r}, which the pipeline "
                 f"determines when it runs, is inside of the input {name}, where KFP passes it as a text. Let the "
                 f"pipeline determine all of {name}, or write a constant."
             )
@@ -198,7 +222,9 @@ def _checked(inputs: Mapping[str, Any], params: type) -> dict[str, Any]:
     whole = {name: _STAND_INS.get(name) for name in received} | constants
     is_complete = all(name in whole for name, field in fields.items() if field.is_required)
     if is_complete and None not in whole.values():
-        params_from(whole, params)
+        complete = params_from(whole, params)
+        if isinstance(complete, WriteParams) and "source" in read:
+            check_source(complete)
     _check_model(read)
     if "source" in read:
         may_change(read["source"])  # Checks its kind.

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.components.create_tfrecords.test_stored_records import as_files, write_digits
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.examples.records import load_split
@@ -313,3 +314,20 @@ def test_training_can_start_with_an_imported_model(foreign, digits_records, tmp_
     params = TrainParams("digits_cnn", epochs=1, initial_model=str(tmp_path / "model"), accelerator="cpu")
     with pytest.raises(InputError, match=r"Cannot start with the weights of"):
         train_model(params, digits_records, tmp_path / "trained")
+
+
+def test_records_for_an_evaluation_need_no_training_split(foreign, tmp_path):
+    """A model of another program is judged on them; they cannot be trained on."""
+    params = write_digits(tmp_path / "own", as_files)
+    write_records(dataclasses.replace(params, split_files={"test": "*"}), tmp_path / "records")
+    assert Manifest.load(tmp_path / "records").splits.keys() == {"test"}
+    import_model(
+        ImportParams(NAMES, pixel_range=(0, 1)), tmp_path / "records", foreign / "own.keras", tmp_path / "model"
+    )
+    rules = EvaluateParams(minimum={"accuracy": 0.5}, accelerator="cpu")
+    judged = evaluate_model(rules, tmp_path / "records", tmp_path / "model", tmp_path / "evaluation")
+    assert (judged.promote, judged.num_examples) == (True, 1300)
+    exported = export_model(ExportParams(), tmp_path / "records", tmp_path / "model", tmp_path / "export")
+    assert exported.formats.keys() == {"saved_model", "float"}, "int8 is calibrated on training examples"
+    with pytest.raises(InputError, match=r"no 'train' split"):
+        train_model(TrainParams("digits_cnn", accelerator="cpu"), tmp_path / "records", tmp_path / "trained")

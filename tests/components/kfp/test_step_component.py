@@ -18,6 +18,12 @@ STEPS = with_images(PINNED)
 ALL = sorted(field.name for field in dataclasses.fields(components.Components))
 
 
+@pytest.fixture(autouse=True)
+def for_a_platform(monkeypatch):
+    """No other test's `kfp.local.init` counts."""
+    monkeypatch.setattr(local.config.LocalExecutionConfig, "instance", None)
+
+
 def task_of(step, **inputs):
     """The constant inputs of a task in a pipeline; a function is called with the pipeline's own inputs."""
 
@@ -75,6 +81,11 @@ def task_of(step, **inputs):
             "create_tfrecords",
             {"source": "gs://b/photos"},
             r"Did you mean images:gs://b/photos, or text:gs://b/photos\?",
+        ),
+        (
+            "create_tfrecords",
+            {"source": "images:gs://b/p", "rewrite": False},
+            r"rewrite=False requires a tfrecords",
         ),
         ("evaluate_model", {"split": "tset"}, r"split must be one of"),
         ("export_model", {"formats": ["onnx"]}, r"formats"),
@@ -153,6 +164,42 @@ def test_a_metric_that_resembles_a_known_metric_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         task_of(STEPS.evaluate_model, minimum={"accuracy": 0.9, "my_own_score": 1})
+
+
+@pytest.mark.parametrize(
+    ("step", "inputs", "name"),
+    [("create_tfrecords", {"source": "images:{}"}, "source"), ("train_model", {"model": "{}/net.py"}, "model")],
+)
+def test_files_of_this_machine_are_warned_of_in_a_pipeline_for_a_platform(step, inputs, name, tmp_path, monkeypatch):
+    (tmp_path / "net.py").touch()
+    here = {key: value.format(tmp_path) for key, value in inputs.items()}
+    with pytest.warns(PipelineWarning, match=rf"{step} has {name}='.*{tmp_path}.*Copy it to a bucket"):
+        task_of(getattr(STEPS, step), **here)
+    monkeypatch.setattr(local.config.LocalExecutionConfig, "instance", object())
+    task_of(getattr(STEPS, step), **here)
+
+
+def test_a_list_that_the_pipeline_determines_is_not_inside_of_an_input():
+    """KFP writes it into a text; numbers and texts can be read from a text."""
+
+    @dsl.pipeline
+    def accepted(names: list, least: float):
+        STEPS.create_tfrecords(source="sklearn:digits", class_names=names)
+        STEPS.create_tfrecords(source="sklearn:digits", columns={"label": f"label-{least}"})
+
+    with pytest.raises(InputError, match=r"the list 'names', which the pipeline determines .* inside of the input"):
+
+        @dsl.pipeline
+        def refused(names: list):
+            STEPS.create_tfrecords(source="sklearn:digits", columns={"label": names})
+
+
+def test_an_input_is_missing():
+    with pytest.raises(InputError, match=r"Cannot use train_model: expected the input records, received 'model'"):
+
+        @dsl.pipeline
+        def pipeline():
+            STEPS.train_model(model="digits_cnn")
 
 
 def test_outside_of_a_pipeline_nothing_is_warned_of():

@@ -230,7 +230,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
     @property
     def interface(self) -> Interface:
         """Input and output of a model of this data set."""
-        targets = self.splits[TRAIN].targets if self.task == REGRESSION else ()
+        targets = self.splits[TRAIN].targets if self.task == REGRESSION and TRAIN in self.splits else ()
         mean, std = tuple(target.mean for target in targets), tuple(target.std for target in targets)
         return Interface(self.input, len(self.class_names), self.task, mean, std)
 
@@ -293,7 +293,8 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         if name not in self.splits:
             raise InputError(
                 f"The data set has no {name!r} split: expected at least one example, received the splits "
-                f"{sorted(self.splits)} from {self.source!r}. Set data.{name}_fraction, or add a {name}/ folder."
+                f"{sorted(self.splits)} from {self.source!r}. Set data.{name}_fraction, add a {name}/ folder, or name "
+                "its files in data.split_files."
             )
         return self.splits[name]
 

@@ -117,8 +117,7 @@ def list_examples(params: WriteParams) -> Listing:
     Raises:
         InputError: If the source is unknown, empty or malformed, or does not fit the task or `params.class_names`.
     """
-    source = find_source(params.source_ref)
-    _check_taken(source, params)
+    source = check_source(params)
     listing = source.read(params.source_ref.place, params, True)
     if not len(listing.keys) and listing.bad:
         raise InputError(
@@ -239,8 +238,13 @@ def require_version(params: WriteParams, listing: Listing, expected: str) -> Non
         )
 
 
-def _check_taken(source: Source, params: WriteParams) -> None:
-    """Reject parameters that only other kinds of source support."""
+def check_source(params: WriteParams) -> Source:
+    """Return the kind of a source, without reading the source.
+
+    Raises:
+        InputError: If the kind is unknown, the location is empty, or only other kinds support a parameter.
+    """
+    source = find_source(params.source_ref)
 
     def needed(name: str) -> str:
         *others, last = (f"{kind}:" for kind, other in SOURCES.items() if name in other.takes)
@@ -257,6 +261,7 @@ def _check_taken(source: Source, params: WriteParams) -> None:
             f"{needed('task')}, which allows only one class per example. List the files with their labels in a CSV "
             "file."
         )
+    return source
 
 
 def _check_classes_of_splits(source: str, listing: Listing, is_of_folders: bool) -> Listing:

@@ -168,7 +168,7 @@ def _stored_records(
         raise InputError(
             f"The files in {location} belong to no split, and records that are not rewritten cannot be divided: "
             f"{quoted([file.name for file in files])}. Name the files of each split, as in data.split_files="
-            '{"train": "train*", "test": "test*"}. Or set data.rewrite to true.'
+            '{"train": "train*", "test": "test*"}, or {"test": "*"} to evaluate only. Or set data.rewrite to true.'
         )
     if empty := [file.name for file, count in zip(files, counts, strict=True) if not count]:
         raise InputError(f"Files without records in {location}: {quoted(empty)}. Remove them, or name other files.")
