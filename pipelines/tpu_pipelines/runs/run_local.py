@@ -5,6 +5,7 @@ It is the same pipeline object that is compiled for the cloud.
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import io
 import os
@@ -42,6 +43,7 @@ from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import LOCAL
 from tpu_components.deploy_model.params import DeployResult
 from tpu_components.preflight_training.findings import PreflightReport
+from tpu_components.preflight_training.receipts.store import RECEIPTS_VARIABLE
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS
 from tpu_pipelines.pipeline.cache_keys import lineage, step_keys
@@ -173,13 +175,16 @@ class _LocalSession:
             self._cache.keep_only(())
             shutil.rmtree(run.cache_dir / "checkpoints", ignore_errors=True)
         data = run.data_version
-        self._keys = step_keys(self._config, data)
+        self._receipts = run.receipts
+        receipts_digest = self._receipts.digest() if run.config.preflight else ""
+        self._step_keys = functools.partial(step_keys, data=data, receipts_digest=receipts_digest)
+        self._keys = self._step_keys(self._config)
         self._drop_leftovers()
         if not force:
             self._share_records()
-        initial_digest = self._pin_initial_model(data)
+        initial_digest = self._pin_initial_model()
         self._champion, champion_digest = self._pin_champion()
-        self._keys = step_keys(run.config, data, champion_digest, initial_digest)
+        self._keys = self._step_keys(run.config, champion_digest=champion_digest, initial_digest=initial_digest)
         self._drop_undone_deployment()
         self._steps = run.config.steps
         self._cached = {step for step in self._steps if self._outputs(step) is not None}
@@ -208,7 +213,7 @@ class _LocalSession:
         for replaced in self._run_dir.glob(".*.old"):
             shutil.rmtree(replaced, ignore_errors=True)
 
-    def _pin_initial_model(self, data: str) -> str:
+    def _pin_initial_model(self) -> str:
         """Replace the alias of the initial model with its version. Return the model's digest for the cache keys.
 
         If an earlier run of this configuration created that version, return the digest of the model with which the
@@ -226,14 +231,14 @@ class _LocalSession:
         else:
             if isinstance(version, Version):
                 made = ModelInfo.load(version.directory / MODEL_DIR).training.get("initial_model_digest", "")
-                self._keys = step_keys(config, data, initial_digest=str(made))
+                self._keys = self._step_keys(config, initial_digest=str(made))
                 trained = self._outputs("train_model")
                 if trained and model_digest(trained) == version.model_digest:
                     return str(made)
             initial = version.model_digest
             pinned = reference(referred[0].root, referred[0].model_name, version.number)
             self._config = config.changed("training", initial_model=pinned)
-        self._keys = step_keys(config, data, initial_digest=initial)
+        self._keys = self._step_keys(config, initial_digest=initial)
         return initial
 
     def _pin_champion(self) -> tuple[str, str]:
@@ -303,6 +308,7 @@ class _LocalSession:
             "AIP_CHECKPOINT_DIR": str(self._checkpoint_dir),
             RUNNER_VARIABLE: str(os.getpid()),
             RUN_VARIABLE: self._config.name,
+            RECEIPTS_VARIABLE: self._receipts.uri,
         }
         if sys.stderr.isatty():
             variables[TERMINAL_VARIABLE] = "1"
