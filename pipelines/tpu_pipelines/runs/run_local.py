@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -39,6 +39,7 @@ from tpu_components.core.registry.reference import MODEL_DIR, reference
 from tpu_components.core.registry.versions import Version, model_digest, now
 from tpu_components.core.results.evaluation_info import Decision, Evaluation
 from tpu_components.core.results.export_info import ExportInfo
+from tpu_components.core.results.receipt import Receipt
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import LOCAL
 from tpu_components.deploy_model.params import DeployResult
@@ -376,6 +377,7 @@ class _LocalSession:
             metrics=evaluation.metrics if evaluation else {},
             gate=gate,
             preflight=preflight.machines[0] if preflight else None,  # The machine that the run is for.
+            receipt=self._receipt(done),
             export=ExportInfo.load(folders["export_model"]) if "export_model" in done else None,
             deployment=deployment,
             artifacts=artifacts | ({"version": deployment.version_dir} if deployment else {}),
@@ -383,6 +385,11 @@ class _LocalSession:
         )
         summary.save(self._run_dir)
         return RunOutcome(summary, bool(failure and failure.is_input_error))
+
+    def _receipt(self, done: Mapping[str, Path]) -> Receipt | None:
+        """Return the receipt of the training, with preflight's prediction if the model was evaluated."""
+        found = (Receipt.find(done[step]) for step in ("evaluate_model", "train_model") if step in done)
+        return next(filter(None, found), None)
 
     def _failure(self) -> tuple[StepRecord | None, Path | None]:
         """Return the record of the failed step, if there is one, and preflight's report if preflight failed."""

@@ -21,12 +21,12 @@ from tpu_components.preflight_training.estimate import Accuracy, StepTime, accur
 
 _Z = 1.6448536269514722  # 95% quantile of the normal distribution.
 # Noise of a run. Published times of one program differ by 3%.
-_NOISES = (0.01, 0.02, 0.035, 0.06, 0.1, 0.18)
+NOISES = (0.01, 0.02, 0.035, 0.06, 0.1, 0.18)
 # Share of the published variance that all programs of a project have in common, and its weight before any receipt.
 # Between publishers, the share is 0.2 to 0.3.
-_PROJECT_SHARES = {0.1: 0.25, 0.25: 0.35, 0.5: 0.2, 0.75: 0.1, 0.9: 0.1}
+PROJECT_SHARES = {0.1: 0.25, 0.25: 0.35, 0.5: 0.2, 0.75: 0.1, 0.9: 0.1}
 # Spread of the project's programs, relative to the published spread, and its weight before any receipt.
-_SCALES = {0.35: 0.05, 0.5: 0.1, 0.7: 0.15, 1.0: 0.4, 1.4: 0.3}
+SCALES = {0.35: 0.05, 0.5: 0.1, 0.7: 0.15, 1.0: 0.4, 1.4: 0.3}
 _BISECTIONS = 50
 
 
@@ -110,7 +110,7 @@ class Calibration:
     @functools.cached_property
     def _grid(self) -> np.ndarray:
         """Noise, share and scale, float64[3, size]."""
-        return np.array(list(itertools.product(_NOISES, _PROJECT_SHARES, _SCALES))).T
+        return np.array(list(itertools.product(NOISES, PROJECT_SHARES, SCALES))).T
 
     def _variances(self, prior: Prior) -> tuple[np.ndarray, np.ndarray]:
         """Return the standard deviation of the project's bias and the variance of the program's."""
@@ -124,7 +124,7 @@ class Calibration:
         noise = self._grid[0] ** 2
         precision = np.ones_like(noise)
         weighted = np.zeros_like(noise)
-        log_weight = np.log([_PROJECT_SHARES[share] * _SCALES[scale] for _, share, scale in self._grid.T])
+        log_weight = np.log([PROJECT_SHARES[share] * SCALES[scale] for _, share, scale in self._grid.T])
         log_weight -= 0.5 * (self._num_runs - len(self._counts)) * np.log(noise) + 0.5 * self._squares / noise
         for prior, count, residual in zip(self._priors, self._counts, self._residuals, strict=True):
             loading, variance = self._variances(prior)
