@@ -34,7 +34,7 @@ def make_receipt(session: Session, result: TrainResult) -> Receipt:
     Without preflight's prediction, the price is the list price in the cheapest region.
     """
     device = session.device
-    slice_ = _find_slice(device, session.group.hosts.count)
+    slice_ = find_slice(device, session.group.hosts.count)
     counts = session.step_times.counts
     seconds = sum(result.paid_seconds.values())
     waited = result.time.get(INPUT)
@@ -47,7 +47,7 @@ def make_receipt(session: Session, result: TrainResult) -> Receipt:
         all_steps=result.steps,
         step_ms=StepQuantiles(*(float(f"{ms:.4g}") for ms in quantiles_ms(counts, QUANTILES))) if counts else None,
         waiting=None if waited is None else waited / (sum(result.time.values()) or 1.0),
-        peak_bytes=_peak_bytes(device),
+        peak_bytes=find_peak_bytes(device),
         start_up_seconds=result.paid_seconds["start_up"],
         seconds=seconds,
         sessions=result.sessions,
@@ -60,7 +60,7 @@ def _program(session: Session) -> str:
     return step_digest(session.model, session.manifest.interface, session.params, device.backend, device.precision)
 
 
-def _find_slice(device: Device, num_hosts: int) -> Slice | None:
+def find_slice(device: Device, num_hosts: int) -> Slice | None:
     """Return the catalogue's TPU slice with these devices, or None if there is none, or the backend does not say."""
     if device.backend != "jax" or device.accelerator == _CPU:
         return None
@@ -73,7 +73,7 @@ def _find_slice(device: Device, num_hosts: int) -> Slice | None:
     return next(fitting, None)
 
 
-def _peak_bytes(device: Device) -> int | None:
+def find_peak_bytes(device: Device) -> int | None:
     """Return the largest peak of this host's devices, or None if they do not report it, as on a CPU."""
     if device.backend != "jax":
         return None

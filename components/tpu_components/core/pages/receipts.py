@@ -46,32 +46,37 @@ def _compare_step(receipt: Receipt, prediction: Prediction) -> _Row:
         return ("Step", predicted, _UNKNOWN, "")
     spread = time_within(measured.p50 / 1e3, measured.p5 / 1e3, measured.p95 / 1e3)
     is_inside = prediction.low_ms <= measured.p50 <= prediction.high_ms
-    look = ("good" if is_inside else "bad") if receipt.is_comparable else ""
-    return ("Step", predicted, spread, _ratio(measured.p50, prediction.step_ms, look))
+    return (
+        "Step",
+        predicted,
+        spread,
+        _ratio(receipt, measured.p50, prediction.step_ms, "good" if is_inside else "bad"),
+    )
 
 
 def _compare_memory(receipt: Receipt, prediction: Prediction) -> _Row:
     predicted = byte_size(prediction.peak_bytes)
     if receipt.peak_bytes is None:
         return ("Memory of a device", predicted, _UNKNOWN, "")
-    ratio = _ratio(receipt.peak_bytes, prediction.peak_bytes)
+    ratio = _ratio(receipt, receipt.peak_bytes, prediction.peak_bytes)
     return ("Memory of a device", predicted, byte_size(receipt.peak_bytes), ratio)
 
 
 def _compare_run(receipt: Receipt, prediction: Prediction) -> list[_Row]:
     predicted = time_within(prediction.seconds, prediction.low_seconds, prediction.high_seconds)
     rows: list[_Row] = [
-        ("Time of the run", predicted, time(receipt.seconds), _ratio(receipt.seconds, prediction.seconds))
+        ("Time of the run", predicted, time(receipt.seconds), _ratio(receipt, receipt.seconds, prediction.seconds))
     ]
     if prediction.usd_per_hour:
-        paid = dollars(receipt.price.usd) if receipt.price else _UNKNOWN
-        ratio = _ratio(receipt.price.usd, prediction.usd[0]) if receipt.price else ""
+        paid = dollars(receipt.price.usd) if receipt.price else Cell("unknown", "note")
+        ratio = _ratio(receipt, receipt.price.usd, prediction.usd[0]) if receipt.price else ""
         rows.append(("Price of the run", dollars_within(*prediction.usd), paid, ratio))
     return rows
 
 
-def _ratio(measured: float, predicted: float, look: str = "") -> Cell:
-    return Cell(f"{number(measured / predicted)}" if predicted else "", look)
+def _ratio(receipt: Receipt, measured: float, predicted: float, look: str = "") -> Cell:
+    """Return measured relative to predicted, or an empty cell if they are not comparable."""
+    return Cell(number(measured / predicted), look) if receipt.is_comparable and predicted else Cell("")
 
 
 def _warnings(receipt: Receipt) -> list[Block]:

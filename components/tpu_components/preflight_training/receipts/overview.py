@@ -33,8 +33,8 @@ _NOTES = [
 ]
 _INTERVALS = {"next run of": "<", "on": "<", "time / estimate": ">", "from": "<"}
 _NEW = {
-    "a new program, at least half of the matrix units' peak": WELL_USED,
-    "a new program, less than half": 0.0,
+    "new, at least half of the peak": WELL_USED,
+    "new, less than half": 0.0,
 }
 
 
