@@ -388,8 +388,8 @@ class _LocalSession:
 
     def _receipt(self, done: Mapping[str, Path]) -> Receipt | None:
         """Return the receipt of the training, with preflight's prediction if the model was evaluated."""
-        found = (Receipt.find(done[step]) for step in ("evaluate_model", "train_model") if step in done)
-        return next(filter(None, found), None)
+        receipts = (Receipt.find(done[step]) for step in ("evaluate_model", "train_model") if step in done)
+        return next(filter(None, receipts), None)
 
     def _failure(self) -> tuple[StepRecord | None, Path | None]:
         """Return the record of the failed step, if there is one, and preflight's report if preflight failed."""

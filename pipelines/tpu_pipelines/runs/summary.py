@@ -175,8 +175,8 @@ def as_text(summary: Summary) -> str:
         lines.append(f"  {name:<20}{step.state:<11}{time:>8}")
     if summary.preflight:
         lines += ["", f"  preflight: {summary.preflight.summary}"]
-    if summary.receipt and (step := describe_step(summary.receipt)):
-        lines.append(f"  a step: {step}")
+    if summary.receipt and (compared := describe_step(summary.receipt)):
+        lines.append(f"  a step: {compared}")
     if metrics := summary.metrics:
         shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _HEADLINES if metrics.get(name) is not None)
         lines += ["", f"  test: {shown} ({metrics.get('num_examples') or 0:,} examples)"]
