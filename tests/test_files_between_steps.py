@@ -6,6 +6,7 @@ import json
 import google_crc32c
 import pytest
 
+from tests.components.preflight_training.receipts.runs import predict, receive
 from tests.evidence.fuzz.mutations import VALUES, changed, places
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.component.step_record import StepRecord
@@ -135,6 +136,7 @@ MACHINE = MachineReport(
 )
 DATA = DataFacts(Interface(IMAGES, 2), 30, 640, HostRate(10.0, 20.0, True, 2))
 PREFLIGHT = PreflightReport("cnn", {}, "jax", "mixed_bfloat16", {"jax": "1"}, DATA, (MACHINE,), ())
+RECEIPT = receive(prediction=predict())
 RECORD = StepRecord("train_model", "failed", 2.5, "no", True)
 SUMMARY = Summary(
     status="succeeded",
@@ -147,6 +149,7 @@ SUMMARY = Summary(
     metrics={"accuracy": 0.5, "loss": 2.5, "num_examples": 3},
     gate=EVALUATION.gate,
     preflight=dataclasses.replace(MACHINE, layers=()),
+    receipt=RECEIPT,
     export=EXPORT,
     deployment=DEPLOYMENT,
     artifacts={"model": "runs/digits/model"},
@@ -158,6 +161,7 @@ FILES = {
     "evaluation.json": EVALUATION,
     "export.json": EXPORT,
     "deployment.json": DEPLOYMENT,
+    "receipt.json": RECEIPT,
     "step.json": RECORD,
     "summary.json": SUMMARY,
 }

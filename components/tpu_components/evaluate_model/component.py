@@ -40,6 +40,7 @@ def evaluate_model(
     accelerator: str = "auto",
     num_replicas: int = 0,
     num_pictures: int = 60,
+    prediction: Dict[str, Any] = {},
 ) -> bool:
     """Score a model and the champion on one split. Return the gate's decision.
 
@@ -93,6 +94,8 @@ def evaluate_model(
             `resources.evaluate_model.machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU.
         num_replicas: Number of devices. 0 uses all devices, or one on a CPU.
         num_pictures: Number of wrong predictions that the report shows.
+        prediction: Output `prediction` of preflight_training. The report compares it with what training measured. Empty
+            means none.
 
     Returns:
         evaluation: Evaluation: `evaluation.json`, `report.html` and the scored examples.

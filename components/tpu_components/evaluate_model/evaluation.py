@@ -28,6 +28,7 @@ from tpu_components.core.models.trained import load_trained_model
 from tpu_components.core.pages.blocks import Block
 from tpu_components.core.registry.versions import model_digest
 from tpu_components.core.results.evaluation_info import EvaluatedModel
+from tpu_components.core.results.receipt import Receipt
 from tpu_components.evaluate_model.judging import judge, record
 from tpu_components.evaluate_model.params import CLASS, LENGTH, EvaluateParams, EvaluateResult
 from tpu_components.evaluate_model.predicting import Predictions, find_seen_examples, predict_split
@@ -79,9 +80,12 @@ def evaluate_model(
         evaluation.save(staged)
         np.savez_compressed(staged / PREDICTIONS_FILE, **predictions.saved)
         examples = _show_examples(params, device, records_dir, manifest, model_dir, predictions)
-        report = render_report(
-            evaluation, manifest, info, load_history(model_dir), examples, dataclasses.asdict(params)
-        )
+        receipt = Receipt.find(model_dir)  # Models of other programs and of older versions have none.
+        if receipt and params.prediction:
+            receipt = receipt.with_prediction(params.prediction)
+            receipt.save(staged)
+        gate = {name: value for name, value in dataclasses.asdict(params).items() if name != "prediction"}
+        report = render_report(evaluation, manifest, info, load_history(model_dir), examples, gate, receipt)
         (staged / REPORT_FILE).write_text(report, encoding="utf-8")
     decision = evaluation.gate
     verdict = "passed the gate" if decision.promote else "did not pass the gate"

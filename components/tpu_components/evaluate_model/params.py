@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.names import as_nfc
@@ -79,6 +79,8 @@ class EvaluateParams:
             `resources.evaluate_model.machine`. Elsewhere it is a GPU if the backend sees one, otherwise the CPU.
         num_replicas: Number of devices. 0 uses all devices, or one on a CPU.
         num_pictures: Number of wrong predictions that the report shows.
+        prediction: Output `prediction` of preflight_training. The report compares it with what training measured. Empty
+            means none.
     """
 
     champion: str = ""
@@ -99,6 +101,7 @@ class EvaluateParams:
     accelerator: Annotated[str, ACCELERATORS] = "auto"
     num_replicas: NotNegative = 0
     num_pictures: NotNegative = 60
+    prediction: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -47,8 +47,10 @@ from tpu_components.core.pages.evaluation import (
     tabulate_names,
 )
 from tpu_components.core.pages.pictures import show_picture
+from tpu_components.core.pages.receipts import compare_prediction
 from tpu_components.core.pages.scores import list_scores
 from tpu_components.core.results.evaluation_info import Evaluation
+from tpu_components.core.results.receipt import Receipt
 
 _MAX_SHOWN_CLASSES = 30  # In the matrix on the page.
 _MAX_PAIRS = 30
@@ -87,6 +89,7 @@ def render_report(
     history: History,
     examples: Sequence[Block],
     gate: Mapping[str, Any],
+    receipt: Receipt | None = None,
 ) -> str:
     """Return the report as one HTML document.
 
@@ -100,6 +103,7 @@ def render_report(
             measured, `learning_rate` and `examples_per_second`. Empty if unknown.
         examples: Sections that show examples.
         gate: Fields of `EvaluateParams`.
+        receipt: Receipt of the training run, or None if the model has none.
     """
     title, subtitle = describe_run(manifest, info)
     confused, calibration = _classification(evaluation.challenger) if manifest.task == CLASSIFICATION else ([], [])
@@ -112,6 +116,7 @@ def render_report(
             ),
             *compare_slices(evaluation),
             Section("Training", chart_training(history)),
+            *compare_prediction(receipt),
             *confused,
             *tabulate_names(evaluation, manifest, info),
             *examples,

@@ -222,7 +222,7 @@ def _checked(inputs: Mapping[str, Any], params: type) -> dict[str, Any]:
     whole = {name: _STAND_INS.get(name) for name in received} | constants
     is_complete = all(name in whole for name, field in fields.items() if field.is_required)
     if is_complete and None not in whole.values():
-        complete = params_from(whole, params)
+        complete: Any = params_from(whole, params)
         if isinstance(complete, WriteParams) and "source" in read:
             check_source(complete)
     _check_model(read)

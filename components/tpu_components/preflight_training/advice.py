@@ -107,9 +107,9 @@ class Adviser:
                 "" if " groups of " in what else " More features would cost little. Fewer features would save nothing."
             )
             yield f"{layer.name} spends {layer.padding_ms:.2g} of its {layer.ms:.2g} ms on padding: {what}.{more}"
-        if (step.communication_ms or 0.0) > _MUCH_COMMUNICATION * step.total_ms:
+        if (step.communication_ms or 0.0) > _MUCH_COMMUNICATION * step.compiler_ms:
             yield (
-                f"Summing gradients takes up to {step.communication_ms:.2g} of the step's {step.total_ms:.2g} ms. A "
+                f"Summing gradients takes up to {step.communication_ms:.2g} of the step's {step.compiler_ms:.2g} ms. A "
                 "larger batch per replica, or a smaller slice, would use the chips better."
             )
         yield from self._advise_batch()

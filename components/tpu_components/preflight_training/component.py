@@ -35,7 +35,9 @@ def preflight_training(
     max_host_wait: float = 0.0,
     compile_timeout_seconds: float = 900.0,
     compile_memory_mib: int = 16384,
-) -> NamedTuple("Results", [("timeout", str), ("footprint", Dict[str, Any])]):  # type: ignore[valid-type]
+) -> NamedTuple(  # type: ignore[valid-type]
+    "Results", [("timeout", str), ("footprint", Dict[str, Any]), ("prediction", Dict[str, Any])]
+):
     """Compile the training step for its machine. Fail if the step does not fit in memory or exceeds a budget.
 
     Args:
@@ -77,6 +79,9 @@ def preflight_training(
         footprint: Footprint of the training step, which is stored with a registered version. Keys: `machine`, `region`,
             `spot`, `num_examples`, `num_validation`, `epochs`, `global_batch`, `parameters`, `step_ms`, `peak_bytes`,
             `capacity_bytes`, `usd_per_hour`, `compiler`, `target`, `price_factor`.
+        prediction: Predicted time, memory and price of the training run, which evaluate_model compares with the run.
+            Keys: `program`, `machine`, `step_ms`, `low_ms`, `high_ms`, `compiler_ms`, `mxu_utilization`, `peak_bytes`,
+            `seconds`, `low_seconds`, `high_seconds`, `usd_per_hour`, `price_source`, `basis`.
     """
     inputs = dict(locals())
     import dataclasses
@@ -91,13 +96,14 @@ def preflight_training(
         shutil.copyfile(f"{preflight.path}/{PREFLIGHT_REPORT_FILE}", report.path)
         figures = dataclasses.asdict(result)
         footprint = figures.pop("footprint")
+        prediction = figures.pop("prediction")
         preflight.metadata.update(figures)
         if not result.passed:
             raise InputError(
                 f"Stopped before training: {'; '.join(result.reasons)}. Correct the configuration; the report says "
                 "more. To train without this check, set preflight: false."
             )
-        return f"{result.timeout_seconds}s", footprint
+        return f"{result.timeout_seconds}s", footprint, prediction
 
     return run_component(
         "preflight_training", preflight_training, PreflightParams, inputs, "records", "preflight", then=show

@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from tpu_components.core.base.formatting import time_within
+from tpu_components.core.base.formatting import number, time_within
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.machines.machine_spec import TPU, Generation, Slice
 from tpu_components.preflight_training.compiling.hlo import (
@@ -99,8 +99,11 @@ INTERVALS = (
 
 def accuracy_of(generation: Generation, mxu_utilization: float) -> Accuracy:
     """Return how accurate estimates are at this share of the matrix units' peak. For GPUs, return `_UNKNOWN`."""
-    if generation.accelerator != TPU:
-        return _UNKNOWN
+    return accuracy_at(mxu_utilization) if generation.accelerator == TPU else _UNKNOWN
+
+
+def accuracy_at(mxu_utilization: float) -> Accuracy:
+    """Return how accurate estimates for TPUs are at this share of the matrix units' peak."""
     return _WELL if mxu_utilization >= WELL_USED else _LITTLE
 
 
@@ -133,6 +136,8 @@ class StepTime:
         flops: Operations of all matrix products on one device.
         low_ms: Lower end of the 90% interval of `total_ms`.
         high_ms: Upper end of the 90% interval of `total_ms`.
+        factor: Ratio of `total_ms` to the compiler's estimate. It is 1 without receipts of the project's runs.
+        basis: Receipts from which factor and interval follow, in words. Empty without receipts.
     """
 
     compute_ms: float
@@ -142,11 +147,23 @@ class StepTime:
     flops: float
     low_ms: float
     high_ms: float
+    factor: float = 1.0
+    basis: str = ""
+
+    @property
+    def compiler_ms(self) -> float:
+        """The compiler's estimate: computation and communication, one after the other."""
+        return self.compute_ms + (self.communication_ms or 0.0)
 
     @property
     def total_ms(self) -> float:
-        """Time of computation and communication, one after the other."""
-        return self.compute_ms + (self.communication_ms or 0.0)
+        """Time of the step: the compiler's estimate, times the factor that receipts give."""
+        return self.factor * self.compiler_ms
+
+    @property
+    def basis_text(self) -> str:
+        """The receipts that the interval rests on, or an empty string without receipts."""
+        return f"{number(self.factor)} times the compiler's estimate, from {self.basis}" if self.basis else ""
 
     @property
     def text(self) -> str:

@@ -41,6 +41,8 @@ from tpu_components.preflight_training.params import (
     PreflightResult,
     timeout_seconds,
 )
+from tpu_components.preflight_training.receipts.calibration import calibrated, runs_of
+from tpu_components.preflight_training.receipts.store import ReceiptStore
 from tpu_components.preflight_training.report import write_report
 
 _STEP = "preflight_training"
@@ -66,13 +68,14 @@ def preflight_training(
     storage.require_output(output, PREFLIGHT_FILE)
     manifest = Manifest.load(records_dir, verify=False)
     facts = DataFacts.from_manifest(manifest, {name: split.num_examples for name, split in manifest.splits.items()})
-    examination = Examination(params, [params.paid], cache_dir)
+    examination = Examination(params, [params.paid], cache_dir, store=ReceiptStore.of_environment())
     report = examination.report(facts, functools.partial(examination.measurement.of_records, records_dir, manifest))
     with storage.staged_directory(output) as staged:
         write_report(report, staged)
     machine = report.machines[0]
     progress.say(_STEP, machine.summary)
     footprint = report.footprint(machine)
+    prediction = report.prediction(machine)
     return PreflightResult(
         passed=machine.passed,
         machine=machine.machine,
@@ -83,6 +86,7 @@ def preflight_training(
         usd_per_run=(machine.cost.usd_per_run if machine.cost else None) or 0.0,
         timeout_seconds=machine.timeout_seconds,
         footprint=dataclasses.asdict(footprint) if footprint else {},
+        prediction=dataclasses.asdict(prediction) if prediction else {},
     )
 
 
@@ -112,9 +116,10 @@ class Examination:
         cache_dir: Folder in which compilations and measurements are kept between runs. None means
             `sandbox.default_cache_dir`.
         is_timed: Whether times and prices are estimated in addition to the memory.
+        store: Receipts of the project's runs, from which the intervals follow, or None for the published intervals.
 
     Raises:
-        InputError: If the TPU compiler is not installed.
+        InputError: If the TPU compiler is not installed, or a receipt is damaged.
     """
 
     def __init__(
@@ -123,11 +128,13 @@ class Examination:
         machines: Sequence[PaidMachine],
         cache_dir: Path | None = None,
         is_timed: bool = True,
+        store: ReceiptStore | None = None,
     ) -> None:
         sandbox.require_compiler(paid.slice for paid in machines)
         self.params = params
         self.machines = machines
         self.is_timed = is_timed
+        self.runs = runs_of(store.load()) if store and is_timed else []
         limits = params.compile_timeout_seconds, params.compile_memory_mib
         self.cache_dir = cache_dir or sandbox.default_cache_dir()
         self._sandbox = sandbox.Sandbox(*limits, self.cache_dir)
@@ -301,6 +308,7 @@ class MachineExamination:
             host_calls=program.host_calls if program else (),
             unknown_loops=program.unknown_loops if program else 0,
             untimed=self._untimed,
+            program=outcome.program,
         )
         broken = (*self._objections(), *self._broken_budgets(report))
         advice, worth_it = Adviser(report, paid, self.data).advise()
@@ -324,7 +332,9 @@ class MachineExamination:
         if program is None or not self.whole.is_timed or not program.has_estimate:
             return None
         summed = gradient_bytes(self.outcome.parameters) if is_summed_apart else 0
-        return time_step(program, self.compilation.machine, summed)
+        machine = self.compilation.machine
+        step = time_step(program, machine, summed)
+        return calibrated(step, self.whole.runs, self.outcome.program, machine.name)
 
     @property
     def _untimed(self) -> str:

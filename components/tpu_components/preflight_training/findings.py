@@ -11,6 +11,7 @@ from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.core.results.receipt import Prediction
 from tpu_components.preflight_training.compiling.outcome import FITS, MAY_FIT
 from tpu_components.preflight_training.compiling.sandbox import CRASHED, OUT_OF_MEMORY, TIMED_OUT
 from tpu_components.preflight_training.data import DataFacts, HostRate
@@ -145,6 +146,7 @@ class MachineReport:
         has_namesakes: Whether the report has another machine with the same name and target.
         target: Platform that trains. Empty unless the report compares several platforms.
         untimed: Reason why the time is unknown although the training step fits. Empty if the time is known.
+        program: Digest of the step, by which receipts of its runs are recognized. Empty if unknown.
     """
 
     machine: str
@@ -185,6 +187,7 @@ class MachineReport:
     has_namesakes: bool = False
     target: str = ""
     untimed: str = ""
+    program: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return every field, and `passed`, `reasons` and `summary`, which follow from them."""
@@ -354,11 +357,38 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
             epochs=machine.epochs,
             global_batch=machine.global_batch,
             parameters=machine.parameters,
-            step_ms=machine.step.total_ms,
+            step_ms=machine.step.compiler_ms,  # Comparable with footprints from before the receipts.
             peak_bytes=machine.peak_bytes,
             capacity_bytes=machine.capacity_bytes,
             usd_per_hour=cost.usd_per_hour if cost else 0.0,
             compiler=self.compiler,
             target=cost.target if cost else "",
             price_factor=cost.factor if cost else 1.0,
+        )
+
+    def prediction(self, machine: MachineReport) -> Prediction | None:
+        """Return the prediction for a machine of the report, to compare it with the run.
+
+        Return None if the training step does not fit, or its time is unknown.
+        """
+        step = machine.step
+        epoch = machine.epoch
+        cost = machine.cost
+        if machine.verdict != FITS or step is None or epoch is None:
+            return None
+        return Prediction(
+            program=machine.program,
+            machine=machine.machine,
+            step_ms=step.total_ms,
+            low_ms=step.low_ms,
+            high_ms=step.high_ms,
+            compiler_ms=step.compiler_ms,
+            mxu_utilization=step.mxu_utilization,
+            peak_bytes=machine.peak_bytes,
+            seconds=machine.epochs * epoch.seconds,
+            low_seconds=machine.epochs * epoch.low_seconds,
+            high_seconds=machine.epochs * epoch.high_seconds,
+            usd_per_hour=cost.usd_per_hour if cost else 0.0,
+            price_source=f"{cost.kind}, in {cost.region} ({cost.date})" if cost else "",
+            basis=step.basis,
         )

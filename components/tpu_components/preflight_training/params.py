@@ -89,6 +89,7 @@ class PreflightResult:
         usd_per_run: Expected price of a run, or 0 if no price is known.
         timeout_seconds: Time limit of training, or 0 if its time is unknown.
         footprint: Fields of the `Footprint` of the training run. Empty if the training step does not fit.
+        prediction: Fields of the `Prediction` of the training run. Empty if its time is unknown.
     """
 
     passed: bool
@@ -100,3 +101,4 @@ class PreflightResult:
     usd_per_run: float
     timeout_seconds: int = 0
     footprint: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    prediction: Mapping[str, Any] = dataclasses.field(default_factory=dict)

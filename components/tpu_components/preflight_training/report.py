@@ -182,7 +182,7 @@ class _MachineText:
         size = f"{byte_size(machine.peak_bytes)} of {byte_size(machine.capacity_bytes)} per device"
         waiting = "doubtful" if epoch.host_wait > 0.5 else ""
         figures = [
-            Figure("Step", step.text, [_parts(step)]),
+            Figure("Step", step.text, [_parts(step), *([step.basis_text] if step.basis else [])]),
             Figure("Epoch", epoch.text, [f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device"]),
             Figure("Price of a run", cost.text if cost else _UNKNOWN, price),
             Figure("Memory", percent(machine.peak_bytes / machine.capacity_bytes), [size]),
@@ -260,6 +260,7 @@ class _MachineText:
             )
         return [
             ("step", f"{step.text} = {_parts(step)}"),
+            ("receipts", step.basis_text),
             ("matrix units", f"{percent(step.mxu_utilization)} used while the device computes"),
             ("epoch", f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device, {epoch.text} with waiting"),
             (
@@ -281,7 +282,7 @@ class _MachineText:
             "everything else": sum(layer.ms for layer in layers) - products - padding,
             "communication, at most": step.communication_ms,
         }
-        whole = step.total_ms or 1
+        whole = step.compiler_ms or 1
         rows = [
             (name, _milliseconds(ms), _UNKNOWN if ms is None else Cell(percent(ms / whole), share=ms / whole))
             for name, ms in parts.items()
@@ -379,7 +380,11 @@ def _advice(report: PreflightReport) -> Sentences:
 def _origins(report: PreflightReport) -> list[tuple[str, str]]:
     """Return the origin of the report's numbers, and the costs that they exclude."""
     estimated = [machine for machine in report.machines if machine.step]
-    accuracies = [machine.accuracy.text for machine in estimated]
+    # Receipts of the project's runs replace the published step times.
+    accuracies = [
+        f"{machine.label}: {machine.step.basis_text}" if machine.step and machine.step.basis else machine.accuracy.text
+        for machine in estimated
+    ]
     prices = [
         f"{machine.cost.kind} ({machine.cost.date}); {machine.cost.source}"
         if machine.cost
@@ -402,7 +407,8 @@ def _origins(report: PreflightReport) -> list[tuple[str, str]]:
 
 def _parts(step: StepTime) -> str:
     guessed = f", {percent(step.guessed_share)} guessed" if step.guessed_share > MUCH_GUESSED else ""
-    return f"{_milliseconds(step.compute_ms)} compute{guessed} + {_milliseconds(step.communication_ms)} communication"
+    parts = f"{_milliseconds(step.compute_ms)} compute{guessed} + {_milliseconds(step.communication_ms)} communication"
+    return f"{number(step.factor)} × ({parts})" if step.basis else parts
 
 
 def _layers(layers: Sequence[LayerTime], is_short: bool) -> list[Block]:

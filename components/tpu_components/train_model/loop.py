@@ -53,16 +53,22 @@ class FitLoop:
         """
         session = self._session
         epoch, first = session.progress.epoch, session.progress.step
+        times = session.step_times
 
         def end_step(batch: int, logs: Mapping[str, Any]) -> None:
             step = first + batch + 1
             loss = float(logs["loss"])
             if not np.isfinite(loss):
                 raise session.divergence(step, "the loss")
+            if batch:  # The first step of a call of `fit` includes its set-up.
+                times.reach(step)
+            else:
+                times.start(step)
             session.end_first_step()
             bar.update(session.examples_before(step) - session.examples_before(step - 1), f"loss {loss:.4f}")
             if session.is_due(step):
                 session.save_checkpoint(step)
+                times.start(step)
 
         # `fit` resets the metrics before it calls `on_epoch_begin`.
         callback = keras.callbacks.LambdaCallback(lambda *_: session.restore_metrics(), on_train_batch_end=end_step)
@@ -246,6 +252,8 @@ class DeviceLoop:
         carry, watch = self._begin(step)
         with clock.measure(INPUT):
             self._feed.open(session.progress.epoch, step)
+        times = session.step_times
+        times.start(step)
         earlier: tuple[Watch, int] | None = None
         while step < session.steps:
             with clock.measure(INPUT):
@@ -259,6 +267,9 @@ class DeviceLoop:
                 if earlier is not None:  # One block computes while the next one is queued.
                     earlier[0].loss.block_until_ready()
             step += count
+            if session.has_stepped:
+                # Without asynchronous dispatch, this block has ended too.
+                times.reach(step if watch.loss.is_ready() else step - count)
             now = time.monotonic()
             self._pace.learn(now - before)
             before = now
@@ -271,13 +282,19 @@ class DeviceLoop:
             elif ready is None or now - looked < _LOOK_SECONDS:
                 continue
             with clock.measure(COMPUTE):
+                is_first = not session.has_stepped
                 loss = self._look(*ready, first)
             bar.update(session.examples_before(ready[1]) - session.examples_before(shown), f"loss {loss:.4f}")
             shown = ready[1]
             looked = now
+            if is_first:  # It has compiled the program.
+                times.start(step)
+            elif ready[1] == step:
+                times.reach(step)
             if is_due:
                 self._leave(carry)
                 session.save_checkpoint(step)
+                times.start(step)
         self._leave(carry)
         metrics = {name: float(value) for name, value in self._model.get_metrics_result().items()}
         return {**metrics, "loss": float(watch.loss)}  # A custom `train_step` may keep no mean of the loss.

@@ -38,6 +38,7 @@ from tpu_components.train_model.goodput import GoodputRecorder
 from tpu_components.train_model.initial_model import InitialModel
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, INPUT, Stopwatch
 from tpu_components.train_model.result import STEP
+from tpu_components.train_model.step_times import StepTimes
 
 # Parameters that may change between two sessions of one run. Only the number of replicas changes the result.
 _FREE_TO_CHANGE = ("checkpoint_seconds", "num_replicas", "profile_steps", "residency", "steps_per_execution")
@@ -83,6 +84,7 @@ class Session:
         steps: Steps of an epoch.
         batch_size: Examples per step, of all replicas together.
         has_stepped: Whether this session's first step has ended.
+        step_times: Distribution of the time of steps, in all sessions on the same devices.
     """
 
     def __init__(
@@ -118,8 +120,9 @@ class Session:
                 checkpoint.assign(self.model.weights, weights)
         self.freezer = Freezer(self.model)
         self.stages = plan_stages(params)
-        for stage in self.stages:  # Raises for a name that matches no layer, before training.
-            self.freezer.freeze(stage.frozen)
+        self.step_times = StepTimes()
+        # Raises for a name that matches no layer, before training.
+        self._most_trainable = max(self.freezer.freeze(stage.frozen) for stage in self.stages)
         self._compile(self.stages[0])
         self.code = check_rebuilds(self.model, params.model, manifest.task)
         if message := say_what_is_used(self.model, self.stage.params):
@@ -143,6 +146,7 @@ class Session:
         if stage is not self.stages[0]:  # Random draws must not depend on the step that the session started at.
             keras.utils.set_random_seed((self.params.seed + stage.number) % 2**32)
         self.stage, self.num_trainable = stage, self.freezer.freeze(stage.frozen)
+        self.step_times.is_counting = self.num_trainable == self._most_trainable
         with self.device.scope():
             averages = compile_model(
                 self.model,
@@ -271,7 +275,14 @@ class Session:
         if not self._has_checkpoints:
             return
         history = list(self.progress.history)
-        now = dataclasses.replace(self.progress, history=history, saved_at=time.time(), **changes)
+        now = dataclasses.replace(
+            self.progress,
+            history=history,
+            saved_at=time.time(),
+            step_counts=self.step_times.counts,
+            timed_on=self.device.name,
+            **changes,
+        )
 
         def work() -> None:
             self._unchanged.result()
@@ -340,6 +351,8 @@ class Session:
             self.best = None
             return False
         self.progress = now = TrainingProgress(**saved)
+        if now.timed_on == self.device.name:  # Steps on other devices say nothing about these devices.
+            self.step_times.resume(now.step_counts)
         for entry in now.history:
             replay(entry)
         self.enter_stage_of(now.epoch if now.step else now.epoch - 1)  # The stage of the saved optimizer.

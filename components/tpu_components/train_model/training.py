@@ -54,6 +54,7 @@ from tpu_components.train_model.goodput import GoodputRecorder
 from tpu_components.train_model.initial_model import find_initial_model
 from tpu_components.train_model.loop import make_loop
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, HOST, INPUT, PROFILES, StepProfile, profiler
+from tpu_components.train_model.receipts import leave_receipt
 from tpu_components.train_model.result import STEP, TrainResult
 from tpu_components.train_model.session import Session, run_digest
 from tpu_components.train_model.validation import Validation, ValidationSplit
@@ -441,6 +442,7 @@ class _Training:
                 },
                 digests={name: file_sha256(staged / name) for name in (ARCHITECTURE_FILE, BEST_WEIGHTS_FILE)},
             ).save(staged)
+            leave_receipt(session, result, staged)
 
     def _save_weights(self, directory: Path) -> None:
         """Write the weights of the last epoch and of the best epoch, without the optimizer's variables."""

@@ -31,6 +31,7 @@ from tpu_components.core.results.evaluation_info import Rule
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.preflight_training import report
 from tpu_components.preflight_training.findings import PreflightReport
+from tpu_components.preflight_training.receipts.store import ReceiptStore
 from tpu_components.serving.inputs import ExamplePrediction, predict_inputs
 from tpu_pipelines.api.turns import in_turn
 from tpu_pipelines.checks.check_list import UNASKED, examine
@@ -389,7 +390,8 @@ def preflight(
     """
     parsed = load_config(config, overrides)
     folder = Location(workspace).as_path() / f"{parsed.name}-preflight"
-    compiling.preflight(parsed, machines, folder, region=load_settings(os.environ).region)
+    store = ReceiptStore.of_workspace(Location(workspace).as_path())
+    compiling.preflight(parsed, machines, folder, region=load_settings(os.environ).region, store=store)
     return Preflight.load(folder)
 
 

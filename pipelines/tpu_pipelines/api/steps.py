@@ -32,6 +32,7 @@ def preflight_step(
     compile_timeout_seconds: float = PreflightParams.compile_timeout_seconds,
     compile_memory_mib: int = PreflightParams.compile_memory_mib,
     cache_dir: str | Path | None = None,
+    receipts: str | Path = "",
     kwargs: Mapping[str, Any] | None = None,
     **jit_options: Any,
 ) -> StepReport | StepComparison:
@@ -60,6 +61,8 @@ def preflight_step(
         compile_timeout_seconds: Time limit of one compilation.
         compile_memory_mib: Memory limit of the process that compiles, in MiB.
         cache_dir: Folder that keeps outcomes of compilations; None is `~/.cache/tpu-pipelines/preflight`.
+        receipts: Folder of receipts of your runs, local or in a bucket, from which the interval follows. Empty is the
+            folder in TPU_PIPELINES_RECEIPTS, or `runs/receipts`.
         kwargs: Keyword arguments of the step.
         **jit_options: Options of `jax.jit`: `in_shardings`, `out_shardings`, `static_argnums`, `static_argnames`,
             `donate_argnums` and others.
@@ -96,6 +99,7 @@ def preflight_step(
         largest=largest,
         levels=levels,
         default_backend=default_backend,
+        receipts=str(receipts),
     )
     box = _sandbox(compile_timeout_seconds, compile_memory_mib, cache_dir)
     with box:

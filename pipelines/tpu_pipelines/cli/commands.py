@@ -422,6 +422,29 @@ COMMANDS = (
         ),
     ),
     Command(
+        "receipts",
+        "learn the intervals of preflight from the receipts of your own runs",
+        "[list]: list the receipts that preflight uses, with predicted and measured figures, and the intervals that "
+        "follow. add PLACE…: add receipts, each run once. Receipts have no weights, data, shapes, paths or names. "
+        "Preflight then bases its intervals on these runs. TPU_PIPELINES_RECEIPTS names another folder, also in a "
+        "bucket.",
+        "add runs",
+        "receipts.receipts",
+        (
+            argument(
+                "action", nargs="?", default="list", choices=("list", "add"), metavar="list|add", help="(default: list)"
+            ),
+            argument(
+                "places",
+                nargs="*",
+                metavar="PLACE",
+                help="add: a receipt.json, or a folder or bucket that is searched for them",
+            ),
+            WORKSPACE,
+            json_flag(),
+        ),
+    ),
+    Command(
         "machines",
         "list the TPU machines that a configuration can name",
         "List the TPU slices and GPU machines of Vertex AI and GKE: fields, chips, prices and regions.",

@@ -9,6 +9,7 @@ from pathlib import Path
 from tpu_components.core.base.errors import BAD_INPUT, DONE, REJECTED, InputError
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE
+from tpu_components.preflight_training.receipts.store import ReceiptStore
 from tpu_components.preflight_training.report import as_text
 from tpu_pipelines.checks.check_list import UNASKED, examine
 from tpu_pipelines.cli.arguments import LIMIT, MODEL
@@ -106,7 +107,8 @@ def preflight(arguments: argparse.Namespace) -> int:
     region = load_settings(os.environ, arguments.settings).region
     is_timed = not arguments.quick
     platforms = [PLATFORMS[name] for name in arguments.target]
-    report = compiling.preflight(config, names, directory, like, platforms, planned, region, is_timed)
+    store = ReceiptStore.of_workspace(arguments.workspace)
+    report = compiling.preflight(config, names, directory, like, platforms, planned, region, is_timed, store)
     comparison = FootprintComparison.make(report, baseline, *limits) if baseline else None
     if baseline and not comparison and report.machines[0].passed:
         tell_hint(f"not compared with {baseline.name}: the time on {report.machines[0].machine} is unknown")

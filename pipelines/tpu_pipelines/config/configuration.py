@@ -43,11 +43,11 @@ _OF_THE_RUN: dict[str, Any] = {
     "preflight": {},
 }  # Parameters of deploy_model that a configuration cannot set.
 CONFIGS_DIR = Path(__file__).parents[1] / "configs"
-# In a workspace, `NAME.runs` is the folder of the earlier runs of NAME; the others are its registry and its pages.
+# In a workspace, `NAME.runs` is the folder of earlier runs of NAME; the others are its registry, receipts and pages.
 RUN_NAME = Pattern(
-    r"(?![.-])(?!(registry|index\.html|comparison\.html)$)(?!.*\.runs$)[\w.-]{1,64}",
+    r"(?![.-])(?!(registry|receipts|index\.html|comparison\.html)$)(?!.*\.runs$)[\w.-]{1,64}",
     "at most 64 letters, digits, '-', '_' and '.', without '-' or '.' at the start, and not 'registry', "
-    "'index.html', 'comparison.html' or a name that ends in '.runs', which a workspace reserves",
+    "'receipts', 'index.html', 'comparison.html' or a name that ends in '.runs', which a workspace reserves",
 )
 _NAME = Annotated[str, RUN_NAME]
 
@@ -302,6 +302,7 @@ _PARAMS: dict[str, Any] = {
 _SET_ELSEWHERE = {
     "training": ("model", "model_parameters"),
     "preflight": ("training", "epochs", "paid"),
+    "gate": ("prediction",),
     "deploy": tuple(_OF_THE_RUN),
 }
 # Field of every setting, by section and name.
@@ -408,7 +409,7 @@ def _read_training(values: Any, model: ModelSection | None) -> TrainParams:
 def _read_gate(values: Any, data: WriteParams | None, training: TrainParams | None) -> EvaluateParams:
     if data and (values is None or isinstance(values, dict)):
         values = {"max_regression": {TASKS[data.asked].judged: 0.0}, **(values or {})}
-    gate: EvaluateParams = _read_section(values, EvaluateParams, "gate")
+    gate: EvaluateParams = _read_section(values, EvaluateParams, "gate", {"prediction": {}})
     try:
         if data:
             gate.check_task(data.asked, dict.fromkeys(training.metrics if training else ()))

@@ -202,7 +202,9 @@ def checkpoint_folder(config: Config, fingerprint: Mapping[str, str]) -> str:
     return f"{config.name}/{digest_of(made_of)[:12]}"
 
 
-def step_keys(config: Config, data: str, champion_digest: str = "", initial_digest: str = "") -> dict[str, str]:
+def step_keys(
+    config: Config, data: str, champion_digest: str = "", initial_digest: str = "", receipts_digest: str = ""
+) -> dict[str, str]:
     """Return the cache key of each step, by the step's name.
 
     Args:
@@ -210,6 +212,7 @@ def step_keys(config: Config, data: str, champion_digest: str = "", initial_dige
         data: `data_version` of the source.
         champion_digest: Digest of the registry's champion. Empty if there is none.
         initial_digest: Digest of the model whose weights training starts with. Empty if there is none.
+        receipts_digest: Digest of the receipts from which preflight's intervals follow. Empty if there are none.
 
     Returns:
         Equal keys mean equal outputs. A key covers the step's parameters and code, and the keys of the steps whose
@@ -225,9 +228,10 @@ def step_keys(config: Config, data: str, champion_digest: str = "", initial_dige
         champion_files = _folder_content(Path(champion))
     beside: dict[str, tuple[Any, ...]] = {
         "create_tfrecords": (data,),
-        "preflight_training": (compiler_versions(), model),
+        "preflight_training": (compiler_versions(), model, *([receipts_digest] if receipts_digest else [])),
         "train_model": (model, *([initial_digest] if initial_digest else [])),
-        "evaluate_model": (champion_files,),
+        # Preflight's key is left out: the report keeps the prediction that was made before the training.
+        "evaluate_model": (champion_files, *(["prediction"] if config.preflight else [])),
     }
     keys: dict[str, str] = {}
     for name, step in STEP_TABLE.items():

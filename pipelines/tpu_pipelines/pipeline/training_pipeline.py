@@ -9,6 +9,7 @@ from kfp import dsl
 from tpu_components.core.base.container_images import Images, with_image
 from tpu_components.core.base.typed_values import as_json
 from tpu_components.core.component.step_record import RUN_VARIABLE
+from tpu_components.core.files.location import Location
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.sources.params import BEAM, FAN_OUT
 from tpu_components.create_tfrecords.component import (
@@ -23,6 +24,7 @@ from tpu_components.deploy_model.component import deploy_model
 from tpu_components.evaluate_model.component import evaluate_model, mark_promoted
 from tpu_components.export_model.component import export_model
 from tpu_components.preflight_training.component import preflight_training
+from tpu_components.preflight_training.receipts.store import RECEIPTS_VARIABLE, ReceiptStore
 from tpu_components.train_model.component import train_model
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.platforms.resources import apply, resources_of
@@ -79,6 +81,9 @@ def training_pipeline(
         task = make(**inputs, fingerprint=dict((fingerprints or {}).get(step, {})))
         if not cache_keys and step in ("preflight_training", "evaluate_model"):  # Their pages show the name.
             task.set_env_variable(RUN_VARIABLE, config.name)
+        store = ReceiptStore.of_environment()
+        if step == "preflight_training" and not cache_keys and store and Location(store.uri).is_remote:
+            task.set_env_variable(RECEIPTS_VARIABLE, store.uri)
         if step not in on_machines and step != "train_model":
             task = place(step, apply(task, resources_of(config, step)))
         if cache_keys:  # Of a step with several tasks, only the last one is cached.
@@ -110,6 +115,7 @@ def training_pipeline(
         preflight = None
         limits = {}
         footprint = {}
+        prediction = {}
         if config.preflight:
             preflight = add(
                 "preflight_training",
@@ -120,6 +126,8 @@ def training_pipeline(
                 **_constants(config.preflight, "epochs"),
             )
             footprint = {"preflight": preflight.outputs["footprint"]}
+            # To the evaluation, not to the training: a new prediction must not repeat the training.
+            prediction = {"prediction": preflight.outputs["prediction"]}
             if estimated_timeout:
                 limits = {"job_timeout": preflight.outputs["timeout"]}
         training = add(
@@ -141,7 +149,8 @@ def training_pipeline(
             records=records,
             model=trained,
             champion=champion,
-            **_constants(config.gate, "champion"),
+            **prediction,
+            **_constants(config.gate, "champion", "prediction"),
         )
         if not config.export and cache_keys:  # No step follows, and a local run reads the gate's decision itself.
             return

@@ -14,6 +14,7 @@ from tpu_components.core.sources.kinds import source_version
 from tpu_components.core.sources.listing import Listing
 from tpu_components.create_tfrecords.planning import DatasetPlan
 from tpu_components.preflight_training.compiling import sandbox
+from tpu_components.preflight_training.receipts.store import ReceiptStore
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import variable
 from tpu_pipelines.pipeline.cache_keys import data_version, fingerprints
@@ -37,6 +38,7 @@ class LocalRun:
         fingerprints: Digests of everything on which the run depends, by part, in the form of the summary.
         run_dir: Folder of the results.
         cache_dir: Folder of cached results of steps.
+        receipts: Receipts from which preflight's intervals follow.
     """
 
     config: Config
@@ -47,6 +49,7 @@ class LocalRun:
     fingerprints: Mapping[str, str]
     run_dir: Path
     cache_dir: Path
+    receipts: ReceiptStore
 
 
 def resolve(config: Config, workspace: Path, listing: Listing | None = None) -> LocalRun:
@@ -78,6 +81,7 @@ def resolve(config: Config, workspace: Path, listing: Listing | None = None) -> 
         fingerprints=fingerprints(config, version),  # Now, since a model's file may be edited during the run.
         run_dir=workspace / config.name,
         cache_dir=workspace / ".cache" / config.name,
+        receipts=ReceiptStore.of_workspace(workspace),
     )
 
 

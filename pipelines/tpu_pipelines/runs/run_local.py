@@ -5,13 +5,14 @@ It is the same pipeline object that is compiled for the cloud.
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import io
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -38,10 +39,12 @@ from tpu_components.core.registry.reference import MODEL_DIR, reference
 from tpu_components.core.registry.versions import Version, model_digest, now
 from tpu_components.core.results.evaluation_info import Decision, Evaluation
 from tpu_components.core.results.export_info import ExportInfo
+from tpu_components.core.results.receipt import Receipt
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import LOCAL
 from tpu_components.deploy_model.params import DeployResult
 from tpu_components.preflight_training.findings import PreflightReport
+from tpu_components.preflight_training.receipts.store import RECEIPTS_VARIABLE
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS
 from tpu_pipelines.pipeline.cache_keys import lineage, step_keys
@@ -173,13 +176,16 @@ class _LocalSession:
             self._cache.keep_only(())
             shutil.rmtree(run.cache_dir / "checkpoints", ignore_errors=True)
         data = run.data_version
-        self._keys = step_keys(self._config, data)
+        self._receipts = run.receipts
+        receipts_digest = self._receipts.digest() if run.config.preflight else ""
+        self._step_keys = functools.partial(step_keys, data=data, receipts_digest=receipts_digest)
+        self._keys = self._step_keys(self._config)
         self._drop_leftovers()
         if not force:
             self._share_records()
-        initial_digest = self._pin_initial_model(data)
+        initial_digest = self._pin_initial_model()
         self._champion, champion_digest = self._pin_champion()
-        self._keys = step_keys(run.config, data, champion_digest, initial_digest)
+        self._keys = self._step_keys(run.config, champion_digest=champion_digest, initial_digest=initial_digest)
         self._drop_undone_deployment()
         self._steps = run.config.steps
         self._cached = {step for step in self._steps if self._outputs(step) is not None}
@@ -208,7 +214,7 @@ class _LocalSession:
         for replaced in self._run_dir.glob(".*.old"):
             shutil.rmtree(replaced, ignore_errors=True)
 
-    def _pin_initial_model(self, data: str) -> str:
+    def _pin_initial_model(self) -> str:
         """Replace the alias of the initial model with its version. Return the model's digest for the cache keys.
 
         If an earlier run of this configuration created that version, return the digest of the model with which the
@@ -226,14 +232,14 @@ class _LocalSession:
         else:
             if isinstance(version, Version):
                 made = ModelInfo.load(version.directory / MODEL_DIR).training.get("initial_model_digest", "")
-                self._keys = step_keys(config, data, initial_digest=str(made))
+                self._keys = self._step_keys(config, initial_digest=str(made))
                 trained = self._outputs("train_model")
                 if trained and model_digest(trained) == version.model_digest:
                     return str(made)
             initial = version.model_digest
             pinned = reference(referred[0].root, referred[0].model_name, version.number)
             self._config = config.changed("training", initial_model=pinned)
-        self._keys = step_keys(config, data, initial_digest=initial)
+        self._keys = self._step_keys(config, initial_digest=initial)
         return initial
 
     def _pin_champion(self) -> tuple[str, str]:
@@ -303,6 +309,7 @@ class _LocalSession:
             "AIP_CHECKPOINT_DIR": str(self._checkpoint_dir),
             RUNNER_VARIABLE: str(os.getpid()),
             RUN_VARIABLE: self._config.name,
+            RECEIPTS_VARIABLE: self._receipts.uri,
         }
         if sys.stderr.isatty():
             variables[TERMINAL_VARIABLE] = "1"
@@ -370,6 +377,7 @@ class _LocalSession:
             metrics=evaluation.metrics if evaluation else {},
             gate=gate,
             preflight=preflight.machines[0] if preflight else None,  # The machine that the run is for.
+            receipt=self._receipt(done),
             export=ExportInfo.load(folders["export_model"]) if "export_model" in done else None,
             deployment=deployment,
             artifacts=artifacts | ({"version": deployment.version_dir} if deployment else {}),
@@ -377,6 +385,11 @@ class _LocalSession:
         )
         summary.save(self._run_dir)
         return RunOutcome(summary, bool(failure and failure.is_input_error))
+
+    def _receipt(self, done: Mapping[str, Path]) -> Receipt | None:
+        """Return the receipt of the training, with preflight's prediction if the model was evaluated."""
+        receipts = (Receipt.find(done[step]) for step in ("evaluate_model", "train_model") if step in done)
+        return next(filter(None, receipts), None)
 
     def _failure(self) -> tuple[StepRecord | None, Path | None]:
         """Return the record of the failed step, if there is one, and preflight's report if preflight failed."""

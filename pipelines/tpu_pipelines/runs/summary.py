@@ -11,15 +11,17 @@ from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.examples.artifacts import MODEL_FILE
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
+from tpu_components.core.pages.receipts import describe_step
 from tpu_components.core.registry.reference import MODEL_DIR
 from tpu_components.core.results.evaluation_info import Decision
 from tpu_components.core.results.export_info import ExportInfo
+from tpu_components.core.results.receipt import Receipt
 from tpu_components.deploy_model.params import DeployResult
 from tpu_components.preflight_training.findings import MachineReport
 from tpu_pipelines.runs.workspace import SUMMARY_FILE
 
 # Fields that are None if a run lacks the step; the file has an empty mapping instead.
-_OF_STEPS = ("preflight", "export", "deployment")
+_OF_STEPS = ("preflight", "receipt", "export", "deployment")
 # Defaults that a compiled model replaces.
 _REPLACEABLE = {name: getattr(TrainParams, name) for name in ("optimizer", "learning_rate", "loss")}
 _HEADLINES = (
@@ -69,6 +71,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
         metrics: Metrics of the model.
         gate: Decision whether to promote the model, with the reasons.
         preflight: Findings on the machine of the configuration, without the layers.
+        receipt: What the training took, beside preflight's prediction.
         export: Exported formats and their measurements.
         deployment: Registered version of the model.
         artifacts: Paths of the artifacts, by name.
@@ -85,6 +88,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
     metrics: Mapping[str, int | float | None] = dataclasses.field(default_factory=dict)
     gate: Decision = dataclasses.field(default_factory=lambda: Decision(False, ()))
     preflight: MachineReport | None = None
+    receipt: Receipt | None = None
     export: ExportInfo | None = None
     deployment: DeployResult | None = None
     artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -120,6 +124,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
         plain = dataclasses.asdict(dataclasses.replace(self, preflight=None, export=None))
         return plain | {
             "preflight": preflight,
+            "receipt": plain["receipt"] or {},
             "export": self.export.as_dict() if self.export else {},
             "deployment": plain["deployment"] or {},
         }
@@ -170,6 +175,8 @@ def as_text(summary: Summary) -> str:
         lines.append(f"  {name:<20}{step.state:<11}{time:>8}")
     if summary.preflight:
         lines += ["", f"  preflight: {summary.preflight.summary}"]
+    if summary.receipt and (compared := describe_step(summary.receipt)):
+        lines.append(f"  a step: {compared}")
     if metrics := summary.metrics:
         shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _HEADLINES if metrics.get(name) is not None)
         lines += ["", f"  test: {shown} ({metrics.get('num_examples') or 0:,} examples)"]

@@ -26,6 +26,7 @@ from tpu_components.preflight_training.compiling import compile_cache
 from tpu_components.preflight_training.data import DataFacts, HostRate, Measurement
 from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.findings import MachineReport, PreflightReport
+from tpu_components.preflight_training.receipts.store import ReceiptStore
 from tpu_components.preflight_training.report import write_report
 from tpu_pipelines.config.configuration import Config, preflight_params
 from tpu_pipelines.platforms.findings import CannotAskError
@@ -97,6 +98,7 @@ def preflight(
     planned: PlannedData | None = None,
     region: str = "",
     is_timed: bool = True,
+    store: ReceiptStore | None = None,
 ) -> PreflightReport:
     """Compile a configuration's training step for machines. Write the report to a folder and return it.
 
@@ -111,6 +113,7 @@ def preflight(
         planned: Expected size of the training data, of which the available data are a sample.
         region: Region from the settings; see `platforms.machines.on_machine`.
         is_timed: Whether times and prices are estimated in addition to the memory.
+        store: Receipts of the project's runs, from which the intervals follow. None means the published intervals.
 
     Raises:
         InputError: If the configuration, its data or its model cannot be used, or the TPU compiler is not installed.
@@ -122,7 +125,7 @@ def preflight(
     if not specs:
         specs = list(config.machine.candidates) if config.machine else [parse_machine(CHEAPEST_MACHINE)]
     candidates = [place_training(config, spec, platform, region).paid for spec in specs for platform in platforms]
-    examination = Examination(preflight_params(config, candidates[0]), candidates, is_timed=is_timed)
+    examination = Examination(preflight_params(config, candidates[0]), candidates, is_timed=is_timed, store=store)
     listing = list_examples(config.data)
     facts = describe_data(config, listing, examination.cache_dir, planned)
     if like:
@@ -150,7 +153,8 @@ def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMach
     """
     if config.preflight is None:
         raise CannotAskError("preflight is switched off")
-    examination = Examination(preflight_params(config, machines[0]), machines)
+    store = ReceiptStore.of_workspace()
+    examination = Examination(preflight_params(config, machines[0]), machines, store=store)
     facts = describe_data(config, listing, examination.cache_dir)
     measure_host = functools.partial(measure_sample, config, listing, measurement=examination.measurement)
     return examination.report(facts, measure_host).machines

@@ -16,6 +16,7 @@ from tests.components.train_model.weights import assert_equal_models, history_of
 from tests.support.sharing import made_once
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.models.training_step.hyperparameters import Stage
+from tpu_components.core.results.receipt import Receipt
 from tpu_components.create_tfrecords import write_records
 from tpu_components.train_model import train_model
 from tpu_components.train_model.checkpoints.checkpoint import load_arrays
@@ -59,6 +60,14 @@ def _assert_killed_training_continues(params, digits_records, reference, tmp_pat
     result = json.loads(done.stdout)
     num_examples = Manifest.load(digits_records).splits["train"].num_examples
     assert (result["epochs"], result["examples_seen"]) == (params.epochs, params.epochs * num_examples)
+    _assert_each_step_was_timed_once(tmp_path / "killed", params.epochs)
+
+
+def _assert_each_step_was_timed_once(model_dir, epochs):
+    """The first step of a session compiles, and with TensorFlow the first of each epoch includes set-up."""
+    receipt = Receipt.load(model_dir)
+    assert receipt.sessions == 2
+    assert receipt.all_steps - epochs - 1 <= receipt.steps <= receipt.all_steps - 2
 
 
 _PARAMS = replace(QUICK, warmup_epochs=1, learning_rate_schedule="cosine", **EVERYTHING)
@@ -88,6 +97,7 @@ def test_training_that_sigterm_ends_saves_at_once_and_continues_to_the_same_weig
     assert stood == (1, 5), "40 steps an epoch; whether a checkpoint is due is asked after each"
     continue_training(_PARAMS, digits_records, tmp_path / "ended", capfd)
     assert_equal_models(whole, tmp_path / "ended")
+    _assert_each_step_was_timed_once(tmp_path / "ended", _PARAMS.epochs)
 
 
 _IN_STAGES = (Stage(1, ("conv*",), 0.01), Stage(2))

@@ -2,12 +2,14 @@
 
 `python -m tests.evidence.oracles intervals` simulates the intervals and tests of the gate instead, for a quarter of an
 hour, and writes `components/tpu_components/evaluate_model/intervals.md`; a number after it is the most data sets that a
-line may have.
+line may have. `python -m tests.evidence.oracles fleet` simulates the intervals that preflight takes from receipts, in
+three minutes; a number after it is the number of simulated fleets.
 """
 
 import argparse
 from pathlib import Path
 
+from tests.evidence.oracles import fleet
 from tests.evidence.oracles.intervals import simulate_all
 from tests.evidence.oracles.metrics import deviations
 from tests.evidence.oracles.steps import deviations_elsewhere
@@ -37,11 +39,13 @@ def write_intervals(most: int = 10_000) -> None:
 def main() -> None:
     """Print the deviations, or write the table of intervals and tests."""
     parser = argparse.ArgumentParser(prog="python -m tests.evidence.oracles", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("intervals",), help="the table of intervals and tests instead")
-    parser.add_argument("most", nargs="?", type=int, default=10_000, help="data sets of a line, at most")
+    parser.add_argument("what", nargs="?", choices=("intervals", "fleet"), help="one of the simulations instead")
+    parser.add_argument("most", nargs="?", type=int, help="data sets of a line, at most, or number of fleets")
     arguments = parser.parse_args()
-    if arguments.what:
-        write_intervals(arguments.most)
+    if arguments.what == "intervals":
+        write_intervals(arguments.most or 10_000)
+    elif arguments.what == "fleet":
+        print("\n".join(fleet.table(arguments.most or 1_000)))
     else:
         print_deviations()
 

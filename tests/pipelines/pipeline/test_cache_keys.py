@@ -252,3 +252,9 @@ def test_what_files_refer_to_is_found_once_for_a_content(anew, monkeypatch, tmp_
     kept["content"] = {key: [[], []] for key in kept["content"]}
     memo.write_text(json.dumps(kept))
     assert anew() == first, "a damaged memo is none"
+
+
+def test_receipts_repeat_the_preflight_and_not_the_training():
+    config = load_config("digits", ["machine=v5e-1"])
+    before, after = cache_keys.step_keys(config, "v"), cache_keys.step_keys(config, "v", receipts_digest="d")
+    assert [step for step in STEPS if before[step] != after[step]] == ["preflight_training"]

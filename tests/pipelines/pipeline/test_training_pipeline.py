@@ -122,3 +122,24 @@ def test_records_are_fanned_out_over_as_many_steps_as_asked_for_and_put_together
     executors = fanned["deploymentSpec"]["executors"]
     names = ("plan-parts", "write-parts", "create-tfrecords")
     assert len({executors[f"exec-{name}"]["container"]["resources"]["memoryLimit"] for name in names}) == 1
+
+
+def test_prediction_goes_to_the_evaluation_and_not_to_the_training(compiled):
+    """A new prediction must not repeat the training."""
+    tasks = compiled["root"]["dag"]["tasks"]
+    prediction = tasks["evaluate-model"]["inputs"]["parameters"]["prediction"]["taskOutputParameter"]
+    assert prediction == {"outputParameterKey": "prediction", "producerTask": "preflight-training"}
+    assert "preflight-training" not in str(tasks["train-model"]["inputs"])
+
+
+@pytest.mark.parametrize(("place", "variables"), [("gs://bucket/receipts", 1), ("/runs/receipts", 0)])
+def test_preflight_of_a_platform_reads_receipts_from_a_bucket_only(tmp_path, monkeypatch, place, variables):
+    monkeypatch.setenv("TPU_PIPELINES_RECEIPTS", place)
+    path = tmp_path / "pipeline.yaml"
+    compiler.Compiler().compile(training_pipeline(load_config("digits", _REGISTRY)), str(path))
+    executors = yaml.safe_load(path.read_text())["deploymentSpec"]["executors"]
+    environments = {name: executor["container"].get("env", []) for name, executor in executors.items()}
+    receiving = [
+        name for name, held in environments.items() if {"name": "TPU_PIPELINES_RECEIPTS", "value": place} in held
+    ]
+    assert receiving == ["exec-preflight-training"] * variables

@@ -58,6 +58,16 @@ class Device:
         is_shared = self.backend == "jax" and self.distribution is not None
         return self.distribution.device_mesh.backend_mesh if is_shared else None
 
+    @property
+    def name(self) -> str:
+        """Number and kind of the devices, such as `8 × TPU v5 lite`. For a CPU, its model."""
+        kind = self.accelerator
+        if kind == "cpu":
+            kind = describe_host()
+        elif self.backend == "jax":
+            kind = jax.devices()[0].device_kind
+        return f"{self.num_replicas} × {kind}"
+
     def scope(self) -> AbstractContextManager[Any]:
         """Return the context in which models are built and run."""
         if self.backend == "tensorflow" and self.distribution is not None:

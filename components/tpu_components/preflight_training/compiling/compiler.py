@@ -31,6 +31,7 @@ from tpu_components.core.models.lookup import build_model, model_code, source_fi
 from tpu_components.core.models.trained import check_rebuilds
 from tpu_components.core.models.training_step.compiling import compile_model, used_hyperparameters
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
+from tpu_components.core.models.training_step.identity import step_digest
 from tpu_components.core.models.training_step.program import Program, held_bytes
 from tpu_components.core.models.training_step.sharding import BATCH_AXIS, FULLY_SHARDED
 from tpu_components.core.models.training_step.stages import freeze_least
@@ -228,6 +229,7 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
     try:
         model, stage = _without_values(build) if is_jax else build()
         learning_rate = _peak_learning_rate(model, compilation)
+        program = _program(model, compilation)
         layers = [layer.name for layer in model._flatten_layers(include_self=False)]
         if compilation.machine.is_gpu:
             return dataclasses.replace(_least_memory(model, compilation), stage=stage, learning_rate=learning_rate)
@@ -238,7 +240,7 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
         path = cache_dir / f"program-{key}.json"
         known: Outcome | None = compile_cache.recall(path, Outcome)
         if known is not None:
-            return dataclasses.replace(known, stage=stage, learning_rate=learning_rate)
+            return dataclasses.replace(known, stage=stage, learning_rate=learning_rate, program=program)
         start = time.monotonic()
         compiled_text, stats = compile_module(module, devices_of(compilation.machine)[: partitions_of(module)])
     except InputError as error:
@@ -260,9 +262,19 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
         parameters=_count_parameters(model),
         stage=stage,
         learning_rate=learning_rate,
+        program=program,
     )
     compile_cache.keep(path, dataclasses.asdict(outcome))
     return outcome
+
+
+def _program(model: Any, compilation: Compilation) -> str:
+    """Return the digest of the step, or an empty string for a model without a configuration."""
+    training = compilation.training
+    try:
+        return step_digest(model, compilation.interface, training, training.backend, training.precision)
+    except NotImplementedError:  # `_objection` says so.
+        return ""
 
 
 def _peak_learning_rate(model: Any, compilation: Compilation) -> float:

@@ -33,6 +33,7 @@ class Outcome:
         stage: Number of the training stage that was compiled, from 1, or 0 for a training run without stages.
         learning_rate: Peak learning rate of training for one replica. It comes from the model's optimizer if training
             uses this optimizer. 0 if the training step was not compiled.
+        program: Digest of the step, which training computes too; see `step_digest`. Empty if unknown.
         is_cached: Whether the outcome was taken from the cache.
     """
 
@@ -50,6 +51,7 @@ class Outcome:
     objection: str = ""
     stage: int = 0
     learning_rate: float = 0.0
+    program: str = ""
     is_cached: bool = dataclasses.field(default=False, compare=False)
 
 

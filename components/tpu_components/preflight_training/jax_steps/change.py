@@ -70,11 +70,13 @@ class StepChange:
         allowed = self.limits.max_slowdown
         if not self.is_comparable or before is None or before.step is None or now.step is None:
             return []
-        most = before.step.high_ms if allowed is None else before.step.total_ms * (1 + allowed)
-        if now.step.total_ms <= most:
+        # The compiler's estimates are compared: receipts that were added since are no change of the step.
+        earlier = before.step.compiler_ms
+        most = before.step.high_ms / before.step.factor if allowed is None else earlier * (1 + allowed)
+        if now.step.compiler_ms <= most:
             return []
         limit = f"above its interval ({before.step.text})" if allowed is None else f"max_slowdown={allowed:g}"
-        ratio = now.step.total_ms / before.step.total_ms
+        ratio = now.step.compiler_ms / earlier
         return [f"A step of {now.name} takes {now.step.text}, {number(ratio)} times as long as before: {limit}."]
 
     def blocks(self) -> list[Block]:
@@ -98,7 +100,7 @@ class StepChange:
         now, before = self.now, self.before
         assert before is not None
         memory = [report.memory.peak_bytes for report in (before, now)]
-        times = [report.step.total_ms if report.step else None for report in (before, now)]
+        times = [report.step.compiler_ms if report.step else None for report in (before, now)]
         rows = [
             ("memory of a device", *map(byte_size, memory), _relative(memory[0], memory[1])),
             ("step, ms", *map(_number, times), _relative(*times)),

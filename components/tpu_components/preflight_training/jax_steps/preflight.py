@@ -17,6 +17,8 @@ from tpu_components.preflight_training.jax_steps.lowering import LoweredStep, lo
 from tpu_components.preflight_training.jax_steps.step_program import StepProgram
 from tpu_components.preflight_training.jax_steps.step_report import HourlyPrice, Memory, StepReport
 from tpu_components.preflight_training.largest_batch import LargestBatch, find_largest_batch
+from tpu_components.preflight_training.receipts.calibration import calibrated, runs_of
+from tpu_components.preflight_training.receipts.store import ReceiptStore
 
 EXTRA = "compiler"
 _PREFLIGHT = "preflight"
@@ -42,6 +44,8 @@ class StepCase:
             of this size. `args` must be empty.
         levels: Number of scopes in the name of a layer.
         default_backend: What `jax.default_backend()` returns to the step while it is traced.
+        receipts: Folder of receipts, from which the intervals follow. Empty is that of TPU_PIPELINES_RECEIPTS, or
+            `runs/receipts`.
     """
 
     step: Any
@@ -57,6 +61,7 @@ class StepCase:
     largest: Callable[[int], Sequence[Any]] | None = None
     levels: int = 2
     default_backend: str = "tpu"
+    receipts: str = ""
 
     @property
     def label(self) -> str:
@@ -165,7 +170,8 @@ def _time(outcome: Outcome, case: StepCase) -> StepTime | None:
         return None
     step = time_step(outcome.cost, case.paid.slice)
     if case.slices == 1 or not outcome.cost.collectives:
-        return step
+        store = ReceiptStore(case.receipts) if case.receipts else ReceiptStore.of_workspace()
+        return calibrated(step, runs_of(store.load()), program="", machine=case.machine)
     # Which of the collectives use the data-centre network, and how fast it is, is unknown.
     shares = (step.low_ms / step.total_ms, step.high_ms / step.total_ms)
     low_ms, high_ms = (share * step.compute_ms for share in shares)

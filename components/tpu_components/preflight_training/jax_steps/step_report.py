@@ -193,7 +193,7 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
             ("step", _parts(step) if step else (_UNKNOWN if self.fits else "")),
             ("matrix units", f"{percent(step.mxu_utilization)} used while the device computes" if step else ""),
             ("price", self._price_text()),
-            ("interval", self.accuracy.text if self.accuracy and step else ""),
+            ("interval", (step.basis_text or self.accuracy.text) if self.accuracy and step else ""),
             ("compilation", f"{self.compile_seconds:,.1f} s{', cached' if self.is_cached else ''}"),
             ("compiler", ", ".join(f"{name} {version}" for name, version in self.compiler.items())),
         ]

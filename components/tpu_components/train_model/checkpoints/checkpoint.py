@@ -44,6 +44,8 @@ class TrainingProgress:
         waited_seconds: Part of `seconds`, after first steps, in which the host waited for input and checkpoints.
         end_seconds: Seconds between epochs, not in `seconds`, in which the host waited for checkpoints.
         saved_at: Time of the checkpoint, in seconds since 1970; 0 in checkpoints of older versions.
+        step_counts: Number of steps by their time; see `StepTimes`. Empty in checkpoints of older versions.
+        timed_on: Devices on which these steps were timed.
     """
 
     identity: str
@@ -58,6 +60,8 @@ class TrainingProgress:
     waited_seconds: float = 0.0
     end_seconds: float = 0.0
     saved_at: float = 0.0
+    step_counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    timed_on: str = ""
 
 
 def snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:

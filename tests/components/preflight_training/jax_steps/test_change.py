@@ -33,6 +33,14 @@ def test_a_slower_step_is_refused_above_the_interval_or_the_limit(milliseconds, 
     assert bool(change.failures) == is_refused
 
 
+def test_new_receipts_are_no_change_of_the_step():
+    before = make_report(10.0)
+    now = dataclasses.replace(before, step=dataclasses.replace(before.step, factor=1.6, low_ms=14.0, high_ms=18.0))
+    for change in (StepChange(now, before), StepChange(before, now)):
+        assert change.failures == []
+        assert "10.0 | 10.0" in change.markdown()
+
+
 def test_another_machine_is_not_compared():
     change = StepChange(make_report(100.0), make_report(10.0, machine="v6e-8"), StepLimits(max_slowdown=0.1))
     assert change.failures == []

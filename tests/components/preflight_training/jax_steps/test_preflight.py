@@ -43,6 +43,14 @@ def test_a_step_that_fits_has_memory_time_and_price(report_of):
     assert report.name == "train_step"
 
 
+def test_receipts_of_trainings_move_the_time_of_other_steps(report_of, outcomes):
+    before, after = report_of("plain").step, report_of("receipts").step
+    assert after.compiler_ms == before.compiler_ms == before.total_ms
+    assert after.basis == "no runs of this program, 2 of others"
+    assert before.total_ms < after.total_ms < 1.4 * before.total_ms
+    assert "times the compiler's estimate, from no runs of this program, 2 of others" in outcomes["receipts"]["text"]
+
+
 def test_no_step_is_faster_than_the_chip(report_of):
     generation = load_catalogue().find("v5e-1").generation
     report = report_of("plain")

@@ -1,0 +1,203 @@
+"""`receipt.json`: what a training run took, and what preflight had predicted.
+
+A receipt has no weights, data, shapes, paths or names, so it may leave the project that it comes from. The program is
+named by a digest only.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from tpu_components.core.base.digest import digest_of
+from tpu_components.core.base.typed_values import (
+    Amount,
+    NotNegative,
+    Pattern,
+    Positive,
+    Range,
+    Share,
+    check_fields,
+    read_by_hand,
+)
+from tpu_components.core.files.typed_json import JsonFile
+
+RECEIPT_FILE = "receipt.json"
+VERSION = 1
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+# A step that waited longer for its input says little about the program. Its receipt calibrates nothing.
+_MOST_WAITING = 0.1
+_HEX = Annotated[str, Pattern(r"([0-9a-f]{64})?", "a SHA-256 in hexadecimal, or empty")]
+_MACHINE = Annotated[str, Pattern(r"[a-z0-9-]{0,40}", "the name of a machine, such as v5e-8")]
+_SOURCE = Annotated[str, Pattern(r"[^\x00-\x1f]{0,400}", "a line of at most 400 characters")]
+_Time = Annotated[float, Range(above=0, below=1e12)]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepQuantiles:
+    """Quantiles of the time of a step, in milliseconds."""
+
+    p5: _Time
+    p25: _Time
+    p50: _Time
+    p75: _Time
+    p95: _Time
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """Price of a run, in US dollars.
+
+    Attributes:
+        usd_per_hour: Price of an hour of the machine.
+        source: Price list, with its date.
+        usd: Price of all sessions of the run.
+    """
+
+    usd_per_hour: Amount
+    source: _SOURCE
+    usd: Amount
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What preflight predicted for a training run. It is an output of preflight_training.
+
+    Attributes:
+        program: Digest of the program; see `step_digest`. Empty if unknown.
+        machine: Short name of the machine.
+        step_ms: Time of a step, in milliseconds.
+        low_ms: Lower end of the 90% interval of `step_ms`.
+        high_ms: Upper end of the 90% interval.
+        compiler_ms: The compiler's estimate of a step. It differs from `step_ms` if receipts changed the prediction.
+        mxu_utilization: Estimated share of the matrix units' peak that the step reaches while it computes.
+        peak_bytes: Peak memory use of a device.
+        seconds: Time of all epochs, including waiting for data.
+        low_seconds: Lower end of the 90% interval of `seconds`.
+        high_seconds: Upper end of the 90% interval.
+        usd_per_hour: Price of an hour of the machine, or 0 if unknown.
+        price_source: Price list, with its date. Empty if no price is known.
+        basis: Receipts that the interval rests on, in words. Empty without receipts.
+    """
+
+    program: _HEX
+    machine: _MACHINE
+    step_ms: _Time
+    low_ms: _Time
+    high_ms: _Time
+    compiler_ms: _Time
+    mxu_utilization: Amount
+    peak_bytes: NotNegative
+    seconds: Amount
+    low_seconds: Amount
+    high_seconds: Amount
+    usd_per_hour: Amount = 0.0
+    price_source: _SOURCE = ""
+    basis: _SOURCE = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def usd(self) -> tuple[float, float, float]:
+        """Price of all epochs, and its 90% interval, in US dollars."""
+        usd, low, high = (
+            self.usd_per_hour * each / 3600 for each in (self.seconds, self.low_seconds, self.high_seconds)
+        )
+        return usd, low, high
+
+
+@dataclasses.dataclass(frozen=True)
+class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", step="train_model"):
+    """Content of `receipt.json`. train_model writes what was measured, and evaluate_model adds the prediction.
+
+    Attributes:
+        version: Version of the file's form.
+        program: Digest of the program; see `step_digest`. Preflight of the same step has the same digest.
+        machine: Short name of the machine, such as `v5e-8`; `cpu`; or empty if unknown.
+        devices: Number of JAX devices, or replicas.
+        steps: Number of measured steps. Steps that compile are left out, and so are steps that were lost in a kill.
+        all_steps: Number of steps of the run.
+        step_ms: Quantiles of the time of a step, or None if no step was measured. If several steps were timed together,
+            their mean stands for each of them.
+        waiting: Share of the time of the epochs in which the host waited for input, or None if it was not measured.
+        peak_bytes: Peak memory use of a device, or None if the device does not report it.
+        start_up_seconds: Seconds from the start of each session to the end of its first step, in all sessions.
+        seconds: Seconds of all sessions.
+        sessions: Number of starts.
+        price: Price of the run, or None if the machine has no known price.
+        prediction: Preflight's prediction, or None without preflight.
+
+    Raises:
+        InputError: If a value is not allowed, or the version is newer than this release.
+    """
+
+    version: Annotated[int, Range(1, VERSION)]
+    program: _HEX
+    machine: _MACHINE
+    devices: Positive
+    steps: NotNegative
+    all_steps: NotNegative
+    step_ms: StepQuantiles | None
+    waiting: Share | None
+    peak_bytes: NotNegative | None
+    start_up_seconds: Amount
+    seconds: Amount
+    sessions: Positive
+    price: Price | None = None
+    prediction: Prediction | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def id(self) -> str:
+        """Name of the run in a store: a digest of what was measured. The prediction and the price do not change it."""
+        measured = {name: value for name, value in self.as_dict().items() if name not in ("price", "prediction")}
+        return digest_of(measured)[:16]
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether the run took place on the machine that the prediction is for."""
+        return self.prediction is not None and self.prediction.machine == self.machine
+
+    @property
+    def unused_because(self) -> str:
+        """Reason why the receipt says nothing about the compiler's estimate, or an empty string."""
+        if self.prediction is None:
+            return "no prediction"
+        if not self.is_comparable:
+            return f"predicted for {self.prediction.machine}"
+        if self.step_ms is None:
+            return "no step was measured"
+        return f"{self.waiting:.0%} waiting for input" if (self.waiting or 0.0) > _MOST_WAITING else ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Median measured time of a step, relative to the compiler's estimate, or None if it says nothing about it."""
+        if self.prediction is None or self.step_ms is None or self.unused_because:
+            return None
+        return self.step_ms.p50 / self.prediction.compiler_ms
+
+    def with_prediction(self, raw: Mapping[str, Any]) -> "Receipt":
+        """Return the receipt with preflight's prediction, and with its price if the machine is the same.
+
+        Args:
+            raw: The output `prediction` of preflight_training, or an empty mapping without preflight.
+
+        Raises:
+            InputError: If the mapping is not a prediction.
+        """
+        if not raw:
+            return self
+        prediction: Prediction = read_by_hand(raw, Prediction, "prediction")
+        receipt = dataclasses.replace(self, prediction=prediction)
+        if not receipt.is_comparable or not prediction.usd_per_hour:
+            return receipt
+        usd = prediction.usd_per_hour * self.seconds / 3600
+        return dataclasses.replace(receipt, price=Price(prediction.usd_per_hour, prediction.price_source, usd))

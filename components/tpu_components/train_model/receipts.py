@@ -1,0 +1,90 @@
+"""Writes the receipt of a training run: what a step, the memory and the whole run took."""
+
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base import progress
+from tpu_components.core.base.frameworks import jax
+from tpu_components.core.machines.device import Device
+from tpu_components.core.machines.machine_spec import Slice, load_catalogue
+from tpu_components.core.models.training_step.identity import step_digest
+from tpu_components.core.results.receipt import QUANTILES, RECEIPT_FILE, VERSION, Price, Receipt, StepQuantiles
+from tpu_components.train_model.profiling import INPUT
+from tpu_components.train_model.result import STEP, TrainResult
+from tpu_components.train_model.session import Session
+from tpu_components.train_model.step_times import quantiles_ms
+
+_CPU = "cpu"
+
+
+def leave_receipt(session: Session, result: TrainResult, directory: Path) -> None:
+    """Write the receipt of a finished training run into the folder of its model.
+
+    Errors are reported and ignored, because they must not make a finished training fail.
+    """
+    try:
+        make_receipt(session, result).save(directory)
+    except Exception as error:  # For example a device whose driver does not report its memory.
+        progress.say(STEP, f"could not write {RECEIPT_FILE}: {error!r}")
+
+
+def make_receipt(session: Session, result: TrainResult) -> Receipt:
+    """Return the receipt of a finished training run.
+
+    Without preflight's prediction, the price is the list price in the cheapest region.
+    """
+    device = session.device
+    slice_ = find_slice(device, session.group.hosts.count)
+    counts = session.step_times.counts
+    seconds = sum(result.paid_seconds.values())
+    waited = result.time.get(INPUT)
+    return Receipt(
+        version=VERSION,
+        program=_program(session),
+        machine=slice_.name if slice_ else _CPU if device.accelerator == _CPU else "",
+        devices=device.num_replicas,
+        steps=sum(counts.values()),
+        all_steps=result.steps,
+        step_ms=StepQuantiles(*(float(f"{ms:.4g}") for ms in quantiles_ms(counts, QUANTILES))) if counts else None,
+        waiting=None if waited is None else waited / (sum(result.time.values()) or 1.0),
+        peak_bytes=find_peak_bytes(device),
+        start_up_seconds=result.paid_seconds["start_up"],
+        seconds=seconds,
+        sessions=result.sessions,
+        price=_list_price(slice_, seconds) if slice_ else None,
+    )
+
+
+def _program(session: Session) -> str:
+    device = session.device
+    return step_digest(session.model, session.manifest.interface, session.params, device.backend, device.precision)
+
+
+def find_slice(device: Device, num_hosts: int) -> Slice | None:
+    """Return the catalogue's TPU slice with these devices, or None if there is none, or the backend does not say."""
+    if device.backend != "jax" or device.accelerator == _CPU:
+        return None
+    kind = jax.devices()[0].device_kind
+    fitting = (
+        entry
+        for entry in load_catalogue().slices
+        if entry.generation.device_kind == kind and entry.devices == device.num_replicas and entry.hosts == num_hosts
+    )
+    return next(fitting, None)
+
+
+def find_peak_bytes(device: Device) -> int | None:
+    """Return the largest peak of this host's devices, or None if they do not report it, as on a CPU."""
+    if device.backend != "jax":
+        return None
+    statistics: list[dict[str, Any]] = [each.memory_stats() or {} for each in jax.local_devices()]
+    peaks = [int(each["peak_bytes_in_use"]) for each in statistics if "peak_bytes_in_use" in each]
+    return max(peaks, default=None)
+
+
+def _list_price(machine: Slice, seconds: float) -> Price | None:
+    price = machine.price(target=machine.targets[0])
+    if price is None:
+        return None
+    source = f"{price.kind}, in {price.region} ({price.date})"
+    return Price(price.usd_per_hour, source, price.usd_per_hour * seconds / 3600)
