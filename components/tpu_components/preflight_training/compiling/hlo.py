@@ -18,6 +18,7 @@ import numpy as np
 
 from tpu_components.core.models.training_step.program import LOOP_NAME
 from tpu_components.preflight_training.compiling.kernels import kernel_work, padding
+from tpu_components.preflight_training.compiling.loops import Loops
 
 SUBLANES = 8  # Rows of a vector register; it has 128 columns, like the matrix unit of most chips.
 _BYTES = {
@@ -256,6 +257,7 @@ class ProgramCost:
         layers: Costs by layer.
         collectives: The communication.
         unknown_loops: Number of loops whose trip count is unknown. Their operations count once.
+        early_loops: Number of loops that may end before their largest trip count, with which their operations count.
         host_calls: Operations that call the host in every step.
     """
 
@@ -263,6 +265,7 @@ class ProgramCost:
     collectives: tuple[Collective, ...] = ()
     unknown_loops: int = 0
     host_calls: tuple[str, ...] = ()
+    early_loops: int = 0
 
     @property
     def operations(self) -> list[OperationCost]:
@@ -435,21 +438,23 @@ class _Program:
 
     def __init__(self, text: str) -> None:
         self.computations, self.entry = parse_hlo(text)
+        self.loops = Loops(self.computations)
 
     def operations(self, computation: str, times: int = 1) -> Iterator[tuple[Instruction, Scope, int]]:
         """Yield each operation with the computation around it and its number of runs.
 
         Loops and calls are replaced by their operations. A conditional is replaced by the operations of its longest
-        branch. A loop of unknown length is also yielded, before its operations, which count once.
+        branch. A loop whose length is unknown, or only has an upper limit, is also yielded, before its operations. They
+        count once, or as often as the limit allows.
         """
         scope = self.computations[computation]
         for instruction in scope.values():
             inner, repetitions = "", 1
             if instruction.opcode == "while":
                 inner = instruction.called("body")[0]
-                trips = self._trips(instruction.called("condition")[0])
-                repetitions = trips or 1
-                if trips is None:
+                trips = self.loops.trips(instruction, scope)
+                repetitions = 1 if trips is None else trips.count
+                if trips is None or trips.is_most:
                     yield instruction, scope, times
             elif instruction.opcode == "conditional":
                 branches = instruction.called("branch_computations", "true_computation", "false_computation")
@@ -463,7 +468,7 @@ class _Program:
 
     def _runs_beside(self, instruction: Instruction, scope: Scope) -> bool:
         """Return whether an operation starts computation on other cores of the chip, such as a sparse core's gather."""
-        return instruction.opcode == "call-start" and not any(self.collectives(instruction, scope, 1))
+        return instruction.opcode == "call-start" and not any(self.collectives(instruction, scope))
 
     def _branch_weight(self, computation: str) -> tuple[float, float]:
         """Return the cycles of a branch and the bytes that it moves. The longer branch is chosen by them."""
@@ -600,18 +605,19 @@ class _Program:
             else:
                 return instruction, scope
 
-    def collectives(self, instruction: Instruction, scope: Scope, times: int) -> Iterator[Collective]:
-        """Yield a collective, or the collectives in the computations that an operation calls."""
+    def collectives(self, instruction: Instruction, scope: Scope) -> Iterator[tuple[str, Collective]]:
+        """Yield a collective, or the collectives in the computations that an operation calls, with their channels."""
         kind = instruction.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
             num_bytes = sum(scope[name].num_bytes for name in instruction.operands if name in scope)
             if kind == "all-gather":
                 num_bytes = max(num_bytes, *(array.num_bytes for array in instruction.arrays))
-            yield Collective(kind, num_bytes, _group_size(instruction.attributes), times)
+            channel = instruction.attribute(r"channel_id=(\d+)")
+            yield channel, Collective(kind, num_bytes, _group_size(instruction.attributes))
         elif kind in ("call", "async", "fusion"):
             for name in instruction.called("to_apply", "calls"):
                 for inner in self.computations.get(name, {}).values():
-                    yield from self.collectives(inner, self.computations[name], times)
+                    yield from self.collectives(inner, self.computations[name])
 
     def products(self, instruction: Instruction, scope: Scope) -> Iterator[tuple[str, MatrixProduct]]:
         """Yield name and matrix product of each convolution that an operation is or calls."""
@@ -621,19 +627,6 @@ class _Program:
             inner = self.computations.get(name, {})
             for part in inner.values():
                 yield from self.products(part, inner)
-
-    def _trips(self, condition: str) -> int | None:
-        """Return the constant with which a loop's counter is compared, or None if it is unknown.
-
-        The counter starts at zero.
-        """
-        scope = self.computations[condition]
-        fused = (self.computations[name] for step in scope.values() for name in step.called("calls"))
-        steps = [step for body in (scope, *fused) for step in body.values()]
-        if not any(step.opcode == "compare" and "direction=LT" in step.attributes for step in steps):
-            return None
-        constants = [step.arguments for step in steps if step.opcode == "constant" and step.arguments.isdecimal()]
-        return int(constants[0]) if len(constants) == 1 else None
 
 
 _UNKNOWN_CYCLES = 2**63 - 1  # Instead of an estimate, for example of an operation of a sparse core.
@@ -705,17 +698,23 @@ def read_cost(text: str, name_layer: Callable[[str], str]) -> ProgramCost:
     operations: defaultdict[str, Counter[OperationCost]] = defaultdict(Counter)
     products: defaultdict[str, list[MatrixProduct]] = defaultdict(list)
     collectives: Counter[Collective] = Counter()
+    channels: set[tuple[str, int]] = set()
     host_calls = []
-    unknown_loops = 0
+    unknown_loops = early_loops = 0
     for instruction, scope, times in program.operations(next(blocks, program.entry)):
         if instruction.opcode == "while":
-            unknown_loops += 1
+            is_unknown = program.loops.trips(instruction, scope) is None
+            unknown_loops += is_unknown
+            early_loops += not is_unknown
         elif _calls_host(instruction):
             host_calls.append(instruction.op_name or instruction.name)
         elif _is_transfer(instruction) or _takes_time(instruction):
-            sent = list(program.collectives(instruction, scope, 1))
-            for collective in sent:
-                collectives[collective] += times
+            sent = list(program.collectives(instruction, scope))
+            for channel, collective in sent:
+                # A collective that runs beside computation is repeated in each fusion that does a part of it.
+                if not channel or (channel, id(scope)) not in channels:
+                    collectives[collective] += times
+                channels.add((channel, id(scope)))
             if _is_transfer(instruction):
                 continue
             cost, named = program.cost(instruction, scope)
@@ -732,4 +731,5 @@ def read_cost(text: str, name_layer: Callable[[str], str]) -> ProgramCost:
         collectives=tuple(dataclasses.replace(sent, times=times) for sent, times in collectives.items()),
         unknown_loops=unknown_loops,
         host_calls=tuple(dict.fromkeys(host_calls)),
+        early_loops=early_loops,
     )

@@ -188,6 +188,9 @@ def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str
     if cost.unknown_loops:
         loops = "1 loop has" if cost.unknown_loops == 1 else f"{cost.unknown_loops} loops have"
         notes.append(f"{loops} an unknown number of iterations, of which one counts.")
+    if cost.early_loops:
+        loops = "1 loop" if cost.early_loops == 1 else f"{cost.early_loops} loops"
+        notes.append(f"{loops} may end early; the largest number of iterations counts.")
     if cost.host_calls and case.slices == 1:  # Otherwise these are transfers between the slices.
         notes.append(f"The step calls the host, which takes unknown time: {', '.join(cost.host_calls)}.")
     if cost.has_narrow_products:
