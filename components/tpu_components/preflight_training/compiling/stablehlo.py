@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,9 @@ def partitions_of(module: Any) -> int:
     return int(attributes[_PARTITIONS].value) if _PARTITIONS in attributes else 1
 
 
-def compile_module(module: Any, devices: Sequence[Any]) -> tuple[str, Any]:
+def compile_module(
+    module: Any, devices: Sequence[Any], compiler_options: Mapping[str, Any] | None = None
+) -> tuple[str, Any]:
     """Compile a module with JAX's own options, and return scheduled HLO and the statistics of its memory.
 
     The text and the figures equal those of `jax.stages.Lowered.compile`.
@@ -104,12 +106,18 @@ def compile_module(module: Any, devices: Sequence[Any]) -> tuple[str, Any]:
     Args:
         module: A module of StableHLO whose entry function is `main`.
         devices: As many devices as the module has partitions, in the order of the partitions.
+        compiler_options: Options of the compiler, as in `jax.jit`.
     """
     from jax._src.compiler import get_compile_options
     from jaxlib import xla_client
 
     assignment = np.arange(len(devices)) if len(devices) == 1 else np.array([device.id for device in devices])
-    options = get_compile_options(num_replicas=1, num_partitions=len(devices), device_assignment=assignment[None])
+    options = get_compile_options(
+        num_replicas=1,
+        num_partitions=len(devices),
+        device_assignment=assignment[None],
+        env_options_overrides=dict(compiler_options or {}),
+    )
     arguments, results = _specified(module)
     options.parameter_is_tupled_arguments = len(arguments) > _MOST_ARGUMENTS
     # The compiler chooses what the program does not say, as in `jax.jit`.

@@ -42,6 +42,7 @@ class LoweredStep:
         partitions: Number of devices that the step is written for.
         order: Position in the slice of each of these devices.
         notes: What was assumed while the step was traced, in sentences.
+        compiler_options: Names and values of the compiler's options that the step has in `jax.jit`.
     """
 
     content: bytes
@@ -49,6 +50,7 @@ class LoweredStep:
     partitions: int
     order: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    compiler_options: tuple[tuple[str, Any], ...] = ()
 
 
 def mesh(machine: str, slices: int = 1, **axes: int) -> Any:
@@ -134,7 +136,10 @@ def lower_step(
     except (Exception, SystemExit) as error:
         raise InputError(_explain(error, step, args, kwargs)) from error
     lowered = getattr(lowered, "lowered", lowered)  # In the wrapper of flax.nnx.jit.
-    return _pack(lowered.compiler_ir("stablehlo"), _order(lowered), tuple(_notes(calls, default_backend)))
+    packed = _pack(lowered.compiler_ir("stablehlo"), _order(lowered), tuple(_notes(calls, default_backend)))
+    # JAX has no public access to the options.
+    compiler_options = getattr(getattr(lowered, "_lowering", None), "_compiler_options_kvs", ())
+    return dataclasses.replace(packed, compiler_options=tuple(sorted(compiler_options)))
 
 
 def load_step(content: bytes, where: str) -> LoweredStep:

@@ -11,7 +11,7 @@ from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.machines.machine_spec import Slice
 from tpu_components.preflight_training.compiling import hlo
 from tpu_components.preflight_training.compiling.failures import explain, needed_bytes, verdict_of
-from tpu_components.preflight_training.compiling.outcome import FITS, Outcome, versions
+from tpu_components.preflight_training.compiling.outcome import FITS, Outcome, versions_and_flags
 from tpu_components.preflight_training.compiling.stablehlo import (
     compile_module,
     devices_of,
@@ -40,9 +40,9 @@ class StepProgram:
 
     def key(self) -> str:
         """Return a digest of what the outcome depends on."""
-        step = [self.step.digest, self.step.order]
+        step = [self.step.digest, self.step.order, self.step.compiler_options]
         machine = [dataclasses.asdict(self.machine), self.slices, self.levels]
-        return digest_of([step, machine, versions(), code_of([__name__, hlo.__name__]).digest])
+        return digest_of([step, machine, versions_and_flags(), code_of([__name__, hlo.__name__]).digest])
 
     def compile(self, cache_dir: Path) -> Outcome:
         """Compile the step in this process. `Sandbox` caches the outcome."""
@@ -50,7 +50,9 @@ class StepProgram:
         module = parse_module(self.step.content, new_context())
         try:
             devices = devices_of(self.machine, self.slices)
-            text, memory = compile_module(module, [devices[at] for at in self.step.order])
+            text, memory = compile_module(
+                module, [devices[at] for at in self.step.order], dict(self.step.compiler_options)
+            )
         except Exception as error:  # Any error of the compiler is a result.
             chain = chain_of(error)
             said = "\n".join(map(str, chain))

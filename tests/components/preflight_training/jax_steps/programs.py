@@ -142,6 +142,9 @@ def cases() -> dict[str, Callable[[], StepCase]]:
         "calling": lambda: StepCase(calling, (shaped((64, 64)),), "v5e-1"),
         "static": lambda: StepCase(repeated, (inputs()[1], 3), "v5e-1", jit_options={"static_argnums": 1}),
         "scanned": lambda: StepCase(scanned, (inputs()[1],), "v5e-1"),
+        "unknown option of the compiler": lambda: StepCase(
+            train_step, inputs(), "v5e-1", jit_options={"compiler_options": {"xla_no_such_option": True}}
+        ),
         "levels": lambda: StepCase(train_step, inputs(), "v5e-1", levels=1),
         "partial": lambda: StepCase(functools.partial(repeated, times=2), (inputs()[1],), "v5e-1"),
         "printing": lambda: StepCase(printing, (shaped((64, 64)),), "v5e-1"),

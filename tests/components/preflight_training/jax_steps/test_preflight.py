@@ -6,6 +6,8 @@ import re
 import pytest
 
 from tpu_components.core.machines.machine_spec import load_catalogue
+from tpu_components.preflight_training.jax_steps.lowering import LoweredStep
+from tpu_components.preflight_training.jax_steps.step_program import StepProgram
 from tpu_components.preflight_training.jax_steps.step_report import StepReport
 
 _RUN = """
@@ -89,6 +91,20 @@ def test_a_step_that_does_not_fit_says_what_it_needs(report_of):
     assert (report.verdict, report.step, report.layers) == ("does_not_fit", None, ())
     assert report.memory.share > 1
     assert "Ran out of memory" in report.reason
+
+
+def test_options_of_the_compiler_reach_it(report_of):
+    """Also although the same program without them is cached."""
+    report = report_of("unknown option of the compiler")
+    assert (report.verdict, report.reason) == ("does_not_compile", "No such compile option: 'xla_no_such_option'")
+
+
+@pytest.mark.parametrize("variable", ["LIBTPU_INIT_ARGS", "XLA_FLAGS"])
+def test_another_flag_of_the_compiler_is_another_program(variable, monkeypatch):
+    program = StepProgram(LoweredStep(b"", "digest", 1, (0,)), load_catalogue().find("v5e-1"))
+    before = program.key()
+    monkeypatch.setenv(variable, "--xla_tpu_scoped_vmem_limit_kib=98304")
+    assert program.key() != before
 
 
 def test_the_default_backend_is_a_tpu_while_a_step_is_traced(report_of):
