@@ -53,8 +53,8 @@ def preflight_step(
         slices: Number of slices that the data-centre network joins. The time of communication between slices is
             unknown.
         name: Name of the step in the report; empty is the name of the function.
-        largest: Returns the positional arguments for a size, such as a batch size. The largest size that fits is
-            searched by compiling, and the report is of this size.
+        largest: Returns the positional arguments for any size from 1 on, such as the batch of a device. The largest
+            size that fits is searched by compiling, and the report is of this size.
         levels: Number of scopes of `jax.named_scope` in the name of a layer of the report.
         default_backend: What `jax.default_backend()` returns to the step while it is traced.
         compile_timeout_seconds: Time limit of one compilation.

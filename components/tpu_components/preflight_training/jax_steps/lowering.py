@@ -90,6 +90,8 @@ def tpu_slice(machine: str) -> Slice:
     Raises:
         InputError: If there is no such slice, or the machine has GPUs.
     """
+    if not isinstance(machine, str):
+        raise InputError(f"Cannot compile for {machine!r}: expected the name of a TPU slice, such as v5e-8.")
     entry = load_catalogue().find(machine)
     if entry.is_gpu:
         raise InputError(
@@ -129,8 +131,8 @@ def lower_step(
             "these, params, static = eqx.partition(model, eqx.is_array), and pass a function of params and the batch "
             "that calls eqx.combine(params, static)."
         )
-    jitted = step if is_jitted else jax.jit(step, **options)
     try:
+        jitted = step if is_jitted else jax.jit(step, **options)
         with _as_on_a_tpu(default_backend) as calls:
             lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=(TPU,))
     except (Exception, SystemExit) as error:
@@ -261,11 +263,17 @@ def _explain(error: BaseException, step: Any, args: Sequence[Any], kwargs: Mappi
     text = "\n".join(map(str, chain))
     place = _own_line(chain)
     reason = explain(chain, text).rstrip(".")
-    if any(map(is_data_dependent, chain)):
+    if any(type(link).__name__ == "TracerArrayConversionError" for link in chain):
+        reason = "NumPy needs the values of an array, but nothing is computed while the step is traced"
+        change = "Use jax.numpy."
+    elif any(map(is_data_dependent, chain)):
         change = "Use jnp.where, jax.lax.cond or jax.lax.while_loop, or name the argument in static_argnums."
     elif _CALLS_HOST in text:
         reason = "it calls Python on the host, which cannot be compiled without a TPU"
-        change = "Leave out io_callback and pure_callback."
+        change = (
+            "Leave out io_callback and pure_callback. Write jax.debug.print and jax.debug.callback with these full "
+            "names: they are then left out."
+        )
     elif "is not implemented on TPU" in reason:
         change = "Replace the operation, or compute it on the host before the step."
     elif match := _NOT_AN_ARRAY.search(text):

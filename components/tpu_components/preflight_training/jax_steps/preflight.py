@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base import progress
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, describe
 from tpu_components.core.base.formatting import percent
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.preflight_training.compiling import sandbox
@@ -107,8 +107,8 @@ def examine(case: StepCase, box: sandbox.Sandbox) -> StepReport:
         InputError: If the machine is unknown or the step cannot be lowered.
     """
     machine = tpu_slice(case.machine)
-    if case.slices < 1:
-        raise InputError(f"Cannot compile for {case.slices} slices: expected slices=1 or more.")
+    if not isinstance(case.slices, int) or case.slices < 1:
+        raise InputError(f"Cannot compile for {case.slices} slices: expected slices=1 or more, a whole number.")
     sandbox.require_compiler([machine], EXTRA)
     largest = None
     args = case.args
@@ -116,7 +116,7 @@ def examine(case: StepCase, box: sandbox.Sandbox) -> StepReport:
         if args:
             raise InputError("Cannot use both inputs and `largest`: `largest` returns the inputs for a size.")
         largest = _search(case, case.largest, box)
-        args = case.largest(max(largest.size, 1) if largest else _FIRST_SIZE)
+        args = _inputs_of(case.largest, max(largest.size, 1) if largest else _FIRST_SIZE)
     program = case.program(args)
     progress.say(_PREFLIGHT, f"compiling {case.label} for {case.machine}; this may take minutes, once")
     (outcome,) = box.compile_all([program])
@@ -124,11 +124,42 @@ def examine(case: StepCase, box: sandbox.Sandbox) -> StepReport:
 
 
 def _search(case: StepCase, inputs: Callable[[int], Sequence[Any]], box: sandbox.Sandbox) -> LargestBatch | None:
+    sizes: dict[str, int] = {}  # The first size of each program.
+
     def attempt(size: int) -> Outcome:
         progress.say(_PREFLIGHT, f"{case.machine}: compiling size {size:,}")
-        return box.compile_all([case.program(inputs(size))])[0]
+        args = _inputs_of(inputs, size)
+        try:
+            program = case.program(args)
+        except InputError as error:
+            raise InputError(
+                f"{error} The inputs are those that `largest` returned for size {size}; it is called with any size. If "
+                "the batch is sharded, multiply the size by the number of devices."
+            ) from error
+        first = sizes.setdefault(program.step.digest, size)
+        if max(first, size) >= 2 * min(first, size):  # Inputs may be padded to a multiple, but not to twice the size.
+            raise InputError(
+                f"Cannot find the largest size: `largest` returns the same inputs for {first} and {size}. Use its "
+                "argument in the shapes."
+            )
+        return box.compile_all([program])[0]
 
     return find_largest_batch(attempt, _FIRST_SIZE, case.paid.slice.generation.hbm_usable_bytes)
+
+
+def _inputs_of(inputs: Callable[[int], Sequence[Any]], size: int) -> Sequence[Any]:
+    try:
+        args = inputs(size)
+    except Exception as error:  # Any error of the user's code.
+        raise InputError(
+            f"Cannot get inputs of size {size} from `largest`: {describe(error)}. It is called with any size from 1 on."
+        ) from error
+    if not isinstance(args, tuple | list):
+        raise InputError(
+            "Cannot use the inputs from `largest`: expected a tuple with one value for each parameter of the step, "
+            f"received {type(args).__name__}. Write `return (params, batch)`."
+        )
+    return args
 
 
 def _report(case: StepCase, lowered: LoweredStep, outcome: Outcome, largest: LargestBatch | None) -> StepReport:

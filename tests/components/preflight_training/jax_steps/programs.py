@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tpu_components.core.base.errors import InputError
@@ -63,6 +64,20 @@ def printing(batch: Any) -> Any:
     """A step that prints values."""
     jax.debug.print("{}", batch.sum())
     return batch * 2
+
+
+_print = jax.debug.print
+
+
+def printing_by_another_name(batch: Any) -> Any:
+    """A step that prints values with a function that has another name."""
+    _print("{}", batch.sum())
+    return batch * 2
+
+
+def yielding(batch: Any) -> Any:
+    """A generator."""
+    yield batch
 
 
 def of_mode(batch: Any, mode: Any) -> Any:
@@ -167,6 +182,19 @@ def cases() -> dict[str, Callable[[], StepCase]]:
             jitted("v5e-8", data=2, model=4), inputs(), "v5e-8", jit_options={"donate_argnums": 0}
         ),
         "inputs and largest": lambda: StepCase(train_step, inputs(), "v5e-1", largest=inputs),
+        "static argument that is missing": lambda: StepCase(
+            scanned, (inputs()[1],), "v5e-1", jit_options={"static_argnums": 5}
+        ),
+        "generator": lambda: StepCase(yielding, (shaped((8,)),), "v5e-1"),
+        "numpy": lambda: StepCase(lambda batch: np.sin(batch), (shaped((8,)),), "v5e-1"),
+        "printing by another name": lambda: StepCase(printing_by_another_name, (shaped((8,)),), "v5e-1"),
+        "number as machine": lambda: StepCase(train_step, inputs(), 8),  # type: ignore[arg-type]
+        "largest of all sizes": lambda: StepCase(asking, machine="v5e-1", largest=lambda _: (shaped((8,)),)),
+        "largest that fails": lambda: StepCase(asking, machine="v5e-1", largest=lambda size: size / 0),
+        "largest of no tuple": lambda: StepCase(asking, machine="v5e-1", largest=lambda size: shaped((size,))),
+        "largest that is not divisible": lambda: StepCase(
+            asking, machine="v5e-8", largest=lambda size: (shaped((size + 1, 8), sharding=_over_eight()),)
+        ),
         "no slices": lambda: StepCase(train_step, inputs(), "v5e-1", slices=0),
         "too large a mesh": lambda: StepCase(
             train_step, inputs(), "v5e-4", jit_options=sharded("v5e-4", data=2, model=4)
@@ -185,6 +213,10 @@ def _halves(array: Any) -> Any:
 
 def _over_slices() -> NamedSharding:
     return NamedSharding(mesh("v5e-8", slices=2, data=16), PartitionSpec("data"))
+
+
+def _over_eight() -> NamedSharding:
+    return NamedSharding(jax.sharding.AbstractMesh((8,), ("data",)), PartitionSpec("data"))
 
 
 def _over_two_meshes() -> tuple[Any, Any]:
