@@ -66,6 +66,9 @@ _SAME_VALUES = {"bitcast", "copy", "reshape", "transpose"}
 # Memories by their number in a layout, as in `S(1)`: main memory, and the memory of the vector unit.
 HBM = 0
 VMEM = 1
+HOST = 5
+# Copies beside the computation. Their shape begins with the two arrays: from where and to where.
+_COPIES = ("copy-start", "slice-start", "dynamic-slice-start")
 
 
 def _space(layout: str) -> int:
@@ -258,6 +261,8 @@ class ProgramCost:
         collectives: The communication.
         unknown_loops: Number of loops whose trip count is unknown. Their operations count once.
         early_loops: Number of loops that may end before their largest trip count, with which their operations count.
+        copied_bytes: Bytes that copies beside the computation move from and to the device's main memory.
+        host_bytes: Bytes that copies beside the computation move between the device and its host.
         host_calls: Operations that call the host in every step.
     """
 
@@ -266,6 +271,8 @@ class ProgramCost:
     unknown_loops: int = 0
     host_calls: tuple[str, ...] = ()
     early_loops: int = 0
+    copied_bytes: int = 0
+    host_bytes: int = 0
 
     @property
     def operations(self) -> list[OperationCost]:
@@ -700,7 +707,7 @@ def read_cost(text: str, name_layer: Callable[[str], str]) -> ProgramCost:
     collectives: Counter[Collective] = Counter()
     channels: set[tuple[str, int]] = set()
     host_calls = []
-    unknown_loops = early_loops = 0
+    unknown_loops = early_loops = copied_bytes = host_bytes = 0
     for instruction, scope, times in program.operations(next(blocks, program.entry)):
         if instruction.opcode == "while":
             is_unknown = program.loops.trips(instruction, scope) is None
@@ -723,6 +730,11 @@ def read_cost(text: str, name_layer: Callable[[str], str]) -> ProgramCost:
             layer = name_layer(named[0][0] if named else instruction.op_name)
             operations[layer][cost] += times
             products[layer] += [dataclasses.replace(product, times=times) for _, product in named]
+        elif instruction.opcode in _COPIES:
+            ends = instruction.arrays[:2]
+            num_bytes = times * min(end.num_bytes for end in ends)
+            copied_bytes += num_bytes * sum(end.is_in_hbm for end in ends)
+            host_bytes += num_bytes * any(end.space == HOST for end in ends)
     return ProgramCost(
         layers={
             layer: LayerCost([dataclasses.replace(cost, times=times) for cost, times in costs.items()], products[layer])
@@ -732,4 +744,6 @@ def read_cost(text: str, name_layer: Callable[[str], str]) -> ProgramCost:
         unknown_loops=unknown_loops,
         host_calls=tuple(dict.fromkeys(host_calls)),
         early_loops=early_loops,
+        copied_bytes=copied_bytes,
+        host_bytes=host_bytes,
     )

@@ -129,6 +129,15 @@ def compile_module(
     return executable.hlo_modules()[0].to_string(), executable.get_compiled_memory_stats()
 
 
+def device_peak_bytes(stats: Any) -> int:
+    """Return the peak memory use of a device from the statistics of `compile_module`.
+
+    XLA's peak includes inputs and outputs in the memory of the host, as after `jax.device_put(x, jax.memory.Space.Host)`.
+    """
+    in_host = stats.host_argument_size_in_bytes + stats.host_output_size_in_bytes - stats.host_alias_size_in_bytes
+    return int(stats.peak_memory_in_bytes - in_host)
+
+
 def _specified(module: Any) -> tuple[list[bool], list[bool]]:
     """Return for each argument and each result of `main` whether the program specifies its sharding."""
     main = _main_of(module)

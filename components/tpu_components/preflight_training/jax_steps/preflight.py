@@ -8,7 +8,7 @@ from typing import Any
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError, describe
-from tpu_components.core.base.formatting import percent
+from tpu_components.core.base.formatting import byte_size, percent
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.compiling.outcome import FITS, Outcome, versions
@@ -224,6 +224,11 @@ def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str
         notes.append(f"{loops} may end early; the largest number of iterations counts.")
     if cost.host_calls and case.slices == 1:  # Otherwise these are transfers between the slices.
         notes.append(f"The step calls the host, which takes unknown time: {', '.join(cost.host_calls)}.")
+    if cost.host_bytes:
+        notes.append(
+            f"The step moves {byte_size(cost.host_bytes)} between the device and the memory of its host, which takes "
+            "unknown time and is left out."
+        )
     if cost.has_narrow_products:
         notes.append("Products of 8 and 4 bits are timed as those of bfloat16; some TPUs compute them twice as fast.")
     if case.slices > 1:

@@ -14,6 +14,7 @@ from tpu_components.preflight_training.compiling.failures import explain, needed
 from tpu_components.preflight_training.compiling.outcome import FITS, Outcome, versions_and_flags
 from tpu_components.preflight_training.compiling.stablehlo import (
     compile_module,
+    device_peak_bytes,
     devices_of,
     new_context,
     parse_module,
@@ -63,7 +64,7 @@ class StepProgram:
         return Outcome(
             FITS,
             compile_seconds=time.monotonic() - start,
-            peak_bytes=memory.peak_memory_in_bytes,
+            peak_bytes=device_peak_bytes(memory),
             fixed_bytes=memory.alias_size_in_bytes,
             cost=hlo.read_cost(text, functools.partial(hlo.scope_of, levels=self.levels)),
         )

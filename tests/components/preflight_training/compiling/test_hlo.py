@@ -116,6 +116,16 @@ def test_memory_on_the_chip_has_no_traffic():
     assert _moved(copy, "  %d = f32[8,128]{1,0:T(8,128)S(1)} negate(%c)") == [4096, 0]
 
 
+def test_copies_beside_the_computation_are_counted_with_their_loop():
+    condition, line = _loop("loop", 3, "body")
+    prefetch = "  %s = (f32[8,128]{1,0:S(1)}, f32[8,128]{1,0}, u32[]{:S(2)}) copy-start(%p)"
+    part = "  %q = ((f32[8,128]{1,0}), f32[2,128]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%p), slice={[0:2], [0:128]}"
+    host = "  %h = (f32[8,128]{1,0:S(5)}, f32[8,128]{1,0}, u32[]{:S(2)}) copy-start(%p)"
+    cost = _cost(line, part, host, computations=[condition, _body("body", prefetch)])
+    assert (cost.copied_bytes, cost.host_bytes) == (3 * 4096 + 1024 + 4096, 4096)
+    assert cost.cycles == 0
+
+
 _SLICES = {
     "dynamic-slice": ("f32[1,128] dynamic-slice(%a, %i, %i), dynamic_slice_sizes={1,128}", 2 * 512),
     "slice": ("f32[2,128] slice(%a), slice={[0:2], [0:128]}", 2 * 1024),

@@ -160,6 +160,8 @@ def cases() -> dict[str, Callable[[], StepCase]]:
         "unknown option of the compiler": lambda: StepCase(
             train_step, inputs(), "v5e-1", jit_options={"compiler_options": {"xla_no_such_option": True}}
         ),
+        "few rows": lambda: StepCase(jnp.dot, (shaped((8, 4096)), shaped((4096, 4096))), "v5e-1"),
+        "weights on the host": lambda: StepCase(_with_host, (_on_host(), shaped((512, 512))), "v5e-1"),
         "levels": lambda: StepCase(train_step, inputs(), "v5e-1", levels=1),
         "partial": lambda: StepCase(functools.partial(repeated, times=2), (inputs()[1],), "v5e-1"),
         "printing": lambda: StepCase(printing, (shaped((64, 64)),), "v5e-1"),
@@ -217,6 +219,15 @@ def _over_slices() -> NamedSharding:
 
 def _over_eight() -> NamedSharding:
     return NamedSharding(jax.sharding.AbstractMesh((8,), ("data",)), PartitionSpec("data"))
+
+
+def _on_host() -> jax.ShapeDtypeStruct:
+    memory = NamedSharding(mesh("v5e-1", data=1), PartitionSpec(), memory_kind="pinned_host")
+    return shaped((512, 512), sharding=memory)
+
+
+def _with_host(weights: Any, batch: Any) -> Any:
+    return batch @ jax.device_put(weights, jax.memory.Space.Device)
 
 
 def _over_two_meshes() -> tuple[Any, Any]:

@@ -53,6 +53,25 @@ def test_no_step_is_faster_than_the_chip(report_of):
     assert report.step_seconds >= products / generation.device_peak_flops
 
 
+def test_no_step_is_faster_than_its_memory_traffic(report_of):
+    """Also if the compiler fetches all weights in advance: each step has to read them."""
+    generation = load_catalogue().find("v5e-1").generation
+    report = report_of("few rows")
+    assert report.step_seconds >= 2 * 4096 * 4096 / generation.device_bytes_per_second
+    assert [layer.name for layer in report.layers] == ["waiting for copies from main memory", "dot_general"]
+    assert sum(layer.ms for layer in report.layers) == pytest.approx(report.step.compute_ms)
+
+
+def test_memory_of_the_host_is_not_that_of_the_device(report_of):
+    """The device has the batch, the result, and the weights once."""
+    report = report_of("weights on the host")
+    assert 3 * 2 * 512 * 512 <= report.memory.peak_bytes < 4 * 2 * 512 * 512
+    assert report.notes == (
+        "The step moves 512 KiB between the device and the memory of its host, which takes unknown time and is left "
+        "out.",
+    )
+
+
 def test_layers_are_the_scopes_of_the_program(report_of):
     assert {"net/up", "net/down"} <= {layer.name for layer in report_of("plain").layers}
     assert {"net"} == {layer.name for layer in report_of("levels").layers}
