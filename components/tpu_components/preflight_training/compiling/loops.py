@@ -7,10 +7,9 @@ condition compares a whole number of the state with a constant, and each iterati
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from tpu_components.preflight_training.compiling.hlo import Instruction, Scope
+from tpu_components.preflight_training.compiling.instructions import Instruction, Scope
 
 _SAME_VALUE = {"copy", "bitcast", "copy-start", "copy-done"}
 _MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE", "NE": "NE"}
@@ -32,8 +31,8 @@ class Trips:
 class _Place(NamedTuple):
     """A computation and, if it is that of a fusion, the fusion and where it is."""
 
-    scope: "Scope"
-    fusion: "Instruction | None" = None
+    scope: Scope
+    fusion: Instruction | None = None
     around: "_Place | None" = None
 
 
@@ -51,7 +50,7 @@ class Loops:
         computations: The program's computations by name.
     """
 
-    def __init__(self, computations: Mapping[str, "Scope"]) -> None:
+    def __init__(self, computations: Mapping[str, Scope]) -> None:
         self._computations = computations
         self._around: dict[int, tuple[Instruction, Scope]] = {}  # By ID of a body or a condition.
         for scope in computations.values():
@@ -59,7 +58,7 @@ class Loops:
                 for name in step.called("body", "condition") if step.opcode == "while" else ():
                     self._around[id(computations[name])] = step, scope
 
-    def trips(self, loop: "Instruction", scope: "Scope") -> Trips | None:
+    def trips(self, loop: Instruction, scope: Scope) -> Trips | None:
         """Return the number of iterations of a loop, or None if it is unknown.
 
         Args:
@@ -72,7 +71,7 @@ class Loops:
         known = [count for count in counts if count is not None]
         return Trips(min(known), is_most=len(parts) > 1) if known else None
 
-    def _parts(self, name: str, place: _Place) -> "Iterator[tuple[Instruction, _Place]]":
+    def _parts(self, name: str, place: _Place) -> Iterator[tuple[Instruction, _Place]]:
         """Yield the conditions that must all hold."""
         source = self._source(name, place)
         if source is not None and source[0].opcode == "and":
@@ -81,7 +80,7 @@ class Loops:
         elif source is not None:
             yield source
 
-    def _count(self, test: "Instruction", place: _Place, loop: "Instruction", scope: "Scope") -> int | None:
+    def _count(self, test: Instruction, place: _Place, loop: Instruction, scope: Scope) -> int | None:
         """Return the number of iterations until a comparison no longer holds, or None if it is unknown."""
         direction = test.attribute(r"direction=(\w+)")
         if test.opcode != "compare" or direction not in _MIRRORED:
@@ -100,18 +99,18 @@ class Loops:
             return None
         return _iterations(end - start - counter.constant, change.constant, direction)
 
-    def _initial(self, loop: "Instruction", scope: "Scope", element: int) -> _Number | None:
+    def _initial(self, loop: Instruction, scope: Scope, element: int) -> _Number | None:
         """Return what an element of a loop's state is before the loop."""
         source = self._source(loop.operands[0], _Place(scope))
         return self._number(source[0].operands[element], source[1]) if source and source[0].opcode == "tuple" else None
 
-    def _next(self, loop: "Instruction", element: int) -> _Number | None:
+    def _next(self, loop: Instruction, element: int) -> _Number | None:
         """Return what an element of a loop's state is after an iteration."""
         body = _Place(self._computations[loop.called("body")[0]])
         source = self._source(_root(body.scope).name, body)
         return self._number(source[0].operands[element], source[1]) if source and source[0].opcode == "tuple" else None
 
-    def _constant(self, number: _Number | None, scope: "Scope") -> int | None:
+    def _constant(self, number: _Number | None, scope: Scope) -> int | None:
         """Return the value of a number, also if it is an element of a loop's state that no iteration changes."""
         if number is None or number.element is None:
             return None if number is None else number.constant
@@ -145,7 +144,7 @@ class Loops:
         element = right.element if left.element is None else left.element
         return _Number(left.constant + right.constant, element)
 
-    def _source(self, name: str, place: _Place) -> "tuple[Instruction, _Place] | None":
+    def _source(self, name: str, place: _Place) -> tuple[Instruction, _Place] | None:
         """Return the operation that computes a value, and where it is; through copies, tuples and fusions.
 
         An element of the state of a loop is the source of itself. Return None for an element of any other tuple.
@@ -168,7 +167,7 @@ class Loops:
         return step, place
 
 
-def _root(scope: "Scope") -> "Instruction":
+def _root(scope: Scope) -> Instruction:
     return list(scope.values())[-1]
 
 

@@ -10,17 +10,15 @@ from tpu_components.core.base import typed_values
 from tpu_components.preflight_training.compiling.hlo import (
     OPTIMIZER,
     OTHER,
-    VMEM,
-    Array,
     Collective,
     Kind,
     MatrixProduct,
     OperationCost,
     ProgramCost,
     layer_of,
-    parse_hlo,
     read_cost,
 )
+from tpu_components.preflight_training.compiling.instructions import VMEM, Array, parse_hlo
 
 _CYCLES = 'backend_config={"flag_configs":[],"window_config":{"estimated_cycles":"%d","iteration_bounds":["1"]}}'
 
@@ -124,6 +122,10 @@ def test_copies_beside_the_computation_are_counted_with_their_loop():
     cost = _cost(line, part, host, computations=[condition, _body("body", prefetch)])
     assert (cost.copied_bytes, cost.host_bytes) == (3 * 4096 + 1024 + 4096, 4096)
     assert cost.cycles == 0
+
+
+def test_packed_numbers_of_four_bits_take_half_a_byte():
+    assert _moved("  %c = s4[8,128]{1,0:T(64,128)(8,1)E(4)} negate(%p)") == [4096 + 512]
 
 
 _SLICES = {
