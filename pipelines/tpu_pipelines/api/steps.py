@@ -127,7 +127,7 @@ def compare_steps(
         cache_dir: Folder that keeps outcomes of compilations; None is `~/.cache/tpu-pipelines/preflight`.
 
     Raises:
-        InputError: If a step cannot be lowered, or `items` does not fit the cases.
+        InputError: If a step cannot be lowered, or `items` or `total` does not fit the cases.
 
     Example:
         >>> cases = [tp.StepCase(step, (params, batch_of(n)), "v5e-8", name=f"batch {n}") for n in (64, 128)]
@@ -141,6 +141,10 @@ def compare_steps(
             f"Cannot compare {len(listed)} steps: expected at least one, and a positive number of items for each, "
             f"received {len(counts)} numbers."
         )
+    if not all(isinstance(case, StepCase) for case in listed):
+        raise InputError("Cannot compare these steps: expected tp.StepCase(step, (params, batch), machine) for each.")
+    if total <= 0:
+        raise InputError(f"Cannot compare the price of total={total}: expected a positive number of items.")
     box = _sandbox(compile_timeout_seconds, compile_memory_mib, cache_dir)
     with box:
         reports = [examine(case, box) for case in listed]

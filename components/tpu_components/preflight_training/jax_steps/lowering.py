@@ -72,11 +72,14 @@ def mesh(machine: str, slices: int = 1, **axes: int) -> Any:
         OrderedDict({'data': 2, 'model': 4})
     """
     tpu = tpu_slice(machine)
-    needed = math.prod(axes.values())
-    if not axes or needed > tpu.devices * slices or min(axes.values()) < 1:
+    if not isinstance(slices, int) or slices < 1:
+        raise InputError(f"Cannot make a mesh of {slices} slices: expected slices=1 or more, a whole number.")
+    are_sizes = all(isinstance(size, int) and size > 0 for size in axes.values())
+    needed = math.prod(axes.values()) if are_sizes else 0
+    if not axes or not are_sizes or needed > tpu.devices * slices:
         raise InputError(
             f"Cannot make a mesh of {machine}: expected axes with at most {tpu.devices * slices} devices in all, "
-            f"received {', '.join(f'{name}={size}' for name, size in axes.items()) or 'no axes'}. "
+            f"received {', '.join(f'{name}={size!r}' for name, size in axes.items()) or 'no axes'}. "
             f'For example: mesh("{machine}", data={tpu.devices * slices})'
         )
     set_compiler_environment()

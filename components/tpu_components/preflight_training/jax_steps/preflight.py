@@ -58,6 +58,24 @@ class StepCase:
     levels: int = 2
     default_backend: str = "tpu"
 
+    def __post_init__(self) -> None:
+        """Check the values that are not parts of the step.
+
+        Raises:
+            InputError: If one of them has another type or range.
+        """
+        if not isinstance(self.args, tuple | list):
+            raise InputError(
+                f"Cannot use {type(self.args).__name__} as the inputs of {self.label}: expected a tuple with one value "
+                "for each parameter of the step."
+            )
+        if not isinstance(self.kwargs, Mapping):
+            raise InputError(f"Cannot use kwargs={self.kwargs!r}: expected a mapping of names to inputs.")
+        if not isinstance(self.slices, int) or self.slices < 1:
+            raise InputError(f"Cannot compile for {self.slices} slices: expected slices=1 or more, a whole number.")
+        if not isinstance(self.levels, int) or self.levels < 0:
+            raise InputError(f"Cannot use levels={self.levels!r}: expected a number of scopes, such as 2.")
+
     @property
     def label(self) -> str:
         """Name of the step."""
@@ -107,8 +125,6 @@ def examine(case: StepCase, box: sandbox.Sandbox) -> StepReport:
         InputError: If the machine is unknown or the step cannot be lowered.
     """
     machine = tpu_slice(case.machine)
-    if not isinstance(case.slices, int) or case.slices < 1:
-        raise InputError(f"Cannot compile for {case.slices} slices: expected slices=1 or more, a whole number.")
     sandbox.require_compiler([machine], EXTRA)
     largest = None
     args = case.args
