@@ -116,6 +116,31 @@ class Wrapped:
         return types.SimpleNamespace(lower=lambda **how: types.SimpleNamespace(lowered=traced.lower(**how)))
 
 
+class _Gspmd:
+    """A jitted function that JAX lowers for the partitioner that it had before Shardy."""
+
+    def __init__(self, jitted: Any) -> None:
+        self.lower = jitted.lower
+        self._jitted = jitted
+        self.__name__ = "train_step"
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the step."""
+
+    def trace(self, *args: Any) -> Any:
+        """Trace the step; `lower` lowers it."""
+        traced = self._jitted.trace(*args)
+
+        def lower(**how: Any) -> Any:
+            jax.config.update("jax_use_shardy_partitioner", False)
+            try:
+                return traced.lower(**how)
+            finally:
+                jax.config.update("jax_use_shardy_partitioner", True)
+
+        return types.SimpleNamespace(lower=lower)
+
+
 def repeated(batch: Any, times: int) -> Any:
     """As many products as a static argument says."""
     for _ in range(times):
@@ -149,6 +174,7 @@ def cases() -> dict[str, Callable[[], StepCase]]:
         "mesh": lambda: StepCase(train_step, inputs(), "v5e-8", jit_options=sharded("v5e-8", data=2, model=4)),
         "jitted": lambda: StepCase(jitted("v5e-8", data=2, model=4), inputs(), "v5e-8"),
         "abstract mesh": lambda: StepCase(train_step, inputs(), "v5e-8", jit_options=_abstract()),
+        "GSPMD": lambda: StepCase(_Gspmd(jitted("v5e-8", data=2, model=4)), inputs(), "v5e-8"),
         "half of the slice": lambda: StepCase(jitted("v5e-4", data=1, model=4), inputs(), "v5e-8"),
         "two slices": lambda: StepCase(_halves, (shaped((64, 64), jnp.float32, _over_slices()),), "v5e-8", slices=2),
         "too large": lambda: StepCase(train_step, inputs(4 << 20 << 4), "v5e-1"),

@@ -77,6 +77,13 @@ def test_layers_are_the_scopes_of_the_program(report_of):
     assert {"net"} == {layer.name for layer in report_of("levels").layers}
 
 
+def test_shardings_of_gspmd_are_followed(report_of):
+    """As torch_xla writes them."""
+    before, now = report_of("GSPMD"), report_of("mesh")
+    assert before.memory.peak_bytes == pytest.approx(now.memory.peak_bytes, rel=0.1)
+    assert before.step.flops == now.step.flops
+
+
 @pytest.mark.parametrize("other", ["jitted", "abstract mesh"])
 def test_a_layout_gives_the_same_figures_however_it_is_handed_over(report_of, other):
     assert report_of(other).step == report_of("mesh").step
