@@ -497,19 +497,22 @@ class _Program:
             else:
                 return instruction, scope
 
-    def collectives(self, instruction: Instruction, scope: Scope) -> Iterator[tuple[str, Collective]]:
+    def collectives(
+        self, instruction: Instruction, scope: Scope, is_fused: bool = False
+    ) -> Iterator[tuple[str, Collective]]:
         """Yield a collective, or the collectives in the computations that an operation calls, with their channels."""
         kind = instruction.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
+            kind = _fused_kind(instruction, scope) if is_fused else kind
             num_bytes = sum(scope[name].num_bytes for name in instruction.operands if name in scope)
-            if kind == "all-gather":
-                num_bytes = max(num_bytes, *(array.num_bytes for array in instruction.arrays))
-            channel = instruction.attribute(r"channel_id=(\d+)")
-            yield channel, Collective(kind, num_bytes, _group_size(instruction.attributes))
+            group = _group_size(instruction.attributes)
+            if kind == "all-gather":  # Of one or several arrays.
+                num_bytes = max(num_bytes * group, *(array.num_bytes for array in instruction.arrays))
+            yield instruction.attribute(r"channel_id=(\d+)"), Collective(kind, num_bytes, group)
         elif kind in ("call", "async", "fusion"):
             for name in instruction.called("to_apply", "calls"):
                 for inner in self.computations.get(name, {}).values():
-                    yield from self.collectives(inner, self.computations[name])
+                    yield from self.collectives(inner, self.computations[name], kind == "fusion")
 
     def products(self, instruction: Instruction, scope: Scope) -> Iterator[tuple[str, MatrixProduct]]:
         """Yield name and matrix product of each convolution that an operation is or calls."""
@@ -523,6 +526,26 @@ class _Program:
 
 _UNKNOWN_CYCLES = 2**63 - 1  # Instead of an estimate, for example of an operation of a sparse core.
 _CYCLES, _TARGET = r'"estimated_cycles":"(\d+)"', r'custom_call_target="([^"]*)"'
+
+
+def _fused_kind(collective: Instruction, scope: Scope) -> str:
+    """Return what a collective does together with the other operations of its fusion.
+
+    The compiler writes a reduce-scatter as an all-reduce and a slice of its result, and an all-gather as an all-reduce
+    of arrays that are zero outside of a slice. The chips only send slices.
+    """
+
+    def source(name: str) -> Instruction | None:
+        step = scope.get(name)
+        return source(step.operands[0]) if step is not None and step.opcode in _SAME_VALUES else step
+
+    if collective.opcode != "all-reduce":
+        return collective.opcode.removesuffix("-start")
+    argument = source(collective.operands[0])
+    if argument is not None and argument.opcode == "dynamic-update-slice":
+        return "all-gather"
+    slices = (step for step in scope.values() if step.opcode == "dynamic-slice")
+    return "reduce-scatter" if any(source(step.operands[0]) is collective for step in slices) else "all-reduce"
 
 
 def _group_size(attributes: str) -> int:

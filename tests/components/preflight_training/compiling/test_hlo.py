@@ -423,6 +423,8 @@ def test_collectives_have_the_size_of_their_groups(groups, size):
 def test_an_all_gather_counts_what_it_returns():
     (gathered,) = _cost("  %r = f32[64,128] all-gather(%p), replica_groups=[1,8]<=[8], dimensions={0}").collectives
     assert gathered == Collective("all-gather", 8 * 4096, 8)
+    several = "  %r = (f32[64,128], f32[64,128]) all-gather(%p, %p), replica_groups=[1,8]<=[8], dimensions={0}"
+    assert _cost(several).collectives == (Collective("all-gather", 2 * 8 * 4096, 8),)
 
 
 def test_a_collective_in_parts_beside_computation_counts_once():
@@ -432,6 +434,23 @@ def test_a_collective_in_parts_beside_computation_counts_once():
     cost = _cost(*(_work(f"f{i}", 700, calls=f"part{i}") for i in range(4)), computations=computations)
     assert cost.collectives == (Collective("all-gather", 8 * 4096, 8, times=2),)
     assert cost.cycles == 4 * 700
+
+
+_REDUCE = "  %r = f32[8,128]{1,0} all-reduce(%p), channel_id=8, to_apply=%fused\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind"),
+    [
+        (_REDUCE + "  %b = f32[1024]{0} bitcast(%r)\n  ROOT %s = f32[128]{0} dynamic-slice(%b, %i)", "reduce-scatter"),
+        ("  %u = f32[8,128] dynamic-update-slice(%z, %p, %i, %i)\n" + _REDUCE.replace("(%p)", "(%u)"), "all-gather"),
+        (_REDUCE + "  ROOT %s = f32[128]{0} dynamic-slice(%p, %i, %i)", "all-reduce"),
+    ],
+)
+def test_an_all_reduce_that_is_fused_with_its_slice_sends_only_slices(lines, kind):
+    """So the compiler writes the sum of gradients that are sharded like the weights."""
+    cost = _cost(_work("f", 0, calls="with_sum"), computations=[_computation("with_sum", lines)])
+    assert cost.collectives == (Collective(kind, 4096),)
 
 
 def test_a_fusion_may_hold_a_collective_beside_its_work():
