@@ -36,6 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     config.addinivalue_line("markers", _MARKER)
+    base = config.getoption("--preflight-base")
+    if base and not Path(base).is_dir():
+        raise pytest.UsageError(
+            f"There is no folder {base} to compare with. Write it on the base branch: pytest --preflight-reports {base}"
+        )
 
 
 @pytest.fixture
@@ -57,16 +62,19 @@ def preflight_step(request: pytest.FixtureRequest) -> Callable[..., "StepReport"
         from tpu_components.preflight_training.jax_steps.step_report import StepReport
         from tpu_pipelines.api.steps import preflight_step as compile_step
 
-        settings = dict(zip(("machine", *_LIMITS), marker.args, strict=False)) | marker.kwargs
-        limits = StepLimits(**{name: settings.pop(name) for name in _LIMITS if name in settings})
+        names_of_args = ("machine", *_LIMITS)
+        settings = dict(zip(names_of_args, marker.args, strict=False)) | marker.kwargs | options
         machine = settings.get("machine")
-        if not isinstance(machine, str):
-            raise pytest.UsageError(
-                f"{request.node.nodeid}: the marker preflight expects one machine, received {machine!r}. "
-                "Write @pytest.mark.preflight(machine='v5e-8')."
+        if not isinstance(machine, str) or len(marker.args) > len(names_of_args):
+            pytest.fail(
+                f"{request.node.nodeid}: the marker preflight expects one machine and {', '.join(_LIMITS)}, received "
+                f"{machine!r}{' and more arguments' * (len(marker.args) > len(names_of_args))}. "
+                "Write @pytest.mark.preflight(machine='v5e-8').",
+                pytrace=False,
             )
         try:
-            report = compile_step(step, *args, **{**settings, **options})
+            limits = StepLimits(**{name: settings.pop(name) for name in _LIMITS if name in settings})
+            report = compile_step(step, *args, **settings)
         except InputError as error:
             pytest.fail(str(error), pytrace=False)
         assert isinstance(report, StepReport)
@@ -74,7 +82,7 @@ def preflight_step(request: pytest.FixtureRequest) -> Callable[..., "StepReport"
         config = request.config
         before = None
         if base := config.getoption("--preflight-base"):
-            before = StepReport.find(Path(base) / folder)
+            before = _report_before(Path(base) / folder)
         if reports := config.getoption("--preflight-reports"):
             report.save(Path(reports) / folder)
         change = StepChange(report, before, limits)
@@ -84,6 +92,17 @@ def preflight_step(request: pytest.FixtureRequest) -> Callable[..., "StepReport"
         return report
 
     return check
+
+
+def _report_before(folder: Path) -> "StepReport | None":
+    """Return the report that the base branch wrote into a folder; None if the step is new."""
+    from tpu_components.core.base.errors import InputError
+    from tpu_components.preflight_training.jax_steps.step_report import StepReport
+
+    try:
+        return StepReport.load(folder) if folder.exists() else None
+    except InputError as error:
+        pytest.fail(f"Cannot compare with an earlier report: {error}", pytrace=False)
 
 
 def _folder_of(nodeid: str, number: int) -> str:

@@ -54,8 +54,8 @@ def preflight_step(
         slices: Number of slices that the data-centre network joins. The time of communication between slices is
             unknown.
         name: Name of the step in the report; empty is the name of the function.
-        largest: Returns the positional arguments for a size, such as a batch size. The largest size that fits is
-            searched by compiling, and the report is of this size.
+        largest: Returns the positional arguments for any size from 1 on, such as the batch of a device. The largest
+            size that fits is searched by compiling, and the report is of this size.
         levels: Number of scopes of `jax.named_scope` in the name of a layer of the report.
         default_backend: What `jax.default_backend()` returns to the step while it is traced.
         compile_timeout_seconds: Time limit of one compilation.
@@ -131,7 +131,7 @@ def compare_steps(
         cache_dir: Folder that keeps outcomes of compilations; None is `~/.cache/tpu-pipelines/preflight`.
 
     Raises:
-        InputError: If a step cannot be lowered, or `items` does not fit the cases.
+        InputError: If a step cannot be lowered, or `items` or `total` does not fit the cases.
 
     Example:
         >>> cases = [tp.StepCase(step, (params, batch_of(n)), "v5e-8", name=f"batch {n}") for n in (64, 128)]
@@ -145,6 +145,10 @@ def compare_steps(
             f"Cannot compare {len(listed)} steps: expected at least one, and a positive number of items for each, "
             f"received {len(counts)} numbers."
         )
+    if not all(isinstance(case, StepCase) for case in listed):
+        raise InputError("Cannot compare these steps: expected tp.StepCase(step, (params, batch), machine) for each.")
+    if total <= 0:
+        raise InputError(f"Cannot compare the price of total={total}: expected a positive number of items.")
     box = _sandbox(compile_timeout_seconds, compile_memory_mib, cache_dir)
     with box:
         reports = [examine(case, box) for case in listed]

@@ -1,8 +1,10 @@
 """Command preflight: of a step that `jax.jit` takes here, of a configuration in `start`."""
 
 import argparse
+import contextlib
 import dataclasses
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,15 +37,16 @@ def _preflight_step(arguments: argparse.Namespace) -> int:
     names = [name.strip() for name in (arguments.compare or arguments.machine or "").split(",") if name.strip()]
     if not names:
         raise InputError("The machine of the step is missing. Add --machine v5e-8, or --compare v5e-8,v6e-8.")
-    step = find_step(arguments.config)
-    inputs: Sequence[Any] = parse_inputs(arguments.inputs) if arguments.inputs else ()
-    cases = [
-        StepCase(step, inputs, name, name="" if callable(step) else step, platform=platform, spot=arguments.spot)
-        for name in names
-        for platform in arguments.target
-    ]
-    items = arguments.items or 1
-    comparison = compare_steps(cases, items=items, total=1e6, unit="items" if arguments.items else "steps")
+    with contextlib.redirect_stdout(sys.stderr):  # What the step's module prints is not part of the result.
+        step = find_step(arguments.config)
+        inputs: Sequence[Any] = parse_inputs(arguments.inputs) if arguments.inputs else ()
+        cases = [
+            StepCase(step, inputs, name, name="" if callable(step) else step, platform=platform, spot=arguments.spot)
+            for name in names
+            for platform in arguments.target
+        ]
+        items = 1 if arguments.items is None else arguments.items
+        comparison = compare_steps(cases, items=items, total=1e6, unit="items" if arguments.items else "steps")
     report = comparison.reports[0]
     is_one = len(cases) == 1
     content = dataclasses.asdict(report) if is_one else {"steps": comparison.rows()}

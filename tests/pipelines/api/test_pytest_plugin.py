@@ -71,7 +71,7 @@ def test_a_repository_refuses_steps_that_exceed_their_limits(run, tmp_path):
         assert f"PASSED test_steps.py::{name}" in printed
     assert "A step of step takes 10.0 ms (9.00–15.0); max_step_ms=9.5." in printed
     assert "Cannot trace the step at model.py:3: shapes." in printed
-    assert "expects one machine, received ['v5e-8', 'v6e-8']. Write @pytest.mark.preflight(machine='v5e-8')" in printed
+    assert "received ['v5e-8', 'v6e-8']. Write @pytest.mark.preflight(machine='v5e-8')" in printed
     assert "The fixture preflight_step needs a machine. Mark the test" in printed
     assert "2 passed, 3 failed, 1 error" in printed.replace("3 failed, 2 passed", "2 passed, 3 failed")
     markdown = (tmp_path / "steps.md").read_text()
@@ -83,6 +83,53 @@ def test_a_repository_refuses_steps_that_exceed_their_limits(run, tmp_path):
     printed = run("-k", "two_steps or fast", "--preflight-base", "base")
     assert "PASSED test_steps.py::test_fast" in printed
     assert "A step of second takes 12.5 ms (11.2–18.8), 1.25 times as long as before: max_slowdown=0.2." in printed
+
+
+_MISTAKES = """
+import pytest
+
+@pytest.mark.preflight("v5e-8", 1, 0.9, 0.1, 5)
+def test_too_many(preflight_step):
+    preflight_step(10.0)
+
+@pytest.mark.preflight("v5e-8", max_step_ms="5")
+def test_text(preflight_step):
+    preflight_step(10.0)
+
+@pytest.mark.preflight("v5e-8", max_memory=90)
+def test_percent(preflight_step):
+    preflight_step(10.0)
+
+@pytest.mark.preflight("v5e-8")
+def test_another_machine(preflight_step):
+    preflight_step(10.0, machine=["v5e-8", "v6e-8"])
+
+@pytest.mark.preflight("v5e-8")
+def test_damaged(preflight_step):
+    preflight_step(10.0)
+"""
+
+
+def test_mistakes_in_a_marker_fail_with_a_sentence(run, tmp_path):
+    (tmp_path / "test_steps.py").write_text(_MISTAKES)
+    damaged = tmp_path / "base" / "test_steps.py-test_damaged"
+    damaged.mkdir(parents=True)
+    (damaged / "step.json").write_text("{")
+    printed = run("--preflight-base", "base")
+    assert "expects one machine and max_step_ms, max_memory, max_slowdown, received 'v5e-8' and more" in printed
+    assert "Cannot use max_step_ms='5' as a limit: expected a positive number of milliseconds." in printed
+    assert "Cannot use max_memory=90 as a limit: expected a share from 0 to 1, such as 0.9." in printed
+    assert "received ['v5e-8', 'v6e-8']" in printed
+    assert "Cannot compare with an earlier report: " in printed
+    assert "5 failed" in printed
+    assert "Traceback" not in printed
+
+
+def test_a_base_that_is_missing_stops_the_tests(run):
+    """Otherwise a typing error in its path would let every slow step pass."""
+    printed = run("--preflight-base", "bsae")
+    assert "There is no folder bsae to compare with. Write it on the base branch" in printed
+    assert "passed" not in printed
 
 
 def test_reports_of_different_tests_have_different_folders():

@@ -72,3 +72,32 @@ def test_a_number_of_items_for_each_step_is_needed(examined, items):
 def test_nothing_to_compare_is_refused(examined):
     with pytest.raises(tp.InputError, match="Cannot compare 0 steps"):
         tp.compare_steps([])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"args": 3}, "Cannot use int as the inputs of step: expected a tuple"),
+        ({"kwargs": [1]}, "expected a mapping of names to inputs"),
+        ({"slices": 1.5}, "expected slices=1 or more, a whole number"),
+        ({"levels": -1}, "expected a number of scopes"),
+    ],
+)
+def test_a_value_that_is_not_usable_is_refused_before_anything_is_compiled(options, message):
+    with pytest.raises(tp.InputError, match=message):
+        tp.StepCase(step, **options)
+
+
+def test_only_cases_and_positive_work_are_compared(examined):
+    with pytest.raises(tp.InputError, match=r"expected tp.StepCase\(step"):
+        tp.compare_steps([step])
+    with pytest.raises(tp.InputError, match="total=-5"):
+        tp.compare_steps([tp.StepCase(step)], total=-5)
+
+
+@pytest.mark.parametrize("axes", [{"data": 2.0}, {"data": "8"}, {"data": 0}, {"data": 16}, {}])
+def test_a_mesh_needs_whole_sizes_of_at_most_all_devices(axes):
+    with pytest.raises(tp.InputError, match="expected axes with at most 8 devices in all"):
+        tp.mesh("v5e-8", **axes)
+    with pytest.raises(tp.InputError, match="expected slices=1 or more"):
+        tp.mesh("v5e-8", slices=0, data=8)

@@ -1,6 +1,7 @@
 """`tpu-pipelines preflight MODULE:FUNCTION`."""
 
 import json
+import sys
 
 import pytest
 
@@ -14,7 +15,9 @@ _REFUSED = {"verdict": "does_not_fit", "reason": "Ran out of memory"}
 @pytest.fixture
 def preflight(monkeypatch, tmp_path, capsys):
     """Run the command on a module with a step that fits v5e-8 and not v5e-1; returns exit code, stdout and stderr."""
-    (tmp_path / "steps_of_a_command.py").write_text("def step(images, labels):\n    return images\n")
+    module = "print('imported')\n\n\ndef step(images, labels):\n    return images\n"
+    (tmp_path / "steps_of_a_command.py").write_text(module)
+    monkeypatch.delitem(sys.modules, "steps_of_a_command", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         steps,
@@ -57,6 +60,7 @@ def test_one_of_several_machines_is_enough(preflight):
 
 
 def test_json_is_the_report_or_the_rows(preflight):
+    """Without what the module prints."""
     one = json.loads(preflight(*_INPUTS, "--machine", "v5e-8", "--json")[1])
     several = json.loads(preflight(*_INPUTS, "--compare", "v5e-1,v5e-8", "--json")[1])
     assert (one["machine"], one["verdict"]) == ("v5e-8", "fits")
@@ -75,10 +79,11 @@ def test_json_is_the_report_or_the_rows(preflight):
         (("--machine", "v5e-8", "--set", "a=1"), "steps_of_a_command:step", "Cannot use --set with"),
         (("--inputs", "f32[8]"), "digits", "Cannot use --inputs with digits: only preflight of a step"),
         (("--machine", "v5e-8"), "steps_of_a_command:stap", "has no 'stap'. Did you mean 'step'"),
+        (("--machine", "v5e-8", "--items", "0"), "steps_of_a_command:step", "a positive number of items"),
     ],
 )
 def test_a_mistake_gives_exit_code_2_and_one_paragraph(preflight, words, step, message):
     code, out, err = preflight(*words, step=step)
     assert (code, out) == (2, "")
     assert message in err
-    assert len(err.strip().splitlines()) == 1
+    assert len(err.replace("imported\n", "").strip().splitlines()) == 1

@@ -39,7 +39,7 @@ from tpu_components.preflight_training.compiling import compile_cache, hlo
 from tpu_components.preflight_training.compiling.failures import explain, is_data_dependent, needed_bytes, verdict_of
 from tpu_components.preflight_training.compiling.hlo import layer_of, read_cost
 from tpu_components.preflight_training.compiling.kept_arrays import least_example_bytes
-from tpu_components.preflight_training.compiling.outcome import FITS, MAY_FIT, Outcome, versions
+from tpu_components.preflight_training.compiling.outcome import FITS, MAY_FIT, Outcome, versions_and_flags
 from tpu_components.preflight_training.compiling.stablehlo import (
     compile_module,
     devices_of,
@@ -74,7 +74,7 @@ class Compilation:
     def key(self) -> str:
         """Return a digest of what the outcome depends on."""
         model = model_code(self.training.model, self.training.model_parameters)
-        return digest_of([dataclasses.asdict(self), code_of([__name__]).digest, model.digest, versions()])
+        return digest_of([dataclasses.asdict(self), code_of([__name__]).digest, model.digest, versions_and_flags()])
 
     def compile(self, cache_dir: Path) -> Outcome:
         """Compile the program in this process; see `compile_step`."""
@@ -236,7 +236,7 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
         lower = _lower_jax if is_jax else _lower_tensorflow
         module = lower(model, compilation)
         reader = code_of([hlo.__name__]).digest
-        key = digest_of([str(module), layers, dataclasses.asdict(compilation.machine), versions(), reader])
+        key = digest_of([str(module), layers, dataclasses.asdict(compilation.machine), versions_and_flags(), reader])
         path = cache_dir / f"program-{key}.json"
         known: Outcome | None = compile_cache.recall(path, Outcome)
         if known is not None:

@@ -17,20 +17,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import numpy as np
 
 from tpu_components.core.models.training_step.program import LOOP_NAME
+from tpu_components.preflight_training.compiling.instructions import (
+    ELEMENT_BYTES,
+    HOST,
+    VMEM,
+    Instruction,
+    Scope,
+    parse_hlo,
+)
 from tpu_components.preflight_training.compiling.kernels import kernel_work, padding
+from tpu_components.preflight_training.compiling.loops import Loops
 
 SUBLANES = 8  # Rows of a vector register; it has 128 columns, like the matrix unit of most chips.
-_BYTES = {
-    **dict.fromkeys(("pred", "s4", "u4", "s8", "u8"), 1),
-    **dict.fromkeys(("s16", "u16", "bf16", "f16"), 2),
-    **dict.fromkeys(("s32", "u32", "f32"), 4),
-    **dict.fromkeys(("s64", "u64", "f64", "c64"), 8),
-    "c128": 16,
-    **dict.fromkeys(("f8e3m4", "f8e4m3", "f8e4m3fn", "f8e4m3b11fnuz", "f8e4m3fnuz", "f8e5m2", "f8e5m2fnuz"), 1),
-    **dict.fromkeys(("f8e8m0fnu", "f4e2m1fn", "s2", "u2"), 1),
-}
 # The matrix units of some generations multiply these faster than bfloat16.
-_NARROW = {kind for kind, size in _BYTES.items() if size == 1} - {"pred"}
+_NARROW = {kind for kind, size in ELEMENT_BYTES.items() if size == 1} - {"pred"}
 _COLLECTIVES = (
     "all-reduce",
     "all-gather",
@@ -43,8 +43,6 @@ _COLLECTIVES = (
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id", "replica-id", "after-all"}
 _FREE |= {"opt-barrier", "add-dependency", "domain"}
 _WORD_BYTES = 4  # A word of 32 bits holds values of several rows if they are smaller; they are read together.
-_IN_PARENTHESES = r"(?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*"
-_LINE = re.compile(rf"\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(({_IN_PARENTHESES})\)(.*)")
 OPTIMIZER, OTHER = "optimizer", "loss, metrics and the rest"
 UNNAMED = "operations without a name"
 
@@ -62,92 +60,8 @@ class Kind(enum.StrEnum):
 _INDEXING = {"gather", "scatter", "sort"}
 # Operations that a fusion performs only for the values of the result that are used.
 _SAME_VALUES = {"bitcast", "copy", "reshape", "transpose"}
-# Memories by their number in a layout, as in `S(1)`: main memory, and the memory of the vector unit.
-HBM = 0
-VMEM = 1
-
-
-def _space(layout: str) -> int:
-    """Return the number of the memory in a layout such as `1,0:T(8,128)S(1)`. Without a number, return HBM."""
-    named = re.search(r"S\((\d+)\)", layout)
-    return int(named[1]) if named else HBM
-
-
-@dataclasses.dataclass(frozen=True)
-class Array:
-    """An array in the shape of an instruction.
-
-    Attributes:
-        kind: Type of its elements, such as `bf16`.
-        dims: Dimensions.
-        space: Number of its memory: `HBM`, `VMEM`, or another memory on the chip, such as 3 for CMEM on v4.
-    """
-
-    kind: str
-    dims: tuple[int, ...]
-    space: int = 0
-
-    @property
-    def is_in_hbm(self) -> bool:
-        """Whether the array is in the device's main memory, not in memory on the chip."""
-        return self.space == HBM
-
-    @property
-    def num_bytes(self) -> int:
-        """Size in bytes, without the padding of the layout."""
-        return _BYTES[self.kind] * math.prod(self.dims)
-
-
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    """One line of HLO: `name = shape opcode(arguments), attributes`."""
-
-    name: str
-    shape: str
-    opcode: str
-    arguments: str
-    attributes: str
-
-    @property
-    def operands(self) -> list[str]:
-        """Names of the instructions whose results are the arguments."""
-        return re.findall(r"%([\w.\-]+)", self.arguments)
-
-    @functools.cached_property
-    def arrays(self) -> tuple[Array, ...]:
-        """Arrays of the shape. A tuple has several arrays."""
-        arrays = re.findall(r"\b([a-z][a-z0-9]*)\[([\d,]*)\](?:\{([^}]*)\})?", self.shape)
-        return tuple(
-            Array(kind, tuple(int(d) for d in dims.split(",") if d), _space(layout))
-            for kind, dims, layout in arrays
-            if kind in _BYTES
-        )
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all arrays, without the padding of their layouts."""
-        return sum(array.num_bytes for array in self.arrays)
-
-    def attribute(self, pattern: str) -> str:
-        """Return the first group of a pattern in the attributes, or an empty string if the pattern does not match."""
-        match = re.search(pattern, self.attributes)
-        return match[1] if match else ""
-
-    @property
-    def op_name(self) -> str:
-        """Path of the operation in the model's program, for example `jit(train_step)/jvp(dense)/dot_general`."""
-        return self.attribute(r'op_name="([^"]*)"')
-
-    def called(self, *attributes: str) -> list[str]:
-        """Return the names of the computations in attributes such as `body`."""
-        names: list[str] = []
-        for attribute in attributes:
-            for single, several in re.findall(rf"\b{attribute}=(?:%([\w.\-]+)|\{{([^}}]*)\}})", self.attributes):
-                names += [single] if single else re.findall(r"%([\w.\-]+)", several)
-        return names
-
-
-Scope = Mapping[str, Instruction]  # A computation: its instructions by name.
+# Copies beside the computation. Their shape begins with the two arrays: from where and to where.
+_COPIES = ("copy-start", "slice-start", "dynamic-slice-start")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,6 +170,9 @@ class ProgramCost:
         layers: Costs by layer.
         collectives: The communication.
         unknown_loops: Number of loops whose trip count is unknown. Their operations count once.
+        early_loops: Number of loops that may end before their largest trip count, with which their operations count.
+        copied_bytes: Bytes that copies beside the computation move from and to the device's main memory.
+        host_bytes: Bytes that copies beside the computation move between the device and its host.
         host_calls: Operations that call the host in every step.
     """
 
@@ -263,6 +180,9 @@ class ProgramCost:
     collectives: tuple[Collective, ...] = ()
     unknown_loops: int = 0
     host_calls: tuple[str, ...] = ()
+    early_loops: int = 0
+    copied_bytes: int = 0
+    host_bytes: int = 0
 
     @property
     def operations(self) -> list[OperationCost]:
@@ -283,31 +203,6 @@ class ProgramCost:
     def cycles(self) -> float:
         """The compiler's estimate of the cycles of all operations that have an estimate."""
         return sum(layer.cycles for layer in self.layers.values())
-
-
-def parse_hlo(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
-    """Return the computations of a module by name, as instructions by name, and the name of the entry computation."""
-    computations: dict[str, dict[str, Instruction]] = {}
-    entry, current = "", ""
-    for line in _lines(text):
-        if not line.startswith(" "):
-            header = re.match(r"(ENTRY )?%([\w.\-]+) \(", line)
-            if header and line.endswith("{"):
-                current = header[2]
-                computations[current] = {}
-                entry = current if header[1] else entry
-        elif current and (match := _LINE.fullmatch(line)):
-            computations[current][match[1]] = Instruction(*match.groups())
-    return computations, entry
-
-
-def _lines(text: str) -> Iterator[str]:
-    """Yield each instruction and each other line of a module.
-
-    An instruction may contain line breaks, because the attributes of a kernel do.
-    """
-    for line in re.split(r"\n(?=  |%|ENTRY|\}\s*$|\s*$)", text, flags=re.MULTILINE):
-        yield line.replace("\n", " ")
 
 
 def layer_of(op_name: str, layers: Collection[str]) -> str:
@@ -435,21 +330,23 @@ class _Program:
 
     def __init__(self, text: str) -> None:
         self.computations, self.entry = parse_hlo(text)
+        self.loops = Loops(self.computations)
 
     def operations(self, computation: str, times: int = 1) -> Iterator[tuple[Instruction, Scope, int]]:
         """Yield each operation with the computation around it and its number of runs.
 
         Loops and calls are replaced by their operations. A conditional is replaced by the operations of its longest
-        branch. A loop of unknown length is also yielded, before its operations, which count once.
+        branch. A loop whose length is unknown, or only has an upper limit, is also yielded, before its operations. They
+        count once, or as often as the limit allows.
         """
         scope = self.computations[computation]
         for instruction in scope.values():
             inner, repetitions = "", 1
             if instruction.opcode == "while":
                 inner = instruction.called("body")[0]
-                trips = self._trips(instruction.called("condition")[0])
-                repetitions = trips or 1
-                if trips is None:
+                trips = self.loops.trips(instruction, scope)
+                repetitions = 1 if trips is None else trips.count
+                if trips is None or trips.is_most:
                     yield instruction, scope, times
             elif instruction.opcode == "conditional":
                 branches = instruction.called("branch_computations", "true_computation", "false_computation")
@@ -463,7 +360,7 @@ class _Program:
 
     def _runs_beside(self, instruction: Instruction, scope: Scope) -> bool:
         """Return whether an operation starts computation on other cores of the chip, such as a sparse core's gather."""
-        return instruction.opcode == "call-start" and not any(self.collectives(instruction, scope, 1))
+        return instruction.opcode == "call-start" and not any(self.collectives(instruction, scope))
 
     def _branch_weight(self, computation: str) -> tuple[float, float]:
         """Return the cycles of a branch and the bytes that it moves. The longer branch is chosen by them."""
@@ -532,7 +429,7 @@ class _Program:
     def _read(self, user: Instruction, position: int, whole: int) -> int:
         """Return how many of the `whole` bytes of an operand an operation reads."""
         if user.opcode in ("dynamic-slice", "slice", "gather") and position == 0:
-            together = max(_WORD_BYTES // _BYTES[user.arrays[0].kind], 1) if user.opcode == "gather" else 1
+            together = max(_WORD_BYTES // ELEMENT_BYTES[user.arrays[0].kind], 1) if user.opcode == "gather" else 1
             return min(whole, together * user.num_bytes)
         if user.opcode in ("dynamic-update-slice", "scatter") and position == 0:
             return 0  # The slice is written in place.
@@ -600,18 +497,22 @@ class _Program:
             else:
                 return instruction, scope
 
-    def collectives(self, instruction: Instruction, scope: Scope, times: int) -> Iterator[Collective]:
-        """Yield a collective, or the collectives in the computations that an operation calls."""
+    def collectives(
+        self, instruction: Instruction, scope: Scope, is_fused: bool = False
+    ) -> Iterator[tuple[str, Collective]]:
+        """Yield a collective, or the collectives in the computations that an operation calls, with their channels."""
         kind = instruction.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
+            kind = _fused_kind(instruction, scope) if is_fused else kind
             num_bytes = sum(scope[name].num_bytes for name in instruction.operands if name in scope)
-            if kind == "all-gather":
-                num_bytes = max(num_bytes, *(array.num_bytes for array in instruction.arrays))
-            yield Collective(kind, num_bytes, _group_size(instruction.attributes), times)
+            group = _group_size(instruction.attributes)
+            if kind == "all-gather":  # Of one or several arrays.
+                num_bytes = max(num_bytes * group, *(array.num_bytes for array in instruction.arrays))
+            yield instruction.attribute(r"channel_id=(\d+)"), Collective(kind, num_bytes, group)
         elif kind in ("call", "async", "fusion"):
             for name in instruction.called("to_apply", "calls"):
                 for inner in self.computations.get(name, {}).values():
-                    yield from self.collectives(inner, self.computations[name], times)
+                    yield from self.collectives(inner, self.computations[name], kind == "fusion")
 
     def products(self, instruction: Instruction, scope: Scope) -> Iterator[tuple[str, MatrixProduct]]:
         """Yield name and matrix product of each convolution that an operation is or calls."""
@@ -622,22 +523,29 @@ class _Program:
             for part in inner.values():
                 yield from self.products(part, inner)
 
-    def _trips(self, condition: str) -> int | None:
-        """Return the constant with which a loop's counter is compared, or None if it is unknown.
-
-        The counter starts at zero.
-        """
-        scope = self.computations[condition]
-        fused = (self.computations[name] for step in scope.values() for name in step.called("calls"))
-        steps = [step for body in (scope, *fused) for step in body.values()]
-        if not any(step.opcode == "compare" and "direction=LT" in step.attributes for step in steps):
-            return None
-        constants = [step.arguments for step in steps if step.opcode == "constant" and step.arguments.isdecimal()]
-        return int(constants[0]) if len(constants) == 1 else None
-
 
 _UNKNOWN_CYCLES = 2**63 - 1  # Instead of an estimate, for example of an operation of a sparse core.
 _CYCLES, _TARGET = r'"estimated_cycles":"(\d+)"', r'custom_call_target="([^"]*)"'
+
+
+def _fused_kind(collective: Instruction, scope: Scope) -> str:
+    """Return what a collective does together with the other operations of its fusion.
+
+    The compiler writes a reduce-scatter as an all-reduce and a slice of its result, and an all-gather as an all-reduce
+    of arrays that are zero outside of a slice. The chips only send slices.
+    """
+
+    def source(name: str) -> Instruction | None:
+        step = scope.get(name)
+        return source(step.operands[0]) if step is not None and step.opcode in _SAME_VALUES else step
+
+    if collective.opcode != "all-reduce":
+        return collective.opcode.removesuffix("-start")
+    argument = source(collective.operands[0])
+    if argument is not None and argument.opcode == "dynamic-update-slice":
+        return "all-gather"
+    slices = (step for step in scope.values() if step.opcode == "dynamic-slice")
+    return "reduce-scatter" if any(source(step.operands[0]) is collective for step in slices) else "all-reduce"
 
 
 def _group_size(attributes: str) -> int:
@@ -705,17 +613,23 @@ def read_cost(text: str, name_layer: Callable[[str], str]) -> ProgramCost:
     operations: defaultdict[str, Counter[OperationCost]] = defaultdict(Counter)
     products: defaultdict[str, list[MatrixProduct]] = defaultdict(list)
     collectives: Counter[Collective] = Counter()
+    channels: set[tuple[str, int]] = set()
     host_calls = []
-    unknown_loops = 0
+    unknown_loops = early_loops = copied_bytes = host_bytes = 0
     for instruction, scope, times in program.operations(next(blocks, program.entry)):
         if instruction.opcode == "while":
-            unknown_loops += 1
+            is_unknown = program.loops.trips(instruction, scope) is None
+            unknown_loops += is_unknown
+            early_loops += not is_unknown
         elif _calls_host(instruction):
             host_calls.append(instruction.op_name or instruction.name)
         elif _is_transfer(instruction) or _takes_time(instruction):
-            sent = list(program.collectives(instruction, scope, 1))
-            for collective in sent:
-                collectives[collective] += times
+            sent = list(program.collectives(instruction, scope))
+            for channel, collective in sent:
+                # A collective that runs beside computation is repeated in each fusion that does a part of it.
+                if not channel or (channel, id(scope)) not in channels:
+                    collectives[collective] += times
+                channels.add((channel, id(scope)))
             if _is_transfer(instruction):
                 continue
             cost, named = program.cost(instruction, scope)
@@ -724,6 +638,11 @@ def read_cost(text: str, name_layer: Callable[[str], str]) -> ProgramCost:
             layer = name_layer(named[0][0] if named else instruction.op_name)
             operations[layer][cost] += times
             products[layer] += [dataclasses.replace(product, times=times) for _, product in named]
+        elif instruction.opcode in _COPIES:
+            ends = instruction.arrays[:2]
+            num_bytes = times * min(end.num_bytes for end in ends)
+            copied_bytes += num_bytes * sum(end.is_in_hbm for end in ends)
+            host_bytes += num_bytes * any(end.space == HOST for end in ends)
     return ProgramCost(
         layers={
             layer: LayerCost([dataclasses.replace(cost, times=times) for cost, times in costs.items()], products[layer])
@@ -732,4 +651,7 @@ def read_cost(text: str, name_layer: Callable[[str], str]) -> ProgramCost:
         collectives=tuple(dataclasses.replace(sent, times=times) for sent, times in collectives.items()),
         unknown_loops=unknown_loops,
         host_calls=tuple(dict.fromkeys(host_calls)),
+        early_loops=early_loops,
+        copied_bytes=copied_bytes,
+        host_bytes=host_bytes,
     )

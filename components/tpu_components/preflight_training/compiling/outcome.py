@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.metadata
+import os
 
 from tpu_components.preflight_training.compiling.hlo import ProgramCost
 
@@ -53,6 +54,14 @@ class Outcome:
     learning_rate: float = 0.0
     program: str = ""
     is_cached: bool = dataclasses.field(default=False, compare=False)
+
+
+_FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
+
+
+def versions_and_flags() -> dict[str, str]:
+    """Return the versions, and the environment variables with flags of the compiler that are set."""
+    return versions() | {name: os.environ[name] for name in _FLAGS if os.environ.get(name)}
 
 
 def versions() -> dict[str, str]:

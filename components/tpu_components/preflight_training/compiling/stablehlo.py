@@ -1,8 +1,9 @@
 """Compiles StableHLO modules for a TPU slice with libtpu, on a machine without a TPU."""
 
 import functools
+import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ _LIBTPU_ENVIRONMENT = {
 COMPILER_ENVIRONMENT = _LIBTPU_ENVIRONMENT | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
 # JAX passes more arguments than this as one tuple: `should_tuple_args` of jax/_src/dispatch.py.
 _MOST_ARGUMENTS = 2000
-_PARTITIONS = "mhlo.num_partitions"
+_PARTITIONS, _REPLICAS = "mhlo.num_partitions", "mhlo.num_replicas"
 _SHARDINGS = ("mhlo.sharding", "sdy.sharding")
 _MLIR_BYTECODE = b"ML\xefR"
 
@@ -91,34 +92,68 @@ def _main_of(module: Any) -> Any:
 
 
 def partitions_of(module: Any) -> int:
-    """Return the number of devices that a module is written for."""
+    """Return the number of devices that a module is written for: partitions, times replicas as of torch_xla."""
+    return _number(module, _PARTITIONS) * _number(module, _REPLICAS)
+
+
+def _number(module: Any, name: str) -> int:
     attributes = module.operation.attributes
-    return int(attributes[_PARTITIONS].value) if _PARTITIONS in attributes else 1
+    return int(attributes[name].value) if name in attributes else 1
 
 
-def compile_module(module: Any, devices: Sequence[Any]) -> tuple[str, Any]:
+def compile_module(
+    module: Any, devices: Sequence[Any], compiler_options: Mapping[str, Any] | None = None
+) -> tuple[str, Any]:
     """Compile a module with JAX's own options, and return scheduled HLO and the statistics of its memory.
 
     The text and the figures equal those of `jax.stages.Lowered.compile`.
 
     Args:
         module: A module of StableHLO whose entry function is `main`.
-        devices: As many devices as the module has partitions, in the order of the partitions.
+        devices: As many devices as `partitions_of` returns, in the order of the partitions, replica by replica.
+        compiler_options: Options of the compiler, as in `jax.jit`.
     """
     from jax._src.compiler import get_compile_options
     from jaxlib import xla_client
 
     assignment = np.arange(len(devices)) if len(devices) == 1 else np.array([device.id for device in devices])
-    options = get_compile_options(num_replicas=1, num_partitions=len(devices), device_assignment=assignment[None])
+    replicas = _number(module, _REPLICAS)
+    options = get_compile_options(
+        num_replicas=replicas,
+        num_partitions=len(devices) // replicas,
+        device_assignment=assignment.reshape(replicas, -1),
+        env_options_overrides=dict(compiler_options or {}),
+    )
     arguments, results = _specified(module)
     options.parameter_is_tupled_arguments = len(arguments) > _MOST_ARGUMENTS
-    # The compiler chooses what the program does not say, as in `jax.jit`.
     build = options.executable_build_options
+    build.use_shardy_partitioner = _is_for_shardy(module)
+    # The compiler chooses what the program does not say, as in `jax.jit`.
     build.allow_spmd_sharding_propagation_to_parameters = [not is_specified for is_specified in arguments]
     build.allow_spmd_sharding_propagation_to_output = [not is_specified for is_specified in results]
     with module.context:
         executable = devices[0].client.compile(module, xla_client.DeviceList(tuple(devices)), options)
     return executable.hlo_modules()[0].to_string(), executable.get_compiled_memory_stats()
+
+
+def device_peak_bytes(stats: Any) -> int:
+    """Return the peak memory use of a device from the statistics of `compile_module`.
+
+    XLA's peak includes inputs and outputs in the memory of the host, such as those in `jax.memory.Space.Host`.
+    """
+    in_host = stats.host_argument_size_in_bytes + stats.host_output_size_in_bytes - stats.host_alias_size_in_bytes
+    return int(stats.peak_memory_in_bytes - in_host)
+
+
+def _is_for_shardy(module: Any) -> bool:
+    """Return whether a module has no shardings, or those of Shardy, and not those of the earlier partitioner, GSPMD.
+
+    torch_xla writes the latter, and JAX if `jax_use_shardy_partitioner` is false. Shardy ignores them.
+    """
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    content = written.getvalue()
+    return b"sdy" in content or b"mhlo.sharding" not in content
 
 
 def _specified(module: Any) -> tuple[list[bool], list[bool]]:

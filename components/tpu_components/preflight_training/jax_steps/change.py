@@ -1,7 +1,10 @@
 """Compares the report of a step with that of an earlier version of the step, for CI."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import byte_size, number, percent
 from tpu_components.core.pages import blocks
 from tpu_components.core.pages.blocks import Block, Cell, Sentences, Table
@@ -9,6 +12,12 @@ from tpu_components.preflight_training.jax_steps.step_report import StepReport
 
 _TOP_LAYERS = 12
 _NOTHING = "–"
+
+
+def _check(name: str, value: Any, is_in_range: Callable[[float], bool], expected: str) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and is_in_range(value)):
+        raise InputError(f"Cannot use {name}={value!r} as a limit: expected {expected}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +34,16 @@ class StepLimits:
     max_step_ms: float | None = None
     max_memory: float | None = None
     max_slowdown: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the limits.
+
+        Raises:
+            InputError: If one of them is not a number in its range.
+        """
+        _check("max_step_ms", self.max_step_ms, lambda ms: ms > 0, "a positive number of milliseconds")
+        _check("max_memory", self.max_memory, lambda share: 0 < share <= 1, "a share from 0 to 1, such as 0.9")
+        _check("max_slowdown", self.max_slowdown, lambda share: share >= 0, "a share, such as 0.1 for 10%")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +74,7 @@ class StepChange:
         now = self.now
         limits = self.limits
         if not now.fits:
-            return [f"{now.summary}."]
+            return [f"{now.summary.rstrip('.')}."]
         failures = []
         if limits.max_memory is not None and now.memory.share > limits.max_memory:
             failures.append(f"{now.name} needs {now.memory} on {now.label}; max_memory={limits.max_memory:g}.")

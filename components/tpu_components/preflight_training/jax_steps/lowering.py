@@ -42,6 +42,7 @@ class LoweredStep:
         partitions: Number of devices that the step is written for.
         order: Position in the slice of each of these devices.
         notes: What was assumed while the step was traced, in sentences.
+        compiler_options: Names and values of the compiler's options that the step has in `jax.jit`.
     """
 
     content: bytes
@@ -49,6 +50,7 @@ class LoweredStep:
     partitions: int
     order: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    compiler_options: tuple[tuple[str, Any], ...] = ()
 
 
 def mesh(machine: str, slices: int = 1, **axes: int) -> Any:
@@ -70,11 +72,14 @@ def mesh(machine: str, slices: int = 1, **axes: int) -> Any:
         OrderedDict({'data': 2, 'model': 4})
     """
     tpu = tpu_slice(machine)
-    needed = math.prod(axes.values())
-    if not axes or needed > tpu.devices * slices or min(axes.values()) < 1:
+    if not isinstance(slices, int) or slices < 1:
+        raise InputError(f"Cannot make a mesh of {slices} slices: expected slices=1 or more, a whole number.")
+    are_sizes = all(isinstance(size, int) and size > 0 for size in axes.values())
+    needed = math.prod(axes.values()) if are_sizes else 0
+    if not axes or not are_sizes or needed > tpu.devices * slices:
         raise InputError(
             f"Cannot make a mesh of {machine}: expected axes with at most {tpu.devices * slices} devices in all, "
-            f"received {', '.join(f'{name}={size}' for name, size in axes.items()) or 'no axes'}. "
+            f"received {', '.join(f'{name}={size!r}' for name, size in axes.items()) or 'no axes'}. "
             f'For example: mesh("{machine}", data={tpu.devices * slices})'
         )
     set_compiler_environment()
@@ -88,6 +93,8 @@ def tpu_slice(machine: str) -> Slice:
     Raises:
         InputError: If there is no such slice, or the machine has GPUs.
     """
+    if not isinstance(machine, str):
+        raise InputError(f"Cannot compile for {machine!r}: expected the name of a TPU slice, such as v5e-8.")
     entry = load_catalogue().find(machine)
     if entry.is_gpu:
         raise InputError(
@@ -127,14 +134,17 @@ def lower_step(
             "these, params, static = eqx.partition(model, eqx.is_array), and pass a function of params and the batch "
             "that calls eqx.combine(params, static)."
         )
-    jitted = step if is_jitted else jax.jit(step, **options)
     try:
+        jitted = step if is_jitted else jax.jit(step, **options)
         with _as_on_a_tpu(default_backend) as calls:
             lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=(TPU,))
     except (Exception, SystemExit) as error:
         raise InputError(_explain(error, step, args, kwargs)) from error
     lowered = getattr(lowered, "lowered", lowered)  # In the wrapper of flax.nnx.jit.
-    return _pack(lowered.compiler_ir("stablehlo"), _order(lowered), tuple(_notes(calls, default_backend)))
+    packed = _pack(lowered.compiler_ir("stablehlo"), _order(lowered), tuple(_notes(calls, default_backend)))
+    # JAX has no public access to the options.
+    compiler_options = getattr(getattr(lowered, "_lowering", None), "_compiler_options_kvs", ())
+    return dataclasses.replace(packed, compiler_options=tuple(sorted(compiler_options)))
 
 
 def load_step(content: bytes, where: str) -> LoweredStep:
@@ -256,11 +266,17 @@ def _explain(error: BaseException, step: Any, args: Sequence[Any], kwargs: Mappi
     text = "\n".join(map(str, chain))
     place = _own_line(chain)
     reason = explain(chain, text).rstrip(".")
-    if any(map(is_data_dependent, chain)):
+    if any(type(link).__name__ == "TracerArrayConversionError" for link in chain):
+        reason = "NumPy needs the values of an array, but nothing is computed while the step is traced"
+        change = "Use jax.numpy."
+    elif any(map(is_data_dependent, chain)):
         change = "Use jnp.where, jax.lax.cond or jax.lax.while_loop, or name the argument in static_argnums."
     elif _CALLS_HOST in text:
         reason = "it calls Python on the host, which cannot be compiled without a TPU"
-        change = "Leave out io_callback and pure_callback."
+        change = (
+            "Leave out io_callback and pure_callback. Write jax.debug.print and jax.debug.callback with these full "
+            "names: they are then left out."
+        )
     elif "is not implemented on TPU" in reason:
         change = "Replace the operation, or compute it on the host before the step."
     elif match := _NOT_AN_ARRAY.search(text):

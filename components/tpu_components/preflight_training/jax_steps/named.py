@@ -12,7 +12,7 @@ from tpu_components.core.base.import_path import with_folders
 
 STABLEHLO_ENDINGS = (".mlir", ".mlirbc", ".bc", ".bin", ".stablehlo")
 _OBJECT = re.compile(r"(?P<module>[\w./\\-]+):(?P<name>[A-Za-z_][\w.]*)")
-_ARRAY = re.compile(r"\s*([a-z]+\w*)\[([\d\s,]*)\]\s*(?:,|$)")
+_ARRAY = re.compile(r"\s*([a-z]+\w*)\[\s*((?:\d+\s*(?:,\s*|(?=\])))*)\]\s*(?:,|$)")
 _SHORT = {"f": "float", "bf": "bfloat", "s": "int", "i": "int", "u": "uint"}  # `f32` of XLA is float32.
 
 
@@ -43,6 +43,11 @@ def find_object(name: str) -> Any:
     if match is None:
         raise InputError(f"Cannot find {name!r}: expected MODULE:FUNCTION, for example models:train_step.")
     path = Path(match["module"])
+    if re.search(r"[/\\]", match["module"]) and path.suffix != ".py":
+        raise InputError(
+            f"Cannot import {match['module']} for {name}: expected a module, such as models.cnn, or the path of a .py "
+            "file."
+        )
     folder = path.parent.resolve() if path.suffix == ".py" else Path.cwd()
     module_name = path.stem if path.suffix == ".py" else match["module"]
     try:

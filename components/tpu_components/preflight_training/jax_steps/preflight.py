@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base import progress
-from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.formatting import percent
+from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.base.formatting import byte_size, percent
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.compiling.outcome import FITS, Outcome, versions
@@ -63,6 +63,24 @@ class StepCase:
     default_backend: str = "tpu"
     receipts: str = ""
 
+    def __post_init__(self) -> None:
+        """Check the values that are not parts of the step.
+
+        Raises:
+            InputError: If one of them has another type or range.
+        """
+        if not isinstance(self.args, tuple | list):
+            raise InputError(
+                f"Cannot use {type(self.args).__name__} as the inputs of {self.label}: expected a tuple with one value "
+                "for each parameter of the step."
+            )
+        if not isinstance(self.kwargs, Mapping):
+            raise InputError(f"Cannot use kwargs={self.kwargs!r}: expected a mapping of names to inputs.")
+        if not isinstance(self.slices, int) or self.slices < 1:
+            raise InputError(f"Cannot compile for {self.slices} slices: expected slices=1 or more, a whole number.")
+        if not isinstance(self.levels, int) or self.levels < 0:
+            raise InputError(f"Cannot use levels={self.levels!r}: expected a number of scopes, such as 2.")
+
     @property
     def label(self) -> str:
         """Name of the step."""
@@ -112,8 +130,6 @@ def examine(case: StepCase, box: sandbox.Sandbox) -> StepReport:
         InputError: If the machine is unknown or the step cannot be lowered.
     """
     machine = tpu_slice(case.machine)
-    if case.slices < 1:
-        raise InputError(f"Cannot compile for {case.slices} slices: expected slices=1 or more.")
     sandbox.require_compiler([machine], EXTRA)
     largest = None
     args = case.args
@@ -121,7 +137,7 @@ def examine(case: StepCase, box: sandbox.Sandbox) -> StepReport:
         if args:
             raise InputError("Cannot use both inputs and `largest`: `largest` returns the inputs for a size.")
         largest = _search(case, case.largest, box)
-        args = case.largest(max(largest.size, 1) if largest else _FIRST_SIZE)
+        args = _inputs_of(case.largest, max(largest.size, 1) if largest else _FIRST_SIZE)
     program = case.program(args)
     progress.say(_PREFLIGHT, f"compiling {case.label} for {case.machine}; this may take minutes, once")
     (outcome,) = box.compile_all([program])
@@ -129,11 +145,42 @@ def examine(case: StepCase, box: sandbox.Sandbox) -> StepReport:
 
 
 def _search(case: StepCase, inputs: Callable[[int], Sequence[Any]], box: sandbox.Sandbox) -> LargestBatch | None:
+    sizes: dict[str, int] = {}  # The first size of each program.
+
     def attempt(size: int) -> Outcome:
         progress.say(_PREFLIGHT, f"{case.machine}: compiling size {size:,}")
-        return box.compile_all([case.program(inputs(size))])[0]
+        args = _inputs_of(inputs, size)
+        try:
+            program = case.program(args)
+        except InputError as error:
+            raise InputError(
+                f"{error} The inputs are those that `largest` returned for size {size}; it is called with any size. If "
+                "the batch is sharded, multiply the size by the number of devices."
+            ) from error
+        first = sizes.setdefault(program.step.digest, size)
+        if max(first, size) >= 2 * min(first, size):  # Inputs may be padded to a multiple, but not to twice the size.
+            raise InputError(
+                f"Cannot find the largest size: `largest` returns the same inputs for {first} and {size}. Use its "
+                "argument in the shapes."
+            )
+        return box.compile_all([program])[0]
 
     return find_largest_batch(attempt, _FIRST_SIZE, case.paid.slice.generation.hbm_usable_bytes)
+
+
+def _inputs_of(inputs: Callable[[int], Sequence[Any]], size: int) -> Sequence[Any]:
+    try:
+        args = inputs(size)
+    except Exception as error:  # Any error of the user's code.
+        raise InputError(
+            f"Cannot get inputs of size {size} from `largest`: {describe(error)}. It is called with any size from 1 on."
+        ) from error
+    if not isinstance(args, tuple | list):
+        raise InputError(
+            "Cannot use the inputs from `largest`: expected a tuple with one value for each parameter of the step, "
+            f"received {type(args).__name__}. Write `return (params, batch)`."
+        )
+    return args
 
 
 def _report(case: StepCase, lowered: LoweredStep, outcome: Outcome, largest: LargestBatch | None) -> StepReport:
@@ -194,8 +241,16 @@ def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str
     if cost.unknown_loops:
         loops = "1 loop has" if cost.unknown_loops == 1 else f"{cost.unknown_loops} loops have"
         notes.append(f"{loops} an unknown number of iterations, of which one counts.")
+    if cost.early_loops:
+        loops = "1 loop" if cost.early_loops == 1 else f"{cost.early_loops} loops"
+        notes.append(f"{loops} may end early; the largest number of iterations counts.")
     if cost.host_calls and case.slices == 1:  # Otherwise these are transfers between the slices.
         notes.append(f"The step calls the host, which takes unknown time: {', '.join(cost.host_calls)}.")
+    if cost.host_bytes:
+        notes.append(
+            f"The step moves {byte_size(cost.host_bytes)} between the device and the memory of its host, which takes "
+            "unknown time and is left out."
+        )
     if cost.has_narrow_products:
         notes.append("Products of 8 and 4 bits are timed as those of bfloat16; some TPUs compute them twice as fast.")
     if case.slices > 1:

@@ -11,9 +11,10 @@ from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.machines.machine_spec import Slice
 from tpu_components.preflight_training.compiling import hlo
 from tpu_components.preflight_training.compiling.failures import explain, needed_bytes, verdict_of
-from tpu_components.preflight_training.compiling.outcome import FITS, Outcome, versions
+from tpu_components.preflight_training.compiling.outcome import FITS, Outcome, versions_and_flags
 from tpu_components.preflight_training.compiling.stablehlo import (
     compile_module,
+    device_peak_bytes,
     devices_of,
     new_context,
     parse_module,
@@ -40,9 +41,9 @@ class StepProgram:
 
     def key(self) -> str:
         """Return a digest of what the outcome depends on."""
-        step = [self.step.digest, self.step.order]
+        step = [self.step.digest, self.step.order, self.step.compiler_options]
         machine = [dataclasses.asdict(self.machine), self.slices, self.levels]
-        return digest_of([step, machine, versions(), code_of([__name__, hlo.__name__]).digest])
+        return digest_of([step, machine, versions_and_flags(), code_of([__name__, hlo.__name__]).digest])
 
     def compile(self, cache_dir: Path) -> Outcome:
         """Compile the step in this process. `Sandbox` caches the outcome."""
@@ -50,7 +51,9 @@ class StepProgram:
         module = parse_module(self.step.content, new_context())
         try:
             devices = devices_of(self.machine, self.slices)
-            text, memory = compile_module(module, [devices[at] for at in self.step.order])
+            text, memory = compile_module(
+                module, [devices[at] for at in self.step.order], dict(self.step.compiler_options)
+            )
         except Exception as error:  # Any error of the compiler is a result.
             chain = chain_of(error)
             said = "\n".join(map(str, chain))
@@ -61,7 +64,7 @@ class StepProgram:
         return Outcome(
             FITS,
             compile_seconds=time.monotonic() - start,
-            peak_bytes=memory.peak_memory_in_bytes,
+            peak_bytes=device_peak_bytes(memory),
             fixed_bytes=memory.alias_size_in_bytes,
             cost=hlo.read_cost(text, functools.partial(hlo.scope_of, levels=self.levels)),
         )

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import byte_size, dollars, dollars_within, number, percent, time
 from tpu_components.core.base.terminal import printable
 from tpu_components.core.files.typed_json import JsonFile
@@ -142,10 +143,15 @@ class StepReport(Displayed, JsonFile, name=STEP_FILE, what="a report of a step",
         Returns:
             Estimate, lower and upper end; None if the time or the price is unknown.
 
+        Raises:
+            InputError: If a number is not positive.
+
         Example:
             >>> report.dollars_for(1e9, items=8 * 2048)  # doctest: +SKIP
             (7.4, 6.4, 11.4)
         """
+        if total <= 0 or items <= 0:
+            raise InputError(f"Cannot price total={total} and items={items}: expected positive numbers.")
         if self.step is None or self.price is None:
             return None
         usd_per_ms = self.price.usd_per_hour / 3.6e6

@@ -10,17 +10,15 @@ from tpu_components.core.base import typed_values
 from tpu_components.preflight_training.compiling.hlo import (
     OPTIMIZER,
     OTHER,
-    VMEM,
-    Array,
     Collective,
     Kind,
     MatrixProduct,
     OperationCost,
     ProgramCost,
     layer_of,
-    parse_hlo,
     read_cost,
 )
+from tpu_components.preflight_training.compiling.instructions import VMEM, Array, parse_hlo
 
 _CYCLES = 'backend_config={"flag_configs":[],"window_config":{"estimated_cycles":"%d","iteration_bounds":["1"]}}'
 
@@ -46,8 +44,22 @@ def _computation(name, *lines, entry=False):
 _FUSED = _computation("fused", "  ROOT %sum = f32[8,128]{1,0:T(8,128)} add(%p, %p)")
 
 
-def _loop(name, trips, body, direction="LT"):
-    """A loop's condition and the line that runs it."""
+_STATE = "(s32[]{:T(128)}, f32[8,128]{1,0:T(8,128)S(1)}, /*index=5*/bf16[250,128]{1,0})"
+
+
+def _body(name, *lines, change=1):
+    """A loop's body, which adds to the counter."""
+    counter = (
+        f"  %{name}_counter = s32[] get-tuple-element(%p), index=0",
+        f"  %{name}_change = s32[] constant({change})",
+        f"  %{name}_next = s32[] add(%{name}_counter, %{name}_change)",
+        f"  ROOT %{name}_state = {_STATE} tuple(%{name}_next, %p, /*index=5*/%p)",
+    )
+    return _computation(name, *lines, *counter)
+
+
+def _loop(name, trips, body, direction="LT", start=0):
+    """A loop's condition and the lines that run it."""
     condition = _computation(
         f"{name}_condition",
         f"  %{name}_end = s32[]{{:T(128)}} constant({trips})",
@@ -56,8 +68,10 @@ def _loop(name, trips, body, direction="LT"):
     )
     # Real ones have this comment in their shapes, with an equals sign in it.
     line = (
-        f"  %{name} = (s32[]{{:T(128)}}, f32[8,128]{{1,0:T(8,128)S(1)}}, /*index=5*/bf16[250,128]{{1,0}}) while(%p), "
-        f"condition=%{name}_condition, body=%{body}, {_metadata('jit(train_step)/jvp(lstm)/while')}"
+        f"  %{name}_start = s32[] constant({start})\n  %{name}_copy = s32[] copy(%{name}_start)\n"
+        f"  %{name}_initial = {_STATE} tuple(%{name}_copy, %p, /*index=5*/%p)\n"
+        f"  %{name} = {_STATE} while(%{name}_initial), condition=%{name}_condition, body=%{body}, "
+        + _metadata("jit(train_step)/jvp(lstm)/while")
     )
     return condition, line
 
@@ -98,6 +112,20 @@ def test_equal_operations_are_counted_together():
 def test_memory_on_the_chip_has_no_traffic():
     copy = "  %c = f32[8,128]{1,0:T(8,128)S(1)} copy(%p)"
     assert _moved(copy, "  %d = f32[8,128]{1,0:T(8,128)S(1)} negate(%c)") == [4096, 0]
+
+
+def test_copies_beside_the_computation_are_counted_with_their_loop():
+    condition, line = _loop("loop", 3, "body")
+    prefetch = "  %s = (f32[8,128]{1,0:S(1)}, f32[8,128]{1,0}, u32[]{:S(2)}) copy-start(%p)"
+    part = "  %q = ((f32[8,128]{1,0}), f32[2,128]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%p), slice={[0:2], [0:128]}"
+    host = "  %h = (f32[8,128]{1,0:S(5)}, f32[8,128]{1,0}, u32[]{:S(2)}) copy-start(%p)"
+    cost = _cost(line, part, host, computations=[condition, _body("body", prefetch)])
+    assert (cost.copied_bytes, cost.host_bytes) == (3 * 4096 + 1024 + 4096, 4096)
+    assert cost.cycles == 0
+
+
+def test_packed_numbers_of_four_bits_take_half_a_byte():
+    assert _moved("  %c = s4[8,128]{1,0:T(64,128)(8,1)E(4)} negate(%p)") == [4096 + 512]
 
 
 _SLICES = {
@@ -196,7 +224,7 @@ def test_names_for_values_and_transfers_beside_the_computation_take_no_time(line
 
 def test_loop_counts_its_body_by_trip():
     condition, line = _loop("loop", 250, "body")
-    cost = _cost(line, _work("after", 10), computations=[condition, _computation("body", _work("inside", 1000))])
+    cost = _cost(line, _work("after", 10), computations=[condition, _body("body", _work("inside", 1000))])
     assert cost.cycles == 250 * 1000 + 10
     assert cost.unknown_loops == 0
 
@@ -207,17 +235,69 @@ def test_loops_in_loops_multiply():
     computations = [
         inner_condition,
         outer_condition,
-        _computation("inner_body", _work("w", 100)),
-        _computation("outer_body", inner, _work("v", 3)),
+        _body("inner_body", _work("w", 100)),
+        _body("outer_body", inner, _work("v", 3)),
     ]
     assert _cost(outer, computations=computations).cycles == 5 * (7 * 100 + 3)
 
 
-def test_loop_of_unknown_length_counts_once_and_is_told():
-    condition, line = _loop("loop", 250, "body", direction="NE")
-    cost = _cost(line, computations=[condition, _computation("body", _work("inside", 1000))])
+@pytest.mark.parametrize(
+    ("start", "end", "change", "direction", "trips"),
+    [
+        (990, 1000, 1, "LT", 10),
+        (0, 10, 1, "LE", 11),
+        (0, 10, 3, "LT", 4),
+        (10, 0, -1, "GT", 10),
+        (10, 0, -1, "GE", 11),
+        (0, 12, 3, "NE", 4),
+        (10, 0, 1, "LT", 0),
+    ],
+)
+def test_a_loop_has_the_iterations_from_its_start_to_its_end(start, end, change, direction, trips):
+    condition, line = _loop("loop", end, "body", direction, start)
+    cost = _cost(line, computations=[condition, _body("body", _work("inside", 1000), change=change)])
+    assert (cost.cycles, cost.unknown_loops, cost.early_loops) == (trips * 1000, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("add(", "multiply("),  # A counter that doubles.
+        ("constant(0)", "parameter(1)"),
+        ("constant(250)", "parameter(1)"),
+        ("direction=LT", "direction=EQ"),
+        ("constant(1)", "constant(-1)"),
+    ],
+)
+def test_loop_of_unknown_length_counts_once_and_is_told(old, new):
+    condition, line = _loop("loop", 250, "body")
+    body = _body("body", _work("inside", 1000))
+    changed = [text.replace(old, new) for text in (line, condition, body)]
+    cost = _cost(changed[0], computations=changed[1:])
     assert cost.cycles == 1000
     assert cost.unknown_loops == 1
+
+
+def test_a_loop_that_may_end_early_counts_all_its_iterations_and_is_told():
+    """As in a decoder that stops after its last token: `(i < 250) & ~done`."""
+    condition, line = _loop("loop", 250, "body")
+    both = "  %done = pred[] get-tuple-element(%p), index=1\n  ROOT %both = pred[] and(%loop_lt, %done)\n}"
+    condition = condition.replace("ROOT %loop_lt", "%loop_lt").replace("}\n", both + "\n")
+    assert "ROOT" in condition
+    cost = _cost(line, computations=[condition, _body("body", _work("inside", 1000))])
+    assert (cost.cycles, cost.unknown_loops, cost.early_loops) == (250 * 1000, 0, 1)
+
+
+def test_a_limit_that_a_loop_around_it_holds_is_a_constant():
+    """XLA moves constants out of loops."""
+    inner_condition, inner = _loop("inner", 7, "inner_body")
+    outer_condition, outer = _loop("outer", 5, "outer_body")
+    held = inner.replace("constant(0)", "get-tuple-element(%p), index=1")
+    outer = outer.replace("tuple(%outer_copy, %p", "tuple(%outer_copy, %outer_start")
+    kept = "  %kept = s32[] get-tuple-element(%p), index=1"
+    outer_body = _body("outer_body", kept, held).replace("_next, %p", "_next, %kept")
+    computations = [inner_condition, outer_condition, _body("inner_body", _work("w", 100)), outer_body]
+    assert _cost(outer, computations=computations).cycles == 5 * 7 * 100
 
 
 def test_a_block_of_steps_costs_what_one_step_does():
@@ -238,18 +318,26 @@ def test_rows_that_are_taken_from_an_array_cost_no_reading_of_all_of_it():
     assert (taking.kind, taking.num_bytes) == (Kind.INDEXING, (1 + 4) * 128 * 3072 + 4 * 8 * 128)
 
 
-def test_trip_count_is_found_in_a_fused_condition():
-    fused = _computation(
-        "compare_fusion",
-        "  %end = s32[] constant(12)",
-        "  %counter = s32[] get-tuple-element(%p), index=0",
-        "  ROOT %lt = pred[] compare(%counter, %end), direction=LT",
+def test_trip_count_is_found_in_fusions():
+    inside = "  %counter = s32[] parameter(0)\n  %end = s32[] parameter(1)\n  ROOT %lt = pred[] compare(%counter, %end)"
+    compared = _computation("compared", inside + ", direction=LT").replace(
+        "  %p = f32[8,128]{1,0:T(8,128)} parameter(0)", ""
     )
-    condition = _computation(
-        "loop_condition", "  ROOT %f = pred[] fusion(%p), kind=kLoop, calls=%compare_fusion, " + _CYCLES % 1
+    increased = _computation(
+        "increased",
+        "  %two = s32[] constant(2)",
+        "  %sum = s32[] add(%p, %two)",
+        "  ROOT %t = (s32[], s32[]) tuple(%p, %sum)",
     )
-    line = "  %loop = (s32[], f32[8,128]) while(%p), condition=%loop_condition, body=%body"
-    assert _cost(line, computations=[fused, condition, _computation("body", _work("w", 10))]).cycles == 120
+    condition, line = _loop("loop", 12, "body")
+    fused = "fusion(%loop_counter, %loop_end), kind=kLoop, calls=%compared"
+    condition = condition.replace("compare(%loop_counter, %loop_end), direction=LT", fused)
+    body = _body("body", _work("w", 10)).replace(
+        "add(%body_counter, %body_change)", "get-tuple-element(%both), index=1"
+    )
+    both = "  %both = (s32[], s32[]) fusion(%body_counter), kind=kLoop, calls=%increased\n  %body_next"
+    body = body.replace("  %body_next", both, 1)
+    assert _cost(line, computations=[compared, increased, condition, body]).cycles == 6 * 10
 
 
 @pytest.mark.parametrize(
@@ -266,7 +354,7 @@ def test_a_branch_with_a_loop_is_as_dear_as_its_trips():
     condition, line = _loop("loop", 100, "body")
     computations = [
         condition,
-        _computation("body", _work("w", 10)),
+        _body("body", _work("w", 10)),
         _computation("looping", line),
         _computation("straight", _work("b", 500)),
     ]
@@ -284,7 +372,7 @@ def test_collectives_are_listed_with_the_bytes_they_take_and_how_often():
         "replica_groups=mesh['axis_0'=8] {'axis_0'}, to_apply=%fused"
     )
     done = "  %d = f32[8,128]{1,0} all-reduce-done(%s)"
-    cost = _cost(reduce, done, line, computations=[condition, _computation("body", scatter)])
+    cost = _cost(reduce, done, line, computations=[condition, _body("body", scatter)])
     assert cost.collectives == (Collective("all-reduce", 8192, 8), Collective("reduce-scatter", 4096, times=4))
     assert cost.cycles == 0
 
@@ -335,6 +423,34 @@ def test_collectives_have_the_size_of_their_groups(groups, size):
 def test_an_all_gather_counts_what_it_returns():
     (gathered,) = _cost("  %r = f32[64,128] all-gather(%p), replica_groups=[1,8]<=[8], dimensions={0}").collectives
     assert gathered == Collective("all-gather", 8 * 4096, 8)
+    several = "  %r = (f32[64,128], f32[64,128]) all-gather(%p, %p), replica_groups=[1,8]<=[8], dimensions={0}"
+    assert _cost(several).collectives == (Collective("all-gather", 2 * 8 * 4096, 8),)
+
+
+def test_a_collective_in_parts_beside_computation_counts_once():
+    """The compiler repeats an all-gather in each fusion that does a part of it while it computes."""
+    gather = "  ROOT %r = f32[64,128] all-gather(%p), channel_id={}, replica_groups=[1,8]<=[8], dimensions={{0}}"
+    computations = [_computation(f"part{i}", gather.format(channel)) for i, channel in enumerate((8, 8, 8, 9))]
+    cost = _cost(*(_work(f"f{i}", 700, calls=f"part{i}") for i in range(4)), computations=computations)
+    assert cost.collectives == (Collective("all-gather", 8 * 4096, 8, times=2),)
+    assert cost.cycles == 4 * 700
+
+
+_REDUCE = "  %r = f32[8,128]{1,0} all-reduce(%p), channel_id=8, to_apply=%fused\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind"),
+    [
+        (_REDUCE + "  %b = f32[1024]{0} bitcast(%r)\n  ROOT %s = f32[128]{0} dynamic-slice(%b, %i)", "reduce-scatter"),
+        ("  %u = f32[8,128] dynamic-update-slice(%z, %p, %i, %i)\n" + _REDUCE.replace("(%p)", "(%u)"), "all-gather"),
+        (_REDUCE + "  ROOT %s = f32[128]{0} dynamic-slice(%p, %i, %i)", "all-reduce"),
+    ],
+)
+def test_an_all_reduce_that_is_fused_with_its_slice_sends_only_slices(lines, kind):
+    """So the compiler writes the sum of gradients that are sharded like the weights."""
+    cost = _cost(_work("f", 0, calls="with_sum"), computations=[_computation("with_sum", lines)])
+    assert cost.collectives == (Collective(kind, 4096),)
 
 
 def test_a_fusion_may_hold_a_collective_beside_its_work():
@@ -455,7 +571,7 @@ def test_layers_of_one_name_in_two_blocks_have_a_row_each():
 
 def test_product_in_a_loop_runs_as_often_as_the_loop():
     condition, line = _loop("loop", 250, "body")
-    body = _computation(
+    body = _body(
         "body",
         "  %r = bf16[128,256]{1,0} parameter(1)",
         "  %c = bf16[8,256]{1,0} convolution(%p, %r), dim_labels=bf_io->bf, "
@@ -493,7 +609,7 @@ def test_operations_belong_to_the_innermost_layer_of_their_path(op_name, layer):
 
 def test_cost_survives_json():
     condition, line = _loop("loop", 4, "body")
-    body = _computation(
+    body = _body(
         "body",
         "  %r = bf16[128,256]{1,0} parameter(1)",
         "  %c = bf16[8,256]{1,0} convolution(%p, %r), dim_labels=bf_io->bf",

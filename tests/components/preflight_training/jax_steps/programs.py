@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tests.components.preflight_training.receipts.runs import predict, receive
@@ -67,6 +68,20 @@ def printing(batch: Any) -> Any:
     return batch * 2
 
 
+_print = jax.debug.print
+
+
+def printing_by_another_name(batch: Any) -> Any:
+    """A step that prints values with a function that has another name."""
+    _print("{}", batch.sum())
+    return batch * 2
+
+
+def yielding(batch: Any) -> Any:
+    """A generator."""
+    yield batch
+
+
 def of_mode(batch: Any, mode: Any) -> Any:
     """A step with an argument that is no array."""
     return batch * 2 if mode == "double" else batch
@@ -103,6 +118,31 @@ class Wrapped:
         return types.SimpleNamespace(lower=lambda **how: types.SimpleNamespace(lowered=traced.lower(**how)))
 
 
+class _Gspmd:
+    """A jitted function that JAX lowers for the partitioner that it had before Shardy."""
+
+    def __init__(self, jitted: Any) -> None:
+        self.lower = jitted.lower
+        self._jitted = jitted
+        self.__name__ = "train_step"
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the step."""
+
+    def trace(self, *args: Any) -> Any:
+        """Trace the step; `lower` lowers it."""
+        traced = self._jitted.trace(*args)
+
+        def lower(**how: Any) -> Any:
+            jax.config.update("jax_use_shardy_partitioner", False)
+            try:
+                return traced.lower(**how)
+            finally:
+                jax.config.update("jax_use_shardy_partitioner", True)
+
+        return types.SimpleNamespace(lower=lower)
+
+
 def repeated(batch: Any, times: int) -> Any:
     """As many products as a static argument says."""
     for _ in range(times):
@@ -136,6 +176,7 @@ def cases() -> dict[str, Callable[[], StepCase]]:
         "mesh": lambda: StepCase(train_step, inputs(), "v5e-8", jit_options=sharded("v5e-8", data=2, model=4)),
         "jitted": lambda: StepCase(jitted("v5e-8", data=2, model=4), inputs(), "v5e-8"),
         "abstract mesh": lambda: StepCase(train_step, inputs(), "v5e-8", jit_options=_abstract()),
+        "GSPMD": lambda: StepCase(_Gspmd(jitted("v5e-8", data=2, model=4)), inputs(), "v5e-8"),
         "half of the slice": lambda: StepCase(jitted("v5e-4", data=1, model=4), inputs(), "v5e-8"),
         "two slices": lambda: StepCase(_halves, (shaped((64, 64), jnp.float32, _over_slices()),), "v5e-8", slices=2),
         "too large": lambda: StepCase(train_step, inputs(4 << 20 << 4), "v5e-1"),
@@ -144,6 +185,11 @@ def cases() -> dict[str, Callable[[], StepCase]]:
         "calling": lambda: StepCase(calling, (shaped((64, 64)),), "v5e-1"),
         "static": lambda: StepCase(repeated, (inputs()[1], 3), "v5e-1", jit_options={"static_argnums": 1}),
         "scanned": lambda: StepCase(scanned, (inputs()[1],), "v5e-1"),
+        "unknown option of the compiler": lambda: StepCase(
+            train_step, inputs(), "v5e-1", jit_options={"compiler_options": {"xla_no_such_option": True}}
+        ),
+        "few rows": lambda: StepCase(jnp.dot, (shaped((8, 4096)), shaped((4096, 4096))), "v5e-1"),
+        "weights on the host": lambda: StepCase(_with_host, (_on_host(), shaped((512, 512))), "v5e-1"),
         "levels": lambda: StepCase(train_step, inputs(), "v5e-1", levels=1),
         "partial": lambda: StepCase(functools.partial(repeated, times=2), (inputs()[1],), "v5e-1"),
         "printing": lambda: StepCase(printing, (shaped((64, 64)),), "v5e-1"),
@@ -166,6 +212,19 @@ def cases() -> dict[str, Callable[[], StepCase]]:
             jitted("v5e-8", data=2, model=4), inputs(), "v5e-8", jit_options={"donate_argnums": 0}
         ),
         "inputs and largest": lambda: StepCase(train_step, inputs(), "v5e-1", largest=inputs),
+        "static argument that is missing": lambda: StepCase(
+            scanned, (inputs()[1],), "v5e-1", jit_options={"static_argnums": 5}
+        ),
+        "generator": lambda: StepCase(yielding, (shaped((8,)),), "v5e-1"),
+        "numpy": lambda: StepCase(lambda batch: np.sin(batch), (shaped((8,)),), "v5e-1"),
+        "printing by another name": lambda: StepCase(printing_by_another_name, (shaped((8,)),), "v5e-1"),
+        "number as machine": lambda: StepCase(train_step, inputs(), 8),  # type: ignore[arg-type]
+        "largest of all sizes": lambda: StepCase(asking, machine="v5e-1", largest=lambda _: (shaped((8,)),)),
+        "largest that fails": lambda: StepCase(asking, machine="v5e-1", largest=lambda size: size / 0),
+        "largest of no tuple": lambda: StepCase(asking, machine="v5e-1", largest=lambda size: shaped((size,))),
+        "largest that is not divisible": lambda: StepCase(
+            asking, machine="v5e-8", largest=lambda size: (shaped((size + 1, 8), sharding=_over_eight()),)
+        ),
         "no slices": lambda: StepCase(train_step, inputs(), "v5e-1", slices=0),
         "too large a mesh": lambda: StepCase(
             train_step, inputs(), "v5e-4", jit_options=sharded("v5e-4", data=2, model=4)
@@ -184,6 +243,19 @@ def _halves(array: Any) -> Any:
 
 def _over_slices() -> NamedSharding:
     return NamedSharding(mesh("v5e-8", slices=2, data=16), PartitionSpec("data"))
+
+
+def _over_eight() -> NamedSharding:
+    return NamedSharding(jax.sharding.AbstractMesh((8,), ("data",)), PartitionSpec("data"))
+
+
+def _on_host() -> jax.ShapeDtypeStruct:
+    memory = NamedSharding(mesh("v5e-1", data=1), PartitionSpec(), memory_kind="pinned_host")
+    return shaped((512, 512), sharding=memory)
+
+
+def _with_host(weights: Any, batch: Any) -> Any:
+    return batch @ jax.device_put(weights, jax.memory.Space.Device)
 
 
 def _over_two_meshes() -> tuple[Any, Any]:

@@ -30,6 +30,7 @@ def test_a_step_is_told_from_a_configuration(name, expected):
         ("float32[8,4], int32[8]", [("float32", (8, 4)), ("int32", (8,))]),
         ("f32[8,4],bf16[2],s8[3],u4[1],pred[2]", None),
         ("float32[]", [("float32", ())]),
+        ("float32[ 8 , 4, ]", [("float32", (8, 4))]),
         ("", []),
     ],
 )
@@ -39,7 +40,9 @@ def test_types_and_shapes_are_read(text, expected):
     assert read == (short if expected is None else expected)
 
 
-@pytest.mark.parametrize("text", ["float32", "float32[8", "float32[8]; int32[8]", "float32[-1]", "[8]", "f32[8]]"])
+@pytest.mark.parametrize(
+    "text", ["float32", "float32[8", "float32[8]; int32[8]", "float32[-1]", "[8]", "f32[8]]", "f32[8 4]", "f32[8,,4]"]
+)
 def test_other_text_is_refused_with_an_example(text):
     with pytest.raises(
         InputError, match=r"expected types and shapes, separated by commas, such as float32\[1024,784\]"
@@ -82,6 +85,7 @@ def test_inputs_may_come_from_a_function_or_a_value(folder):
         ("no_module_of_a_test:train_step", "Cannot import no_module_of_a_test for .*Run the command in the folder"),
         ("broken_steps_of_a_test:train_step", "Cannot import broken_steps_of_a_test for .*ValueError: no data"),
         ("train_step", "expected MODULE:FUNCTION"),
+        ("./own_steps_of_a_test:train_step", r"expected a module, such as models.cnn, or the path of a .py file"),
     ],
 )
 def test_what_cannot_be_found_is_refused_in_one_sentence(folder, name, message):

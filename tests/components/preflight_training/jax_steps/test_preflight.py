@@ -6,6 +6,8 @@ import re
 import pytest
 
 from tpu_components.core.machines.machine_spec import load_catalogue
+from tpu_components.preflight_training.jax_steps.lowering import LoweredStep
+from tpu_components.preflight_training.jax_steps.step_program import StepProgram
 from tpu_components.preflight_training.jax_steps.step_report import StepReport
 
 _RUN = """
@@ -59,9 +61,35 @@ def test_no_step_is_faster_than_the_chip(report_of):
     assert report.step_seconds >= products / generation.device_peak_flops
 
 
+def test_no_step_is_faster_than_its_memory_traffic(report_of):
+    """Also if the compiler fetches all weights in advance: each step has to read them."""
+    generation = load_catalogue().find("v5e-1").generation
+    report = report_of("few rows")
+    assert report.step_seconds >= 2 * 4096 * 4096 / generation.device_bytes_per_second
+    assert [layer.name for layer in report.layers] == ["waiting for copies from main memory", "dot_general"]
+    assert sum(layer.ms for layer in report.layers) == pytest.approx(report.step.compute_ms)
+
+
+def test_memory_of_the_host_is_not_that_of_the_device(report_of):
+    """The device has the batch, the result, and the weights once."""
+    report = report_of("weights on the host")
+    assert 3 * 2 * 512 * 512 <= report.memory.peak_bytes < 4 * 2 * 512 * 512
+    assert report.notes == (
+        "The step moves 512 KiB between the device and the memory of its host, which takes unknown time and is left "
+        "out.",
+    )
+
+
 def test_layers_are_the_scopes_of_the_program(report_of):
     assert {"net/up", "net/down"} <= {layer.name for layer in report_of("plain").layers}
     assert {"net"} == {layer.name for layer in report_of("levels").layers}
+
+
+def test_shardings_of_gspmd_are_followed(report_of):
+    """As torch_xla writes them."""
+    before, now = report_of("GSPMD"), report_of("mesh")
+    assert before.memory.peak_bytes == pytest.approx(now.memory.peak_bytes, rel=0.1)
+    assert before.step.flops == now.step.flops
 
 
 @pytest.mark.parametrize("other", ["jitted", "abstract mesh"])
@@ -97,6 +125,20 @@ def test_a_step_that_does_not_fit_says_what_it_needs(report_of):
     assert (report.verdict, report.step, report.layers) == ("does_not_fit", None, ())
     assert report.memory.share > 1
     assert "Ran out of memory" in report.reason
+
+
+def test_options_of_the_compiler_reach_it(report_of):
+    """Also although the same program without them is cached."""
+    report = report_of("unknown option of the compiler")
+    assert (report.verdict, report.reason) == ("does_not_compile", "No such compile option: 'xla_no_such_option'")
+
+
+@pytest.mark.parametrize("variable", ["LIBTPU_INIT_ARGS", "XLA_FLAGS"])
+def test_another_flag_of_the_compiler_is_another_program(variable, monkeypatch):
+    program = StepProgram(LoweredStep(b"", "digest", 1, (0,)), load_catalogue().find("v5e-1"))
+    before = program.key()
+    monkeypatch.setenv(variable, "--xla_tpu_scoped_vmem_limit_kib=98304")
+    assert program.key() != before
 
 
 def test_the_default_backend_is_a_tpu_while_a_step_is_traced(report_of):
@@ -160,6 +202,15 @@ def test_names_in_a_file_are_kept(report_of):
         ("options of a jitted step", "Cannot use donate_argnums with train_step: it is jitted already"),
         ("inputs and largest", "`largest` returns the inputs for a size"),
         ("no slices", "expected slices=1 or more"),
+        ("static argument that is missing", "Cannot trace the step scanned: .* static_argnums"),
+        ("generator", "Cannot trace the step yielding: Expected a function, got a generator function"),
+        ("numpy", r"at programs.py:\d+: NumPy needs the values of an array.* Use jax.numpy"),
+        ("printing by another name", "Write jax.debug.print and jax.debug.callback with these full names"),
+        ("number as machine", "Cannot compile for 8: expected the name of a TPU slice"),
+        ("largest of all sizes", r"`largest` returns the same inputs for 128 and \d+. Use its argument"),
+        ("largest that fails", "Cannot get inputs of size 128 from `largest`: ZeroDivisionError"),
+        ("largest of no tuple", "expected a tuple with one value for each parameter of the step, received Shape"),
+        ("largest that is not divisible", "dimension size is 129 .* multiply the size by the number of devices"),
         ("empty.mlir", "expected a module of StableHLO"),
         ("other.mlir", "expected a module of StableHLO"),
         ("missing.mlir", "No such file or directory. Give the path of a StableHLO file"),
