@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
@@ -23,7 +23,8 @@ from tpu_components.core.metrics.definitions import (
 )
 from tpu_components.core.results.evaluation_info import Rule
 
-_RULES = ("minimum", "maximum", "max_regression")
+# Parameters with a bound for each metric.
+RULES = ("minimum", "maximum", "max_regression")
 # Direction of the metrics that may have each kind of bound.
 _SIDES = {"minimum": HIGHER, "maximum": LOWER}
 CLASS, LENGTH = "class", "length"  # Slices that every data set, or every text, has.
@@ -106,23 +107,13 @@ class EvaluateParams:
     def __post_init__(self) -> None:
         check_fields(self)
         object.__setattr__(self, "slices", tuple(map(as_nfc, self.slices)))
-        for name in _RULES:
+        for name in RULES:
             for metric, value in getattr(self, name).items():
                 _check_side(name, metric, value, direction(metric))
                 most = BY_NAME[metric].most if metric in BY_NAME else math.inf
                 if value > most:
                     advice = f" Did you mean {value / 100:g}?" if value <= 100 else ""
                     raise InputError(f"{name}.{metric} cannot be above {most:g}. Received: {value!r}.{advice}")
-
-    @property
-    def suspects(self) -> Mapping[str, str]:
-        """Metrics in the rules that no task has, but whose names resemble one that a task has, with that name.
-
-        Such a name may also be that of a metric in training.metrics, so it is not an error yet.
-        """
-        strange = {metric for name in _RULES for metric in getattr(self, name)} - BY_NAME.keys()
-        near = {metric: difflib.get_close_matches(metric, BY_NAME, n=1) for metric in sorted(strange)}
-        return {metric: names[0] for metric, names in near.items() if names}
 
     def check_task(self, task: str, measured: Mapping[str, int | None] = {}) -> None:
         """Check the rules against a task.
@@ -139,7 +130,7 @@ class EvaluateParams:
             InputError: If a rule does not match the task or the direction of a metric.
         """
         known = {**measured, **{name: metric.direction for name, metric in task_metrics(task).items()}}
-        for name in _RULES:
+        for name in RULES:
             for metric, value in getattr(self, name).items():
                 if metric not in known:
                     offered = [other for other in known if _fits(name, known[other])]
@@ -181,6 +172,19 @@ class EvaluateParams:
                     f"{', '.join(kept)}. To use a column of a CSV file, name it in "
                     f"data.slice_columns.{did_you_mean(name, kept)}"
                 )
+
+
+def find_suspects(metrics: Iterable[str]) -> dict[str, str]:
+    """Return the names of metrics that no task has, but that resemble one that a task has, with that name.
+
+    Such a name may also be that of a metric in training.metrics, so it is not an error yet.
+
+    Example:
+        >>> find_suspects(["acuracy", "loss", "my_own_score"])
+        {'acuracy': 'accuracy'}
+    """
+    near = {metric: difflib.get_close_matches(metric, BY_NAME, n=1) for metric in metrics if metric not in BY_NAME}
+    return {metric: names[0] for metric, names in near.items() if names}
 
 
 def _fits(rule: str, metric_direction: int | None) -> bool:

@@ -1,7 +1,9 @@
 """Components that check their inputs when a pipeline is written, and warn of what fails only when it runs."""
 
+import dataclasses
 import os
 import re
+import typing
 import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, Self
@@ -9,6 +11,7 @@ from typing import Any, Self
 from kfp import local
 from kfp.dsl import pipeline_channel
 from kfp.dsl.pipeline_context import Pipeline
+from kfp.dsl.pipeline_task import PipelineTask
 from kfp.dsl.python_component import PythonComponent
 from kfp.dsl.types import type_utils
 
@@ -21,8 +24,8 @@ from tpu_components.core.models.lookup import check_model
 from tpu_components.core.sources.kinds import check_source, location_of
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.source_ref import SourceRef
-from tpu_components.evaluate_model.params import EvaluateParams
-from tpu_components.kfp.wrapped_component import called
+from tpu_components.evaluate_model.params import RULES, Bound, EvaluateParams, find_suspects
+from tpu_components.kfp.wrapped_component import called, require_names
 
 # Required inputs whose value is not part of any rule about other inputs: these rules are checked without it.
 _STAND_INS = {"source": "sklearn:digits", "model": "digits_cnn"}
@@ -59,13 +62,14 @@ class StepComponent(PythonComponent):
         Raises:
             InputError: If constant inputs are wrong, or an input is unknown.
         """
+        require_names(self, args)
         checked = self.checked(inputs)
         if Pipeline.get_default_pipeline() is not None:
             self._warn_of_image()
             self._warn_of_cache(checked)
             self._warn_of_metrics(checked)
             self._warn_of_files(checked)
-        return super().__call__(*args, **checked)
+        return super().__call__(**checked)
 
     def checked(self, inputs: Mapping[str, Any], others: Collection[str] = ()) -> dict[str, Any]:
         """Return the inputs of a task, with constants in KFP's types and renamed inputs under their new names.
@@ -87,8 +91,17 @@ class StepComponent(PythonComponent):
             if strange := [each for each in values if each not in known]:
                 raise InputError(unknown_key(strange[0], known, "the inputs"))
             self._check_complete(values)
+            fields = fields_of(self.params) if self.params else {}
             for each, value in values.items():
-                _check_nested(each, value)
+                if isinstance(value, PipelineTask):
+                    raise InputError(
+                        f"expected a value as {each}, received the task {value.name!r}. Choose one of its outputs: "
+                        f'.outputs["{next(iter(value.outputs), "NAME")}"].'
+                    )
+                if value is None:
+                    raise InputError(f"expected a value as {each}, received None. Leave {each} out.")
+                if isinstance(value, Mapping | list | tuple):
+                    _check_nested(each, value, fields[each].kind if each in fields else Any)
             return values | _checked(values, self.params) if self.params else values
         except InputError as error:
             raise InputError(f"Cannot use {name}: {error}") from error
@@ -116,7 +129,8 @@ class StepComponent(PythonComponent):
             name = called(self)
             warnings.warn(
                 f"{name} has no data_version, and the platform's cache knows the data only by their location: after "
-                f"the data have changed, a run may return the results of the old data. Use on_current_data({name}).",
+                f"the data have changed, a run may return the results of the old data. Use on_current_data({name}), or "
+                "call set_caching_options(False) on the task.",
                 StaleCacheWarning,
                 stacklevel=3,
             )
@@ -124,8 +138,8 @@ class StepComponent(PythonComponent):
     def _warn_of_metrics(self, inputs: Mapping[str, Any]) -> None:
         if self.params is not EvaluateParams:
             return
-        constants = {name: value for name, value in inputs.items() if is_constant(value)}
-        for metric, near in EvaluateParams(**read_some(constants, EvaluateParams)).suspects.items():
+        metrics = [metric for name in RULES for metric in (inputs.get(name) or {})]
+        for metric, near in find_suspects(metrics).items():
             warnings.warn(
                 f"{metric!r} in the gate's rules is not a metric that this package measures. If it is not a metric of "
                 f"your own in training.metrics, the task fails when it runs. Did you mean {near!r}?",
@@ -188,24 +202,38 @@ def is_constant(value: Any) -> bool:
     return "{{" not in value if isinstance(value, str) else isinstance(value, int | float)
 
 
-def _check_nested(name: str, value: Any) -> None:
-    """Check that the pipeline determines no list or mapping inside of this value.
+def _check_nested(where: str, value: Any, kind: Any) -> None:
+    """Check what the pipeline determines inside of a mapping or list, where KFP passes everything as a text.
 
-    KFP writes it as JSON into a text, and kfp.local then cannot read the mapping
-    (kfp/local/placeholder_utils.py, at 2.17).
+    A step converts the text to a number or truth value if it knows that it expects one. kfp.local cannot read a mapping
+    with the text of a list (kfp/local/placeholder_utils.py, at 2.17).
+
+    Args:
+        where: Name of the value.
+        value: The value, or a part of it.
+        kind: Type of the step's parameter, or `Any`.
 
     Raises:
-        InputError: If it does.
+        InputError: If the step would read a text as such.
     """
-    if not isinstance(value, Mapping | list | tuple):
-        return
-    for channel in pipeline_channel.extract_pipeline_channels_from_any(value):
-        kind = {"LIST": "list", "STRUCT": "mapping"}.get(type_utils.get_parameter_type_name(channel.channel_type))
-        if kind:
+    origin, items = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(value, Mapping):
+        if strange := [key for key in value if not isinstance(key, str)]:
+            raise InputError(f"expected texts as keys of {where}, received {strange[0]!r}. Write a constant.")
+        fields = fields_of(typing.cast(type, kind)) if dataclasses.is_dataclass(kind) else {}
+        for key, part in value.items():
+            inner = fields[key].kind if key in fields else items[1] if origin is Mapping else Any
+            _check_nested(f"{where}[{key!r}]", part, inner)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _check_nested(where, part, items[0] if origin is tuple else Any)
+    elif isinstance(value, pipeline_channel.PipelineParameterChannel):
+        name = type_utils.get_parameter_type_name(value.channel_type)
+        if name in ("LIST", "STRUCT") or (kind is Any and name != "STRING"):
             raise InputError(
-                f"the {kind} {channel.name!r}, which the pipeline "
-                f"determines when it runs, is inside of the input {name}, where KFP passes it as a text. Let the "
-                f"pipeline determine all of {name}, or write a constant."
+                f"expected a constant as {where}, received {value.name!r}, which the pipeline determines when it runs. "
+                f"Inside of a mapping or list, KFP passes it as a text. Let the pipeline determine all of "
+                f"{where.partition('[')[0]}."
             )
 
 
@@ -218,6 +246,9 @@ def _checked(inputs: Mapping[str, Any], params: type) -> dict[str, Any]:
     fields = fields_of(params)
     received = {name: value for name, value in inputs.items() if name in fields}
     constants = {name: value for name, value in received.items() if is_constant(value)}
+    for name, value in received.items():
+        if fields[name].kind == Mapping[str, Bound] and isinstance(value, Mapping):  # The names are known in any case.
+            constants[name] = {key: part if is_constant(part) else 0.0 for key, part in value.items()}
     read = read_some(constants, params)
     whole = {name: _STAND_INS.get(name) for name in received} | constants
     is_complete = all(name in whole for name, field in fields.items() if field.is_required)
@@ -226,9 +257,10 @@ def _checked(inputs: Mapping[str, Any], params: type) -> dict[str, Any]:
         if isinstance(complete, WriteParams) and "source" in read:
             check_source(complete)
     _check_model(read)
-    if "source" in read:
-        may_change(read["source"])  # Checks its kind.
-    return {name: _in_kfps_types(constants[name], value) for name, value in read.items()}
+    source = received.get("source")
+    if isinstance(source, str) and not source.startswith("{{"):
+        may_change(source)  # Checks its kind.
+    return {name: _in_kfps_types(received[name], value) for name, value in read.items() if is_constant(received[name])}
 
 
 def _in_kfps_types(constant: Any, read: Any) -> Any:

@@ -1,7 +1,7 @@
 """A component after `tp.on_machine` or `on_current_data`, and the checks of what these functions receive."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kfp.dsl.base_component import BaseComponent
@@ -39,16 +39,30 @@ class WrappedComponent:
         Raises:
             InputError: If an input has no name.
         """
-        if args:
-            raise InputError(
-                f"{called(self)} takes its inputs by name. Received: {len(args)} without a name. Write NAME=VALUE."
-            )
+        require_names(self, args)
         return self.make_task(**inputs)
 
 
 def called(component: Any) -> str:
     """Return the name of a component as in Python code, for messages."""
     return str(component.name).replace("-", "_")
+
+
+def require_names(component: Any, arguments: Sequence[Any]) -> None:
+    """Check that a component was called with names for all inputs.
+
+    Args:
+        component: The component.
+        arguments: Inputs without a name.
+
+    Raises:
+        InputError: If there are any.
+    """
+    if arguments:
+        raise InputError(
+            f"{called(component)} takes its inputs by name. Received: {len(arguments)} without a name. Write "
+            "NAME=VALUE."
+        )
 
 
 def require_component(component: Any, function: str) -> None:

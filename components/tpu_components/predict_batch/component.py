@@ -33,8 +33,8 @@ def predict_batch(
 
     Args:
         export: Export that export_model wrote.
-        data_version: Digest of the source's content, from list_inputs. The step does not read it; the platform's cache
-            runs the step again when it changes.
+        data_version: Digest of the source's content; `on_current_data` sets it. The step does not read it; the
+            platform's cache runs the step again when it changes.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
         source: Kind and place of the examples, as in create_tfrecords, or `records:DIR` for records that
@@ -136,8 +136,8 @@ def predict_with_beam(
         source: Kind and place of the examples, as in predict_batch.
         asked: Other inputs of predict_batch by name, such as {"use_int8": true}. Inputs that are left out have their
             defaults.
-        data_version: Digest of the source's content, from list_inputs. The step does not read it; the platform's cache
-            runs the step again when it changes.
+        data_version: Digest of the source's content; `on_current_data` sets it. The step does not read it; the
+            platform's cache runs the step again when it changes.
         fingerprint: Digest of the step's `code`. The step does not read it; the platform's cache runs the step again
             when it changes.
 

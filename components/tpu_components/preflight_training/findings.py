@@ -10,7 +10,7 @@ from tpu_components.core.base.formatting import dollars, dollars_within, percent
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.footprint import Footprint
-from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.core.machines.machine_spec import billed_by, load_catalogue
 from tpu_components.core.results.receipt import Prediction
 from tpu_components.preflight_training.compiling.outcome import FITS, MAY_FIT
 from tpu_components.preflight_training.compiling.sandbox import CRASHED, OUT_OF_MEMORY, TIMED_OUT
@@ -376,9 +376,13 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
         cost = machine.cost
         if machine.verdict != FITS or step is None or epoch is None:
             return None
+        slice_ = load_catalogue().find(machine.machine)
         return Prediction(
             program=machine.program,
             machine=machine.machine,
+            device=slice_.generation.device_kind,
+            devices=slice_.devices,
+            hosts=slice_.hosts,
             step_ms=step.total_ms,
             low_ms=step.low_ms,
             high_ms=step.high_ms,

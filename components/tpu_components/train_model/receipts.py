@@ -6,9 +6,8 @@ from typing import Any
 from tpu_components.core.base import progress
 from tpu_components.core.base.frameworks import jax
 from tpu_components.core.machines.device import Device
-from tpu_components.core.machines.machine_spec import Slice, load_catalogue
 from tpu_components.core.models.training_step.identity import step_digest
-from tpu_components.core.results.receipt import QUANTILES, RECEIPT_FILE, VERSION, Price, Receipt, StepQuantiles
+from tpu_components.core.results.receipt import QUANTILES, RECEIPT_FILE, VERSION, Receipt, StepQuantiles
 from tpu_components.train_model.profiling import INPUT
 from tpu_components.train_model.result import STEP, TrainResult
 from tpu_components.train_model.session import Session
@@ -29,20 +28,21 @@ def leave_receipt(session: Session, result: TrainResult, directory: Path) -> Non
 
 
 def make_receipt(session: Session, result: TrainResult) -> Receipt:
-    """Return the receipt of a finished training run.
+    """Return the receipt of a finished training run, without the machine's name and price.
 
-    Without preflight's prediction, the price is the list price in the cheapest region.
+    These are in the catalogue, which would be part of the step's code: a new price would repeat the training.
     """
     device = session.device
-    slice_ = find_slice(device, session.group.hosts.count)
     counts = session.step_times.counts
     seconds = sum(result.paid_seconds.values())
     waited = result.time.get(INPUT)
     return Receipt(
         version=VERSION,
         program=_program(session),
-        machine=slice_.name if slice_ else _CPU if device.accelerator == _CPU else "",
+        machine=_CPU if device.accelerator == _CPU else "",
+        device=find_kind(device),
         devices=device.num_replicas,
+        hosts=session.group.hosts.count,
         steps=sum(counts.values()),
         all_steps=result.steps,
         step_ms=StepQuantiles(*(float(f"{ms:.4g}") for ms in quantiles_ms(counts, QUANTILES))) if counts else None,
@@ -51,7 +51,6 @@ def make_receipt(session: Session, result: TrainResult) -> Receipt:
         start_up_seconds=result.paid_seconds["start_up"],
         seconds=seconds,
         sessions=result.sessions,
-        price=_list_price(slice_, seconds) if slice_ else None,
     )
 
 
@@ -60,17 +59,9 @@ def _program(session: Session) -> str:
     return step_digest(session.model, session.manifest.interface, session.params, device.backend, device.precision)
 
 
-def find_slice(device: Device, num_hosts: int) -> Slice | None:
-    """Return the catalogue's TPU slice with these devices, or None if there is none, or the backend does not say."""
-    if device.backend != "jax" or device.accelerator == _CPU:
-        return None
-    kind = jax.devices()[0].device_kind
-    fitting = (
-        entry
-        for entry in load_catalogue().slices
-        if entry.generation.device_kind == kind and entry.devices == device.num_replicas and entry.hosts == num_hosts
-    )
-    return next(fitting, None)
+def find_kind(device: Device) -> str:
+    """Return JAX's name of the devices, or an empty string on a CPU, or if the backend does not say it."""
+    return str(jax.devices()[0].device_kind) if device.backend == "jax" and device.accelerator != _CPU else ""
 
 
 def find_peak_bytes(device: Device) -> int | None:
@@ -80,11 +71,3 @@ def find_peak_bytes(device: Device) -> int | None:
     statistics: list[dict[str, Any]] = [each.memory_stats() or {} for each in jax.local_devices()]
     peaks = [int(each["peak_bytes_in_use"]) for each in statistics if "peak_bytes_in_use" in each]
     return max(peaks, default=None)
-
-
-def _list_price(machine: Slice, seconds: float) -> Price | None:
-    price = machine.price(target=machine.targets[0])
-    if price is None:
-        return None
-    source = f"{price.kind}, in {price.region} ({price.date})"
-    return Price(price.usd_per_hour, source, price.usd_per_hour * seconds / 3600)

@@ -1,6 +1,7 @@
 """KFP components on machines with a TPU or GPUs, for pipelines other than the training pipeline."""
 
 import dataclasses
+import difflib
 import functools
 import inspect
 import os
@@ -127,17 +128,20 @@ def on_machine(
     """
     require_component(component, "on_machine")
     for name in misplaced:
-        raise InputError(f"on_machine has no argument {name!r}.{_place(name, ARGUMENT)}")
+        raise InputError(f"on_machine has no argument {name!r}.{_place(name, ARGUMENT) or _meant(name)}")
     _check_places(machine, MACHINE)
     spec = machine if isinstance(machine, MachineSpec) else parse_machine(machine)
+    _check_places(settings, SETTINGS)
+    _check_kind("environment", environment or {}, Mapping, 'a mapping, such as {"NAME": "value"}')
+    for name, value in (environment or {}).items():
+        _check_kind(f"environment[{name!r}]", value, str, "a text, such as 'true' or '1'")
     if platform == HERE:
+        _settings(settings, {}, {})
         return component
     chosen = _platform(platform)
     _check_kind("cpu", cpu, int, "a whole number, such as 8")
     _check_kind("retries", 0 if retries is None else retries, int, "a whole number, such as 3")
     _check_kind("memory", memory, str, "a text, such as '32Gi'")
-    _check_kind("environment", environment or {}, Mapping, 'a mapping, such as {"NAME": "value"}')
-    _check_places(settings, SETTINGS)
     fields = {"project": project, "region": region, "bucket": bucket, "service_account": service_account}
     named = {name: value for name, value in fields.items() if value}
     _check_region(region, spec)
@@ -271,9 +275,16 @@ def _place(name: str, received_in: str) -> str:
         MACHINE: (fields_of(MachineSpec).keys(), f'It belongs to the machine: {{"name": "v5e-4", "{name}": …}}.'),
         SETTINGS: (_OWN_SETTINGS, f'It belongs to the settings: settings={{"{name}": …}}.'),
     }
-    if name in places[received_in][0]:
+    if received_in and name in places[received_in][0]:
         return ""
     return next((f" {sentence}" for names, sentence in places.values() if name in names), "")
+
+
+def _meant(name: str) -> str:
+    """Return " Did you mean …?" and where that option belongs, for a name that no option has."""
+    options = {*inspect.signature(on_machine).parameters, *fields_of(MachineSpec), *_OWN_SETTINGS}
+    near = difflib.get_close_matches(name, sorted(options), n=1)
+    return f" Did you mean {near[0]!r}?{_place(near[0], '')}" if near else ""
 
 
 def _check_places(options: Any, received_in: str) -> None:

@@ -37,6 +37,7 @@ _MOUNT_HINT = (
     " Kubeflow uses the volume's name, so it must have at most 63 lower-case letters, digits and '-'. The path must "
     "be absolute, without ':' and spaces."
 )
+_LABEL_HINT = " Keys and values have lower-case letters, digits, '-' and '_', at most 63; a key begins with a letter."
 # Volumes and folders of KFP's and Argo's own in the pod of each step: kubeflow/pipelines at 7b70c7b,
 # backend/src/v2/compiler/argocompiler/container.go, backend/src/v2/component/constants.go; argoproj/argo-workflows at
 # f016ad8, workflow/controller/workflowpod.go. A patch of the pod would replace them silently.
@@ -132,7 +133,7 @@ class Settings:
         rf"projects/{PROJECT_OR_NUMBER}/locations/{REGION}/tensorboards/\d+",
     )
     experiment: str = _text("digits-models", r"[a-z0-9][a-z0-9-]{2,126}[a-z0-9]")
-    labels: Mapping[str, str] = _pairs("team=vision,stage=test", rf"(?=[a-z]){_LABEL}=({_LABEL})?")
+    labels: Mapping[str, str] = _pairs("team=vision,stage=test", rf"(?=[a-z]){_LABEL}=({_LABEL})?", _LABEL_HINT)
     environment: Mapping[str, str] = _pairs("XLA_FLAGS=--xla_dump_to=/tmp/xla", r"[A-Za-z_][A-Za-z0-9_]*=.*")
     kfp_host: str = _text("https://kubeflow.example.com/pipeline", r"https?://[^/\s]\S*")
     kfp_namespace: str = _text("team-vision", _DNS_LABEL)

@@ -187,7 +187,7 @@ def test_a_list_that_the_pipeline_determines_is_not_inside_of_an_input():
         STEPS.create_tfrecords(source="sklearn:digits", class_names=names)
         STEPS.create_tfrecords(source="sklearn:digits", columns={"label": f"label-{least}"})
 
-    with pytest.raises(InputError, match=r"the list 'names', which the pipeline determines .* inside of the input"):
+    with pytest.raises(InputError, match=r"as columns\['label'\], received 'names', which the pipeline"):
 
         @dsl.pipeline
         def refused(names: list):
@@ -232,3 +232,51 @@ def test_a_renamed_input_keeps_its_old_name_for_a_while():
         assert task_of(step, source="sklearn:digits", picture_size=8)["image_size"] == [8]
     with pytest.raises(InputError, match=r"picture_size is the old name of image_size. Received: both"):
         task_of(step, source="sklearn:digits", picture_size=8, image_size=8)
+
+
+@pytest.mark.parametrize(
+    ("step", "inputs", "message"),
+    [
+        (
+            "train_model",
+            {"model_parameters": lambda _, number: {"units": number}},
+            r"model_parameters\['units'\], rec",
+        ),
+        (
+            "train_model",
+            {"optimizer_parameters": lambda _, number: {"a": [number]}},
+            r"Let .* all of optimizer",
+        ),
+        ("preflight_training", {"training": lambda _, number: {"model": "digits_cnn", "epochs": number}}, ""),
+        ("preflight_training", {"training": lambda _, n: {"model_parameters": {"units": n}}}, r"\['units'\], received"),
+        ("train_model", {"model_parameters": lambda text, _: {"name": text}}, ""),
+        ("evaluate_model", {"minimum": lambda _, number: {"accuracy": number}}, ""),
+        ("evaluate_model", {"minimum": lambda _, number: {"loss": number}}, r"lower is better.* Move it to maximum"),
+        ("evaluate_model", {"minimum": lambda text, _: {text: 0.5}}, r"expected texts as keys of minimum, received"),
+        ("create_tfrecords", {"source": lambda text, _: f"image:{text}"}, r"Unknown source 'image:"),
+        ("create_tfrecords", {"source": "images:gs:/b/photos"}, r"'gs:/' has only one slash. Write gs://\."),
+        ("create_tfrecords", {"source": "sklearn:digits", "class_names": "[a, b]"}, r"expected a list"),
+        ("create_tfrecords", {"source": "csv:a", "columns": {"img": "image"}}, r"Did you mean {'image': 'img'}"),
+        ("create_tfrecords", {"source": "sklearn:digits", "image_size": None}, r"as image_size, received None"),
+    ],
+)
+def test_what_the_pipeline_determines_inside_of_an_input_must_be_readable_from_a_text(step, inputs, message):
+    ready = {"model": "digits_cnn"} if step == "train_model" else {}
+    if not message:
+        task_of(getattr(STEPS, step), **ready, **inputs)
+        return
+    with pytest.raises(InputError, match=message):
+        task_of(getattr(STEPS, step), **ready, **inputs)
+
+
+def test_a_task_is_not_one_of_its_outputs():
+    with pytest.raises(InputError, match=r"received the task 'importer'. Choose one of its outputs: .outputs"):
+
+        @dsl.pipeline
+        def pipeline():
+            STEPS.train_model(records=dsl.importer("gs://b/r", dsl.Dataset), model="digits_cnn")
+
+
+def test_inputs_have_names():
+    with pytest.raises(InputError, match=r"create_tfrecords takes its inputs by name. Received: 1 without a name"):
+        STEPS.create_tfrecords("sklearn:digits")

@@ -355,7 +355,7 @@ ARGUMENTS = {
     **{name: OF_SETTINGS[name] for name in ("project", "region", "bucket", "service_account", "environment")},
     "retries": 3,
     "cpu": 13,
-    "memory": "77Gi",
+    "memory": "37Gi",
 }
 ALSO = {  # What an option needs on Vertex AI.
     "nfs_mounts": {"network": OF_SETTINGS["network"]},
@@ -648,7 +648,11 @@ def test_a_step_on_a_machine_may_read_current_data_and_lists_them_with_its_own_i
             {"machine": {"name": "v5e-4", "labels": {"a": "b"}}},
             "'labels' is not a field of the machine.",
         ),
-        ({"spto": True}, "on_machine has no argument 'spto'."),
+        ({"spto": True}, "no argument 'spto'. Did you mean 'spot'? It belongs to the machine: {\"name\""),
+        ({"timeout": "4h"}, "no argument 'timeout'. Did you mean 'timeout_seconds'? It belongs to the machine"),
+        ({"retry": 2}, "no argument 'retry'. Did you mean 'retries'? It is an argument: on_machine(…, retries=…)."),
+        ({"environment": {"B": True}}, "Cannot use environment['B']=True: expected a text, such as 'true' or '1'."),
+        ({"platform": "local", "settings": {"lables": {}}}, "Unknown key 'lables' in settings"),
         ({"retries": -1}, "Cannot use retries=-1: expected a whole number, such as 3."),
         ({"environment": ["A=1"]}, 'Cannot use environment=[\'A=1\']: expected a mapping, such as {"NAME": "value"}.'),
         (
@@ -662,6 +666,13 @@ def test_a_step_on_a_machine_may_read_current_data_and_lists_them_with_its_own_i
 def test_an_option_in_the_wrong_place_is_refused_with_the_right_one(options, message):
     with pytest.raises(InputError, match=re.escape(message)):
         tp.on_machine(train_elsewhere, **{"machine": "v5e-4", **options})
+
+
+@pytest.mark.parametrize("requested", [{"cpu": 24}, {"memory": "45Gi"}])
+def test_a_pod_that_no_host_of_a_tpu_can_hold_is_refused(requested):
+    with pytest.raises(InputError, match=r"A host of v5e-1 has 24 CPUs and 45 GiB .* so it would never start"):
+        tp.on_machine(train_elsewhere, "v5e-1", platform="kubeflow", **requested)
+    tp.on_machine(train_elsewhere, "l4-1", platform="kubeflow", **requested)
 
 
 @pytest.mark.parametrize(

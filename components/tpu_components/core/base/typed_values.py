@@ -457,6 +457,8 @@ def _in_json(raw: Any, kind: Any) -> Any:
             with contextlib.suppress(ValueError):  # As KFP writes a list that it puts into a text.
                 if isinstance(listed := json.loads(raw), list):
                     return listed
+            if raw.strip().startswith("["):
+                return raw  # Not the items of a list, whose first one would begin with a bracket.
             return [item.strip() for item in raw.split(",")] if raw.strip() else []
         return [raw] if type(raw) in (int, float) else raw
     is_mapping = origin is Mapping or dataclasses.is_dataclass(kind)

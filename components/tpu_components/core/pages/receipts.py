@@ -82,7 +82,7 @@ def _ratio(receipt: Receipt, measured: float, predicted: float, look: str = "") 
 def _warnings(receipt: Receipt) -> list[Block]:
     if receipt.is_comparable or receipt.prediction is None:
         return []
-    where = receipt.machine or "another device"
+    where = receipt.machine or f"{receipt.devices} × {receipt.device or 'unknown devices'}"
     return [
         f"The prediction is for {receipt.prediction.machine}, and the run took place on {where}. The figures are not "
         "comparable."

@@ -28,6 +28,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MOST_WAITING = 0.1
 _HEX = Annotated[str, Pattern(r"([0-9a-f]{64})?", "a SHA-256 in hexadecimal, or empty")]
 _MACHINE = Annotated[str, Pattern(r"[a-z0-9-]{0,40}", "the name of a machine, such as v5e-8")]
+_DEVICE = Annotated[str, Pattern(r"[^\x00-\x1f]{0,80}", "a line of at most 80 characters")]
 _SOURCE = Annotated[str, Pattern(r"[^\x00-\x1f]{0,400}", "a line of at most 400 characters")]
 _Time = Annotated[float, Range(above=0, below=1e12)]
 
@@ -71,6 +72,9 @@ class Prediction:
     Attributes:
         program: Digest of the program; see `step_digest`. Empty if unknown.
         machine: Short name of the machine.
+        device: JAX's name of the machine's devices, such as `TPU v5 lite`.
+        devices: Number of JAX devices of the machine.
+        hosts: Number of its hosts.
         step_ms: Time of a step, in milliseconds.
         low_ms: Lower end of the 90% interval of `step_ms`.
         high_ms: Upper end of the 90% interval.
@@ -87,6 +91,9 @@ class Prediction:
 
     program: _HEX
     machine: _MACHINE
+    device: _DEVICE
+    devices: Positive
+    hosts: Positive
     step_ms: _Time
     low_ms: _Time
     high_ms: _Time
@@ -119,8 +126,11 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
     Attributes:
         version: Version of the file's form.
         program: Digest of the program; see `step_digest`. Preflight of the same step has the same digest.
-        machine: Short name of the machine, such as `v5e-8`; `cpu`; or empty if unknown.
+        machine: Short name of the machine, such as `v5e-8`, if the run took place on the machine of the prediction;
+            `cpu`; or empty.
+        device: JAX's name of the devices, such as `TPU v5 lite`, or empty if unknown.
         devices: Number of JAX devices, or replicas.
+        hosts: Number of hosts.
         steps: Number of measured steps. Steps that compile are left out, and so are steps that were lost in a kill.
         all_steps: Number of steps of the run.
         step_ms: Quantiles of the time of a step, or None if no step was measured. If several steps were timed together,
@@ -130,7 +140,7 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
         start_up_seconds: Seconds from the start of each session to the end of its first step, in all sessions.
         seconds: Seconds of all sessions.
         sessions: Number of starts.
-        price: Price of the run, or None if the machine has no known price.
+        price: Price of the run, or None without a prediction for its machine.
         prediction: Preflight's prediction, or None without preflight.
 
     Raises:
@@ -140,7 +150,9 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
     version: Annotated[int, Range(1, VERSION)]
     program: _HEX
     machine: _MACHINE
+    device: _DEVICE
     devices: Positive
+    hosts: Positive
     steps: NotNegative
     all_steps: NotNegative
     step_ms: StepQuantiles | None
@@ -157,8 +169,9 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
 
     @property
     def id(self) -> str:
-        """Name of the run in a store: a digest of what was measured. The prediction and the price do not change it."""
-        measured = {name: value for name, value in self.as_dict().items() if name not in ("price", "prediction")}
+        """Name of the run in a store: a digest of what was measured. The prediction does not change it."""
+        added = ("machine", "price", "prediction")
+        measured = {name: value for name, value in self.as_dict().items() if name not in added}
         return digest_of(measured)[:16]
 
     @property
@@ -185,7 +198,7 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
         return self.step_ms.p50 / self.prediction.compiler_ms
 
     def with_prediction(self, raw: Mapping[str, Any]) -> "Receipt":
-        """Return the receipt with preflight's prediction, and with its price if the machine is the same.
+        """Return the receipt with preflight's prediction and, if the machine is the same, with its name and price.
 
         Args:
             raw: The output `prediction` of preflight_training, or an empty mapping without preflight.
@@ -196,7 +209,10 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
         if not raw:
             return self
         prediction: Prediction = read_by_hand(raw, Prediction, "prediction")
-        receipt = dataclasses.replace(self, prediction=prediction)
+        predicted = (prediction.device, prediction.devices, prediction.hosts)
+        is_same = bool(self.device) and predicted == (self.device, self.devices, self.hosts)
+        machine = prediction.machine if is_same else self.machine
+        receipt = dataclasses.replace(self, prediction=prediction, machine=machine)
         if not receipt.is_comparable or not prediction.usd_per_hour:
             return receipt
         usd = prediction.usd_per_hour * self.seconds / 3600

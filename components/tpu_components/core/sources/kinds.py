@@ -1,6 +1,7 @@
 """All kinds of source by name, and `list_examples`, which lists the examples of a source of any kind."""
 
 import dataclasses
+import re
 from pathlib import PurePath
 
 import numpy as np
@@ -61,6 +62,7 @@ KIND_OF_SUFFIX = {  # Kind of source whose place is a file with this suffix, in 
     ".tfrecord": "tfrecords",
     ".tfrecords": "tfrecords",
 }
+_SINGLE_SLASH = re.compile(r"(gs|s3):/(?!/)")
 _NOT_FOR = {
     "images": ("vocabulary_size", "num_tokens", "tokenization", "truncate"),
     "texts": ("image_size", "channels", "encoding", "jpeg_quality", "crop_margin"),
@@ -81,6 +83,8 @@ def find_source(ref: SourceRef) -> Source:
     if ref.kind not in SOURCES:
         hint = did_you_mean(ref.kind, SOURCES) if ref.kind else _kinds_hint(text)
         raise InputError(f"Unknown source {text!r}: expected one of {', '.join(source.form for source in _ALL)}.{hint}")
+    if match := _SINGLE_SLASH.match(ref.place):
+        raise InputError(f"Unknown location in {text!r}: {match[0]!r} has only one slash. Write {match[0]}/.")
     if not ref.place:
         raise InputError(f"The source {text!r} has no location: expected {SOURCES[ref.kind].form}.")
     return SOURCES[ref.kind]

@@ -187,7 +187,7 @@ class WriteParams:
         if strange := sorted(set(self.columns) - set(_COLUMNS)):
             raise InputError(
                 f"The keys of columns must be among {', '.join(_COLUMNS)}. Received: {strange[0]!r}."
-                + did_you_mean(strange[0], _COLUMNS)
+                + self._meant(strange[0])
             )
         if strange := sorted(set(self.split_files) - set(SPLITS)):
             raise InputError(
@@ -199,6 +199,11 @@ class WriteParams:
         require_names(self.beam_options)
         if self.source_ref.place.is_remote:
             _ = self.source_ref.place.bucket  # Checks it.
+
+    def _meant(self, key: str) -> str:
+        """Return " Did you mean …?" for an unknown key of `columns`, which may be that of a mapping turned around."""
+        name = self.columns[key]
+        return f" Did you mean {{{name!r}: {key!r}}}?" if name in _COLUMNS else did_you_mean(key, _COLUMNS)
 
     def _check_not_rewritten(self) -> None:
         """Raise InputError for parameters that change what is stored, which rewrite=false does not allow."""

@@ -10,7 +10,7 @@ from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import GPU, KUBEFLOW, TPU, MachineSpec
 from tpu_components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
 from tpu_pipelines.config.settings import Settings, folder_of, setting
-from tpu_pipelines.config.steps import StepResources
+from tpu_pipelines.config.steps import StepResources, gib
 from tpu_pipelines.platforms.jobs import PlacedStep, Placement, slug
 from tpu_pipelines.platforms.kubeflow.resources import SCRATCH_FOLDER, SCRATCH_VOLUME, as_root, place
 from tpu_pipelines.platforms.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries
@@ -46,7 +46,8 @@ def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, placeme
             `train_model` has checkpoints.
 
     Raises:
-        InputError: If GKE does not have the machine, or several hosts have no shared volume.
+        InputError: If GKE does not have the machine, the pod requests more than its host has, or several hosts have no
+            shared volume.
     """
     import kfp.kubernetes as kubernetes
 
@@ -59,6 +60,7 @@ def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, placeme
     selectors = node_selectors(machine, settings)
     is_slice = machine.slice.hosts > 1
     timeout_seconds = machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
+    _check_request(requested, machine)
     if is_slice and not shared:
         raise InputError(
             f"{machine.name} has {machine.slice.hosts} hosts, which share records and model on a volume on Kubeflow: "
@@ -108,6 +110,25 @@ def as_tpu_pod(component: Any, machine: MachineSpec, settings: Settings, placeme
         return signed_in(task, settings) if placement.uses_s3 else task
 
     return make
+
+
+def _check_request(requested: StepResources, machine: MachineSpec) -> None:
+    """Check that a host of a TPU has the requested CPUs and memory. GPUs are on hosts of different sizes.
+
+    Raises:
+        InputError: If it has not: the pod would never start.
+    """
+    host = machine.slice.host
+    if host is None or machine.slice.is_gpu:
+        return
+    host_gib = host.ram_bytes / 2**30
+    # https://cloud.google.com/kubernetes-engine/docs/concepts/plan-node-sizes: GKE keeps a part for itself.
+    if requested.cpu >= host.vcpus or gib(requested.memory) >= host_gib:
+        raise InputError(
+            f"A host of {machine.name} has {host.vcpus} CPUs and {host_gib:.0f} GiB of memory, part of which GKE uses. "
+            f"The pod requests {requested.cpu} CPUs and {requested.memory}, so it would never start. Request less, or "
+            "use a larger machine."
+        )
 
 
 def _like_the_disk(settings: Settings) -> str:

@@ -20,6 +20,21 @@ def test_prediction_does_not_change_the_id_and_measurements_do():
     assert receive(13.1).id != measured.id
 
 
+@pytest.mark.parametrize(
+    ("changes", "machine"),
+    [({}, "v5e-8"), ({"devices": 4}, ""), ({"hosts": 2}, ""), ({"device": "TPU v6 lite"}, ""), ({"device": ""}, "")],
+)
+def test_a_run_on_the_predicted_machine_gets_its_name_and_price(changes, machine):
+    measured = receive(**{"machine": "", "price": None, **changes})
+    receipt = measured.with_prediction(dataclasses.asdict(predict()))
+    assert (receipt.machine, receipt.is_comparable, receipt.price is not None) == (
+        machine,
+        bool(machine),
+        bool(machine),
+    )
+    assert receipt.id == measured.id
+
+
 def test_prediction_brings_its_price_for_all_sessions():
     """KFP makes floats of whole numbers."""
     raw = dataclasses.asdict(predict(peak_bytes=1024)) | {"peak_bytes": 1024.0}
