@@ -87,7 +87,7 @@ class Accuracy:
 
 
 _UNKNOWN = Accuracy(1.0, 1.0, 1.0, 0, 0)  # For GPUs, whose time is not estimated.
-_WELL = Accuracy(1.0, 0.87, 1.54, 39, 28, 28, 30, 39, 0.09, 0.22)
+_WELL = Accuracy(1.0, 0.87, 1.54, 43, 29, 30, 32, 43, 0.09, 0.22)
 _LITTLE = Accuracy(1.0, 0.46, 1.96, 52, 33, 37, 40, 52, 0.21, 0.82)
 _GROUPS = (_WELL, _LITTLE)
 INTERVALS = (
