@@ -103,8 +103,9 @@ class StepComponent(PythonComponent):
                 if isinstance(value, Mapping | list | tuple):
                     _check_nested(each, value, fields[each].kind if each in fields else Any)
             return values | _checked(values, self.params) if self.params else values
-        except InputError as error:
-            raise InputError(f"Cannot use {name}: {error}") from error
+        except InputError as error:  # A text may contain outputs of tasks, as KFP writes them.
+            message = re.sub(r"\{\{channel:.*?\}\}", "{…}", str(error))
+            raise InputError(f"Cannot use {name}: {message}") from error
 
     def _check_complete(self, inputs: Mapping[str, Any]) -> None:
         required = [name for name, each in (self.component_spec.inputs or {}).items() if not each.optional]
@@ -138,7 +139,8 @@ class StepComponent(PythonComponent):
     def _warn_of_metrics(self, inputs: Mapping[str, Any]) -> None:
         if self.params is not EvaluateParams:
             return
-        metrics = [metric for name in RULES for metric in (inputs.get(name) or {})]
+        rules = [inputs[name] for name in RULES if isinstance(inputs.get(name), Mapping)]
+        metrics = [metric for rule in rules for metric in rule]
         for metric, near in find_suspects(metrics).items():
             warnings.warn(
                 f"{metric!r} in the gate's rules is not a metric that this package measures. If it is not a metric of "

@@ -253,7 +253,7 @@ def test_a_renamed_input_keeps_its_old_name_for_a_while():
         ("evaluate_model", {"minimum": lambda _, number: {"accuracy": number}}, ""),
         ("evaluate_model", {"minimum": lambda _, number: {"loss": number}}, r"lower is better.* Move it to maximum"),
         ("evaluate_model", {"minimum": lambda text, _: {text: 0.5}}, r"expected texts as keys of minimum, received"),
-        ("create_tfrecords", {"source": lambda text, _: f"image:{text}"}, r"Unknown source 'image:"),
+        ("create_tfrecords", {"source": lambda text, _: f"image:{text}"}, r"Unknown source 'image:{…}': expected"),
         ("create_tfrecords", {"source": "images:gs:/b/photos"}, r"'gs:/' has only one slash. Write gs://\."),
         ("create_tfrecords", {"source": "sklearn:digits", "class_names": "[a, b]"}, r"expected a list"),
         ("create_tfrecords", {"source": "csv:a", "columns": {"img": "image"}}, r"Did you mean {'image': 'img'}"),
@@ -267,6 +267,16 @@ def test_what_the_pipeline_determines_inside_of_an_input_must_be_readable_from_a
         return
     with pytest.raises(InputError, match=message):
         task_of(getattr(STEPS, step), **ready, **inputs)
+
+
+def test_the_pipeline_may_determine_a_whole_mapping_or_list():
+    @dsl.pipeline
+    def pipeline(rules: dict, parameters: dict, stages: list, records: dsl.Input[dsl.Dataset]):
+        trained = STEPS.train_model(
+            records=records, model="digits_cnn", model_parameters=parameters, optimizer_parameters=rules, stages=stages
+        )
+        model = trained.outputs["trained"]
+        STEPS.evaluate_model(records=records, model=model, minimum=rules, maximum=rules, max_regression=rules)
 
 
 def test_a_task_is_not_one_of_its_outputs():
