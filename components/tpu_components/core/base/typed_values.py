@@ -467,7 +467,7 @@ def _in_json(raw: Any, kind: Any) -> Any:
             return json.loads(raw) if is_mapping else kind(raw)
     if kind is int and isinstance(raw, str):
         with contextlib.suppress(ValueError):
-            raw = float(raw)
+            raw = float(raw) if float(raw).is_integer() else raw
     if kind is bool and raw in _TRUTHS:
         return _TRUTHS[raw]
     if kind is int and isinstance(raw, float) and raw.is_integer():

@@ -125,7 +125,7 @@ def test_all_values_that_cannot_be_read_are_named(parser):
     assert str(refused.value).splitlines() == [
         "count is 'x', expected a whole number.",
         "sides[1] is '2.5', expected a whole number.",
-        "options is '{', expected a mapping.",
+        "options is '{', expected a mapping, such as {\"NAME\": 1}.",
     ]
 
 
@@ -184,7 +184,7 @@ def test_defect_keeps_its_stack_trace(monkeypatch):
 def test_a_mapping_that_is_no_json_object_is_refused(run_step_here, text, received):
     result = run_step_here("evaluate_model", {"minimum": text}, records="r", model="m", output="o")
     assert result.returncode == 2
-    assert result.stderr == f"error: minimum is {received}, expected a mapping.\n"
+    assert result.stderr == f'error: minimum is {received}, expected a mapping, such as {{"NAME": 0.5}}.\n'
 
 
 @pytest.mark.parametrize("flag", ["--records", "--output"])
