@@ -32,7 +32,7 @@ _HOP_SECONDS = 1e-6
 
 # The compiler gives no time for a hand-written kernel: it is taken to reach this share of the matrix units' peak. With
 # it, two decoders with fused attention were estimated at 299 and 880 ms; 302 (v6e) and 881 ms (v5e) are published.
-_KERNEL_SHARE = 0.45
+KERNEL_SHARE = 0.45
 # The compiler gives no time for rows that a scatter adds outside of VMEM, one after the other. On v6e, 32,500 took
 # 0.02 s and 65,000 took 0.06 s (https://github.com/pytorch/xla/issues/8720). Marin's mixture of experts on v4, whose
 # gradients are added in CMEM, took 1.86 s a step: 2.15 s is estimated with these rows, and 0.17 s without them.
@@ -116,7 +116,7 @@ def seconds_of(operation: OperationCost, generation: Generation) -> float:
     or at a kernel's share of the peak; the time of the bytes at the memory's bandwidth; and the time of the rows that a
     scatter adds one after the other.
     """
-    share = _KERNEL_SHARE * operation.filled if operation.kind is Kind.KERNEL else 1.0
+    share = KERNEL_SHARE * operation.filled if operation.kind is Kind.KERNEL else 1.0
     return operation.times * max(
         operation.cycles / generation.clock_hz,
         operation.flops / (share * generation.device_peak_flops),
@@ -268,6 +268,14 @@ def _waiting_seconds(cost: ProgramCost, generation: Generation) -> float:
     traffic = cost.copied_bytes + sum(operation.num_bytes * operation.times for operation in cost.operations)
     busy = sum(seconds_of(operation, generation) for operation in cost.operations)
     return max(traffic / generation.device_bytes_per_second - busy, 0.0)
+
+
+def kernel_share(cost: ProgramCost, generation: Generation) -> float:
+    """Return the share of a step's computation in hand-written kernels whose time follows from their products."""
+    times = [(operation, seconds_of(operation, generation)) for operation in cost.operations]
+    whole = sum(time for _, time in times)
+    kernels = sum(time for operation, time in times if operation.kind is Kind.KERNEL and operation.flops)
+    return kernels / whole if whole else 0.0
 
 
 def collective_seconds(collective: Collective, machine: Slice) -> float | None:

@@ -22,6 +22,7 @@ from tpu_components.preflight_training.estimate import (
     accuracy_of,
     collective_seconds,
     gradient_bytes,
+    kernel_share,
     time_epoch,
     time_layers,
     time_step,
@@ -102,6 +103,14 @@ def test_nothing_is_faster_than_the_chip():
     assert _milliseconds(OperationCost(Kind.PRODUCT, 10, 197e9)) == pytest.approx(1.0)
     assert _milliseconds(OperationCost(Kind.OTHER, 10, num_bytes=819e6, times=3)) == pytest.approx(3.0)
     assert _milliseconds(OperationCost(Kind.PRODUCT, 10, 197e9, 2 * 819e6)) == pytest.approx(2.0)
+
+
+def test_the_share_of_kernels_is_that_of_their_time():
+    kernel = OperationCost(Kind.KERNEL, 0, 0.45 * 197e9, times=3)
+    for others, share in (((OperationCost(Kind.PRODUCT, 10, 197e9),), 0.75), ((), 1.0)):
+        cost = _cost(layers={"layer": LayerCost([kernel, *others])})
+        assert kernel_share(cost, _machine("v5e-1").generation) == pytest.approx(share)
+    assert kernel_share(_cost(), _machine("v5e-1").generation) == 0.0
 
 
 def test_a_kernel_reaches_its_share_of_the_peak_or_the_bandwidth():

@@ -16,6 +16,7 @@ from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.examples.example_ids import TRAINED_ON_FILE, load_identities
 from tpu_components.core.models.lookup import build_model
 from tpu_components.core.models.trained import load_trained_model, predict
+from tpu_components.core.results.receipt import RECEIPT_FILE
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.train_model import TrainParams, train_model
 from tpu_components.train_model.checkpoints.checkpoint import load_arrays
@@ -54,6 +55,7 @@ def test_model_folder_holds_everything_that_later_steps_read(trained_digits, dig
         artifacts.LAST_WEIGHTS_FILE,
         artifacts.HISTORY_FILE,
         TRAINED_ON_FILE,
+        RECEIPT_FILE,
         "tensorboard",
     }
     info, manifest = ModelInfo.load(trained_digits), Manifest.load(digits_records)

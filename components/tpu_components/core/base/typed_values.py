@@ -468,7 +468,7 @@ def _in_json(raw: Any, kind: Any) -> Any:
     if kind is int and isinstance(raw, str):
         with contextlib.suppress(ValueError):
             raw = float(raw) if float(raw).is_integer() else raw
-    if kind is bool and raw in _TRUTHS:
+    if kind is bool and isinstance(raw, str) and raw in _TRUTHS:
         return _TRUTHS[raw]
     if kind is int and isinstance(raw, float) and raw.is_integer():
         return int(raw)

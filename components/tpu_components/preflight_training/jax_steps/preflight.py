@@ -12,7 +12,15 @@ from tpu_components.core.base.formatting import byte_size, percent
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.compiling.outcome import FITS, Outcome, versions
-from tpu_components.preflight_training.estimate import MUCH_GUESSED, StepTime, accuracy_of, time_layers, time_step
+from tpu_components.preflight_training.estimate import (
+    KERNEL_SHARE,
+    MUCH_GUESSED,
+    StepTime,
+    accuracy_of,
+    kernel_share,
+    time_layers,
+    time_step,
+)
 from tpu_components.preflight_training.jax_steps.lowering import LoweredStep, load_step, lower_step, name_of, tpu_slice
 from tpu_components.preflight_training.jax_steps.step_program import StepProgram
 from tpu_components.preflight_training.jax_steps.step_report import HourlyPrice, Memory, StepReport
@@ -237,6 +245,12 @@ def _limits(outcome: Outcome, step: StepTime | None, case: StepCase) -> list[str
         notes.append(
             f"{percent(step.guessed_share)} of the computation is estimated from the bytes that it moves, because the "
             "compiler has no estimate for it."
+        )
+    in_kernels = kernel_share(cost, case.paid.slice.generation)
+    if step is not None and in_kernels > MUCH_GUESSED:
+        notes.append(
+            f"{percent(in_kernels)} of the computation is in kernels such as those of Pallas. Their products are "
+            f"assumed to use {percent(KERNEL_SHARE)} of the matrix units' peak. Blocks that a kernel skips count, too."
         )
     if cost.unknown_loops:
         loops = "1 loop has" if cost.unknown_loops == 1 else f"{cost.unknown_loops} loops have"
