@@ -14,7 +14,7 @@ _LISTERS = {"create_tfrecords": list_source, "predict_batch": list_inputs}
 
 
 def on_current_data(component: Any) -> WrappedComponent:
-    """Return a component's step that runs again when its source has changed, and else may come from the cache.
+    """Return a component whose step reruns when its source has changed, and otherwise may come from the cache.
 
     It adds a task before the step that is never cached: it lists the files of the source, without reading them, and
     returns a digest. The digest becomes the input `data_version` of the step.

@@ -234,7 +234,7 @@ def _check_nested(where: str, value: Any, kind: Any) -> None:
         if name in ("LIST", "STRUCT") or (kind is Any and name != "STRING"):
             raise InputError(
                 f"expected a constant as {where}, received {value.name!r}, which the pipeline determines when it runs. "
-                f"Inside of a mapping or list, KFP passes it as a text. Let the pipeline determine all of "
+                f"Inside a mapping or list, KFP passes it as a text. Use one value of the pipeline for all of "
                 f"{where.partition('[')[0]}."
             )
 

@@ -60,7 +60,7 @@ def on_machine(
     memory: str = "",
     **misplaced: Never,
 ) -> WrappedComponent | BaseComponent:
-    """Put any KFP component on a machine with a TPU or GPUs of Vertex AI or of a GKE cluster.
+    """Run any KFP component on a machine with a TPU or GPUs, on Vertex AI or a GKE cluster.
 
     On Vertex AI, the step becomes a custom job that Google's launcher starts. On Kubeflow, its pod requests the devices
     and selects the nodes. The component keeps its inputs, outputs, code, image and environment variables. Call the
@@ -94,7 +94,7 @@ def on_machine(
             hosts, else 0; on Vertex AI 0, since the service itself replaces lost machines.
         cpu: CPUs that the pod requests on Kubeflow; 0 means 3. Not on Vertex AI, where the step has the whole machine.
         memory: Memory that the pod requests on Kubeflow, for example `64Gi`; empty means 12Gi. Not on Vertex AI.
-        misplaced: Nothing. An option that belongs to the machine or the settings is an error that says so.
+        misplaced: Not used. An option that belongs to the machine or the settings raises an error that says so.
 
     Returns:
         A `WrappedComponent`, which takes the component's inputs by name, inside a pipeline, and returns the task. Of a

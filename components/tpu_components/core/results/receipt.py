@@ -198,7 +198,7 @@ class Receipt(JsonFile, name=RECEIPT_FILE, what="a receipt of a training run", s
         return self.step_ms.p50 / self.prediction.compiler_ms
 
     def with_prediction(self, raw: Mapping[str, Any]) -> "Receipt":
-        """Return the receipt with preflight's prediction and, if the machine is the same, with its name and price.
+        """Return the receipt with preflight's prediction and, on the same machine, with the machine's name and a price.
 
         Args:
             raw: The output `prediction` of preflight_training, or an empty mapping without preflight.

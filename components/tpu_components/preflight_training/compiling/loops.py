@@ -145,7 +145,7 @@ class Loops:
         return _Number(left.constant + right.constant, element)
 
     def _source(self, name: str, place: _Place) -> tuple[Instruction, _Place] | None:
-        """Return the operation that computes a value, and where it is; through copies, tuples and fusions.
+        """Return the operation behind a value, and where it is, looking through copies, tuples and fusions.
 
         An element of the state of a loop is the source of itself. Return None for an element of any other tuple.
         """
@@ -172,7 +172,7 @@ def _root(scope: Scope) -> Instruction:
 
 
 def _iterations(distance: int, step: int, direction: str) -> int | None:
-    """Return how many steps a counter takes until it no longer is on one side of a limit.
+    """Return how many steps a counter takes until its comparison with a limit fails.
 
     Args:
         distance: The limit minus the first value of the counter.

@@ -67,7 +67,7 @@ class ReceiptStore:
         return digest_of([receipt.as_dict() for receipt in receipts]) if receipts else ""
 
     def add(self, receipts: Iterable[Receipt]) -> Added:
-        """Add receipts. A run that is there already is replaced only if the new receipt has its prediction.
+        """Add receipts. A stored run is replaced only if it has no prediction and the new receipt has.
 
         Raises:
             InputError: If the folder cannot be written.
