@@ -26,7 +26,7 @@ def calls(monkeypatch):
 
     count(machine_spec, "_with_fallbacks", "parsed")
     count(machines, "training_timeout", "limited")
-    count(kinds, "_check_taken", "listed")
+    count(kinds, "check_source", "listed")
     return counted
 
 
