@@ -10,7 +10,7 @@ from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.jax_steps.comparison import StepComparison
 from tpu_components.preflight_training.jax_steps.lowering import mesh
-from tpu_components.preflight_training.jax_steps.preflight import StepCase, examine
+from tpu_components.preflight_training.jax_steps.preflight import StepCase, examine, load_runs
 from tpu_components.preflight_training.jax_steps.step_report import StepReport
 from tpu_components.preflight_training.params import PreflightParams
 
@@ -103,7 +103,8 @@ def preflight_step(
     )
     box = _sandbox(compile_timeout_seconds, compile_memory_mib, cache_dir)
     with box:
-        reports = [examine(dataclasses.replace(case, machine=each), box) for each in names]
+        runs = load_runs(case.receipts)
+        reports = [examine(dataclasses.replace(case, machine=each), box, runs) for each in names]
     if isinstance(machine, str):
         return reports[0]
     return StepComparison.make(reports, [1.0] * len(reports), 1e6, "steps")
@@ -151,7 +152,8 @@ def compare_steps(
         raise InputError(f"Cannot compare the price of total={total}: expected a positive number of items.")
     box = _sandbox(compile_timeout_seconds, compile_memory_mib, cache_dir)
     with box:
-        reports = [examine(case, box) for case in listed]
+        runs = {folder: load_runs(folder) for folder in {case.receipts for case in listed}}
+        reports = [examine(case, box, runs[case.receipts]) for case in listed]
     return StepComparison.make(reports, counts, total, unit or "steps")
 
 

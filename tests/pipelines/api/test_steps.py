@@ -14,7 +14,7 @@ def examined(monkeypatch):
     """The cases that were compiled. The time of a step is ten times its first argument."""
     cases = []
 
-    def examine(case, box):
+    def examine(case, box, runs):
         cases.append((case, box))
         return make_report(10.0 * (case.args or (1,))[0], machine=case.machine, name=case.label)
 
@@ -101,3 +101,11 @@ def test_a_mesh_needs_whole_sizes_of_at_most_all_devices(axes):
         tp.mesh("v5e-8", **axes)
     with pytest.raises(tp.InputError, match="expected slices=1 or more"):
         tp.mesh("v5e-8", slices=0, data=8)
+
+
+def test_receipts_are_read_once_for_all_machines_and_cases(examined, monkeypatch):
+    folders = []
+    monkeypatch.setattr(steps, "load_runs", lambda folder: folders.append(folder) or [])
+    tp.preflight_step(len, machine=["v5e-1", "v5e-4"], receipts="mine")
+    tp.compare_steps([tp.StepCase(len, (), "v5e-1"), tp.StepCase(len, (), "v5e-4"), tp.StepCase(len, (), "v6e-1")])
+    assert folders == ["mine", ""]

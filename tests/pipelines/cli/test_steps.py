@@ -22,7 +22,7 @@ def preflight(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(
         steps,
         "examine",
-        lambda case, box: make_report(
+        lambda case, box, runs: make_report(
             None if case.machine == "v5e-1" else 10.0,
             name=case.label,
             machine=case.machine,

@@ -25,7 +25,7 @@ from tpu_components.preflight_training.jax_steps.lowering import LoweredStep, lo
 from tpu_components.preflight_training.jax_steps.step_program import StepProgram
 from tpu_components.preflight_training.jax_steps.step_report import HourlyPrice, Memory, StepReport
 from tpu_components.preflight_training.largest_batch import LargestBatch, find_largest_batch
-from tpu_components.preflight_training.receipts.calibration import calibrated, runs_of
+from tpu_components.preflight_training.receipts.calibration import Run, calibrated, runs_of
 from tpu_components.preflight_training.receipts.store import ReceiptStore
 
 EXTRA = "compiler"
@@ -131,8 +131,23 @@ class StepCase:
         return StepProgram(lowered, self.paid.slice, self.slices, self.levels)
 
 
-def examine(case: StepCase, box: sandbox.Sandbox) -> StepReport:
+def load_runs(receipts: str) -> list[Run]:
+    """Return the runs in a folder of receipts, from which intervals follow; see `StepCase.receipts`.
+
+    Raises:
+        InputError: If a receipt is damaged.
+    """
+    store = ReceiptStore(receipts) if receipts else ReceiptStore.of_workspace()
+    return runs_of(store.load())
+
+
+def examine(case: StepCase, box: sandbox.Sandbox, runs: Sequence[Run]) -> StepReport:
     """Lower and compile a step, and report on it.
+
+    Args:
+        case: The step.
+        box: Sandbox that compiles it.
+        runs: Measured runs, as `load_runs` returns them.
 
     Raises:
         InputError: If the machine is unknown or the step cannot be lowered.
@@ -149,7 +164,7 @@ def examine(case: StepCase, box: sandbox.Sandbox) -> StepReport:
     program = case.program(args)
     progress.say(_PREFLIGHT, f"compiling {case.label} for {case.machine}; this may take minutes, once")
     (outcome,) = box.compile_all([program])
-    return _report(case, program.step, outcome, largest)
+    return _report(case, program.step, outcome, largest, runs)
 
 
 def _search(case: StepCase, inputs: Callable[[int], Sequence[Any]], box: sandbox.Sandbox) -> LargestBatch | None:
@@ -191,10 +206,12 @@ def _inputs_of(inputs: Callable[[int], Sequence[Any]], size: int) -> Sequence[An
     return args
 
 
-def _report(case: StepCase, lowered: LoweredStep, outcome: Outcome, largest: LargestBatch | None) -> StepReport:
+def _report(
+    case: StepCase, lowered: LoweredStep, outcome: Outcome, largest: LargestBatch | None, runs: Sequence[Run]
+) -> StepReport:
     paid = case.paid
     machine = paid.slice
-    step = _time(outcome, case)
+    step = _time(outcome, case, runs)
     price = paid.price
     return StepReport(
         name=case.label,
@@ -219,14 +236,13 @@ def _report(case: StepCase, lowered: LoweredStep, outcome: Outcome, largest: Lar
     )
 
 
-def _time(outcome: Outcome, case: StepCase) -> StepTime | None:
+def _time(outcome: Outcome, case: StepCase, runs: Sequence[Run]) -> StepTime | None:
     """Return the time of a step that fits; None if the compiler has no estimate for any part of it."""
     if outcome.verdict != FITS or outcome.cost is None or not outcome.cost.has_estimate:
         return None
     step = time_step(outcome.cost, case.paid.slice)
     if case.slices == 1 or not outcome.cost.collectives:
-        store = ReceiptStore(case.receipts) if case.receipts else ReceiptStore.of_workspace()
-        return calibrated(step, runs_of(store.load()), program="", machine=case.machine)
+        return calibrated(step, runs, program="", machine=case.machine)
     # Which of the collectives use the data-centre network, and how fast it is, is unknown.
     shares = (step.low_ms / step.total_ms, step.high_ms / step.total_ms)
     low_ms, high_ms = (share * step.compute_ms for share in shares)

@@ -17,7 +17,7 @@ from tests.components.preflight_training.receipts.runs import predict, receive
 from tpu_components.core.base.errors import InputError
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.jax_steps.lowering import mesh
-from tpu_components.preflight_training.jax_steps.preflight import StepCase, examine
+from tpu_components.preflight_training.jax_steps.preflight import StepCase, examine, load_runs
 from tpu_components.preflight_training.receipts.store import ReceiptStore
 
 WIDTH, HIDDEN, BATCH = 256, 512, 512
@@ -300,7 +300,8 @@ def with_receipts(folder: Path) -> StepCase:
 def outcome_of(make: Callable[[], StepCase], box: sandbox.Sandbox) -> dict[str, Any]:
     """The report of a step, or the error."""
     try:
-        report = examine(make(), box)
+        case = make()
+        report = examine(case, box, load_runs(case.receipts))
     except InputError as error:
         return {"error": str(error)}
     return {"report": report.as_dict(), "text": str(report), "summary": report.summary}
