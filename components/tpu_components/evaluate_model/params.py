@@ -175,7 +175,7 @@ class EvaluateParams:
 
 
 def find_suspects(metrics: Iterable[str]) -> dict[str, str]:
-    """Return the names of metrics that no task has, but that resemble one that a task has, with that name.
+    """Return the metrics that look misspelt, each with the name of the metric of a task that it resembles.
 
     Such a name may also be that of a metric in training.metrics, so it is not an error yet.
 

@@ -93,15 +93,7 @@ class StepComponent(PythonComponent):
             self._check_complete(values)
             fields = fields_of(self.params) if self.params else {}
             for each, value in values.items():
-                if isinstance(value, PipelineTask):
-                    raise InputError(
-                        f"expected a value as {each}, received the task {value.name!r}. Choose one of its outputs: "
-                        f'.outputs["{next(iter(value.outputs), "NAME")}"].'
-                    )
-                if value is None:
-                    raise InputError(f"expected a value as {each}, received None. Leave {each} out.")
-                if isinstance(value, Mapping | list | tuple):
-                    _check_nested(each, value, fields[each].kind if each in fields else Any)
+                _check_value(each, value, fields[each].kind if each in fields else Any)
             return values | _checked(values, self.params) if self.params else values
         except InputError as error:  # A text may contain outputs of tasks, as KFP writes them.
             message = re.sub(r"\{\{channel:.*?\}\}", "{…}", str(error))
@@ -202,6 +194,28 @@ def is_constant(value: Any) -> bool:
         return all(map(is_constant, value))
     # A text may contain placeholders of KFP, such as that of an input in an f-string.
     return "{{" not in value if isinstance(value, str) else isinstance(value, int | float)
+
+
+def _check_value(name: str, value: Any, kind: Any) -> None:
+    """Check that an input has a value that KFP passes on to the step.
+
+    Args:
+        name: Name of the input.
+        value: What the pipeline passes to the component.
+        kind: Type of the step's parameter, or `Any`.
+
+    Raises:
+        InputError: If it is None or a task, or the step could not read a part of it.
+    """
+    if isinstance(value, PipelineTask):
+        raise InputError(
+            f"expected a value as {name}, received the task {value.name!r}. Choose one of its outputs: "
+            f'.outputs["{next(iter(value.outputs), "NAME")}"].'
+        )
+    if value is None:
+        raise InputError(f"expected a value as {name}, received None. Leave {name} out.")
+    if isinstance(value, Mapping | list | tuple):
+        _check_nested(name, value, kind)
 
 
 def _check_nested(where: str, value: Any, kind: Any) -> None:

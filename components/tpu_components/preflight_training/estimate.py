@@ -154,7 +154,7 @@ class StepTime:
 
     @property
     def compiler_ms(self) -> float:
-        """The compiler's estimate: computation and communication, one after the other."""
+        """The compiler's estimate: the time of the computation plus that of the communication."""
         return self.compute_ms + (self.communication_ms or 0.0)
 
     @property
@@ -244,7 +244,8 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
     """
     generation = machine.generation
     seconds = [(operation, seconds_of(operation, generation)) for operation in cost.operations]
-    compute = sum(time for _, time in seconds) + _waiting_seconds(cost, generation)
+    busy = sum(time for _, time in seconds)
+    compute = busy + _waiting_seconds(cost, generation, busy)
     flops = sum(operation.flops * operation.times for operation in cost.operations)
     apart = [Collective(_ALL_REDUCE, extra_bytes)] if extra_bytes else []
     times = [collective_seconds(sent, machine) for sent in (*cost.collectives, *apart)]
@@ -263,11 +264,16 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
     )
 
 
-def _waiting_seconds(cost: ProgramCost, generation: Generation) -> float:
-    """Return how much longer the step's memory traffic takes than its operations, one after the other."""
+def _waiting_seconds(cost: ProgramCost, generation: Generation, busy_seconds: float) -> float:
+    """Return how much longer the step's memory traffic takes than its operations, one after the other.
+
+    Args:
+        cost: Cost of the step.
+        generation: Generation of the chip.
+        busy_seconds: Time of all operations.
+    """
     traffic = cost.copied_bytes + sum(operation.num_bytes * operation.times for operation in cost.operations)
-    busy = sum(seconds_of(operation, generation) for operation in cost.operations)
-    return max(traffic / generation.device_bytes_per_second - busy, 0.0)
+    return max(traffic / generation.device_bytes_per_second - busy_seconds, 0.0)
 
 
 def kernel_share(cost: ProgramCost, generation: Generation) -> float:
@@ -324,8 +330,9 @@ def time_layers(cost: ProgramCost, machine: Slice) -> tuple[LayerTime, ...]:
         name: [(operation, 1e3 * seconds_of(operation, generation)) for operation in layer.operations]
         for name, layer in cost.layers.items()
     }
-    waiting_ms = 1e3 * _waiting_seconds(cost, generation)
-    whole_ms = waiting_ms + sum(ms for of_layer in times.values() for _, ms in of_layer)
+    busy_ms = sum(ms for of_layer in times.values() for _, ms in of_layer)
+    waiting_ms = 1e3 * _waiting_seconds(cost, generation, busy_ms / 1e3)
+    whole_ms = waiting_ms + busy_ms
     layers = [_time_layer(name, layer, generation, times[name], whole_ms) for name, layer in cost.layers.items()]
     if waiting_ms:
         layers.append(LayerTime(COPIES, waiting_ms, waiting_ms / whole_ms, None, 0.0, ()))

@@ -30,7 +30,8 @@ def leave_receipt(session: Session, result: TrainResult, directory: Path) -> Non
 def make_receipt(session: Session, result: TrainResult) -> Receipt:
     """Return the receipt of a finished training run, without the machine's name and price.
 
-    These are in the catalogue, which would be part of the step's code: a new price would repeat the training.
+    evaluate_model adds both from preflight's prediction. If the training read the catalogue of machines, the catalogue
+    would be part of its code, and a new price would repeat the training.
     """
     device = session.device
     counts = session.step_times.counts
@@ -40,7 +41,7 @@ def make_receipt(session: Session, result: TrainResult) -> Receipt:
         version=VERSION,
         program=_program(session),
         machine=_CPU if device.accelerator == _CPU else "",
-        device=find_kind(device),
+        device=device.kind,
         devices=device.num_replicas,
         hosts=session.group.hosts.count,
         steps=sum(counts.values()),
@@ -57,11 +58,6 @@ def make_receipt(session: Session, result: TrainResult) -> Receipt:
 def _program(session: Session) -> str:
     device = session.device
     return step_digest(session.model, session.manifest.interface, session.params, device.backend, device.precision)
-
-
-def find_kind(device: Device) -> str:
-    """Return JAX's name of the devices, or an empty string on a CPU, or if the backend does not say it."""
-    return str(jax.devices()[0].device_kind) if device.backend == "jax" and device.accelerator != _CPU else ""
 
 
 def find_peak_bytes(device: Device) -> int | None:

@@ -3,6 +3,8 @@
 The counts are saved with each checkpoint, so steps that are lost in a kill and repeated count once.
 """
 
+import bisect
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +39,7 @@ class StepTimes:
         return dict(self._counts)
 
     def resume(self, counts: Mapping[str, int]) -> None:
-        """Continue with the counts of a checkpoint."""
+        """Continue counting from the counts that a checkpoint contains."""
         self._counts = dict(counts)
 
     def start(self, step: int) -> None:
@@ -73,14 +75,6 @@ def quantiles_ms(counts: Mapping[str, int], shares: Sequence[float]) -> list[flo
         >>> [round(ms) for ms in quantiles_ms(times.counts, (0.25, 0.75))]
         [10, 20]
     """
-    total = sum(counts.values())
-    ranges = sorted((int(key), count) for key, count in counts.items())
-    quantiles = []
-    for share in shares:
-        passed = 0
-        for place, count in ranges:
-            passed += count
-            if passed >= share * total:
-                quantiles.append(1e3 * math.exp(place * _RATIO))
-                break
-    return quantiles
+    places = sorted(map(int, counts))
+    totals = list(itertools.accumulate(counts[str(place)] for place in places))
+    return [1e3 * math.exp(places[bisect.bisect_left(totals, share * totals[-1])] * _RATIO) for share in shares]

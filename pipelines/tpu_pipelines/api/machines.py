@@ -28,7 +28,10 @@ from tpu_pipelines.platforms.resources import STEP_CPU, STEP_GIB
 # Module of the component whose program runs on each host of a slice and finds the others, and that keeps checkpoints.
 _TRAINING = "tpu_components.train_model.component"
 _NOT_SUBMITTED = "It is for submitting a pipeline, which on_machine does not do. Remove it."
-ARGUMENT, MACHINE, SETTINGS = "arguments", "machine", "settings"  # Where an option may be written.
+# Where an option may be written.
+_ARGUMENT = "arguments"
+_MACHINE = "machine"
+_SETTINGS = "settings"
 _OWN_SETTINGS = {field.name for field in fields_of_one_variable()}
 _USED_NOWHERE = {
     **dict.fromkeys(
@@ -128,10 +131,10 @@ def on_machine(
     """
     require_component(component, "on_machine")
     for name in misplaced:
-        raise InputError(f"on_machine has no argument {name!r}.{_place(name, ARGUMENT) or _meant(name)}")
-    _check_places(machine, MACHINE)
+        raise InputError(f"on_machine has no argument {name!r}.{_place(name, _ARGUMENT) or _meant(name)}")
+    _check_places(machine, _MACHINE)
     spec = machine if isinstance(machine, MachineSpec) else parse_machine(machine)
-    _check_places(settings, SETTINGS)
+    _check_places(settings, _SETTINGS)
     _check_kind("environment", environment or {}, Mapping, 'a mapping, such as {"NAME": "value"}')
     for name, value in (environment or {}).items():
         _check_kind(f"environment[{name!r}]", value, str, "a text, such as 'true' or '1'")
@@ -271,9 +274,9 @@ def _place(name: str, received_in: str) -> str:
     """Return a sentence that says where an option belongs; empty if it belongs where it was received, or nowhere."""
     arguments = inspect.signature(on_machine).parameters.keys() - {"component", "misplaced"}
     places = {
-        ARGUMENT: (arguments, f"It is an argument: on_machine(…, {name}=…)."),
-        MACHINE: (fields_of(MachineSpec).keys(), f'It belongs to the machine: {{"name": "v5e-4", "{name}": …}}.'),
-        SETTINGS: (_OWN_SETTINGS, f'It belongs to the settings: settings={{"{name}": …}}.'),
+        _ARGUMENT: (arguments, f"It is an argument: on_machine(…, {name}=…)."),
+        _MACHINE: (fields_of(MachineSpec).keys(), f'It belongs to the machine: {{"name": "v5e-4", "{name}": …}}.'),
+        _SETTINGS: (_OWN_SETTINGS, f'It belongs to the settings: settings={{"{name}": …}}.'),
     }
     if received_in and name in places[received_in][0]:
         return ""

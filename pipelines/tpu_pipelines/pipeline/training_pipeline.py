@@ -81,9 +81,10 @@ def training_pipeline(
         task = make(**inputs, fingerprint=dict((fingerprints or {}).get(step, {})))
         if not cache_keys and step in ("preflight_training", "evaluate_model"):  # Their pages show the name.
             task.set_env_variable(RUN_VARIABLE, config.name)
-        store = ReceiptStore.of_environment()
-        if step == "preflight_training" and not cache_keys and store and Location(store.uri).is_remote:
-            task.set_env_variable(RECEIPTS_VARIABLE, store.uri)
+        if not cache_keys and step == "preflight_training":
+            store = ReceiptStore.of_environment()
+            if store and Location(store.uri).is_remote:
+                task.set_env_variable(RECEIPTS_VARIABLE, store.uri)
         if step not in on_machines and step != "train_model":
             task = place(step, apply(task, resources_of(config, step)))
         if cache_keys:  # Of a step with several tasks, only the last one is cached.

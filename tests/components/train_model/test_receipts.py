@@ -3,6 +3,7 @@ import types
 
 import pytest
 
+from tpu_components.core.machines import device
 from tpu_components.core.machines.device import Device
 from tpu_components.core.results.receipt import Receipt
 from tpu_components.train_model import receipts
@@ -26,10 +27,10 @@ def test_training_says_what_it_took(trained_digits):
 
 def test_the_kind_of_the_devices_is_jaxs(monkeypatch):
     devices = [types.SimpleNamespace(device_kind="TPU v5 lite")]
-    monkeypatch.setattr(receipts, "jax", types.SimpleNamespace(devices=lambda: devices))
-    assert receipts.find_kind(Device("jax", "tpu", 8, "mixed_bfloat16")) == "TPU v5 lite"
-    assert receipts.find_kind(Device("jax", "cpu", 8, "float32")) == ""
-    assert receipts.find_kind(Device("tensorflow", "tpu", 8, "float32")) == ""
+    monkeypatch.setattr(device, "jax", types.SimpleNamespace(devices=lambda: devices))
+    assert Device("jax", "tpu", 8, "mixed_bfloat16").kind == "TPU v5 lite"
+    assert Device("jax", "cpu", 8, "float32").kind == ""
+    assert Device("tensorflow", "tpu", 8, "float32").kind == ""
 
 
 def test_peak_is_the_largest_of_this_hosts_devices(monkeypatch):

@@ -465,13 +465,12 @@ def _in_json(raw: Any, kind: Any) -> Any:
     if isinstance(raw, str) and (is_mapping or kind in (int, float)):
         with contextlib.suppress(ValueError):
             return json.loads(raw) if is_mapping else kind(raw)
-    if kind is int and isinstance(raw, str):
-        with contextlib.suppress(ValueError):
-            raw = float(raw) if float(raw).is_integer() else raw
-    if kind is bool and isinstance(raw, str) and raw in _TRUTHS:
-        return _TRUTHS[raw]
-    if kind is int and isinstance(raw, float) and raw.is_integer():
-        return int(raw)
+    if kind is bool and isinstance(raw, str):
+        return _TRUTHS.get(raw, raw)
+    if kind is int and isinstance(raw, str | float):
+        with contextlib.suppress(ValueError):  # KFP writes 3 as 3.0, also into a text.
+            number = float(raw)
+            return int(number) if number.is_integer() else raw
     return str(raw) if kind is str and type(raw) in (int, float) else raw
 
 
@@ -518,7 +517,7 @@ def _of(raw: Any, kind: type, where: str, more: str = "") -> Any:
     return raw
 
 
-# A mapping's truth, in a text into which KFP has put it.
+# Truth values in texts, as KFP and Python write them.
 _TRUTHS = {"true": True, "True": True, "false": False, "False": False}
 _EXAMPLES = {float: 0.5, int: 1, str: "TEXT"}
 _NAMES = {

@@ -61,12 +61,14 @@ class Device:
     @property
     def name(self) -> str:
         """Number and kind of the devices, such as `8 × TPU v5 lite`. For a CPU, its model."""
-        kind = self.accelerator
-        if kind == "cpu":
-            kind = describe_host()
-        elif self.backend == "jax":
-            kind = jax.devices()[0].device_kind
+        kind = describe_host() if self.accelerator == "cpu" else self.kind or self.accelerator
         return f"{self.num_replicas} × {kind}"
+
+    @property
+    def kind(self) -> str:
+        """JAX's name of the devices, such as `TPU v5 lite`. Empty on a CPU, and for TensorFlow, which has no name."""
+        has_name = self.backend == "jax" and self.accelerator != "cpu"
+        return str(jax.devices()[0].device_kind) if has_name else ""
 
     def scope(self) -> AbstractContextManager[Any]:
         """Return the context in which models are built and run."""

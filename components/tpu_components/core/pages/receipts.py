@@ -28,7 +28,10 @@ def compare_prediction(receipt: Receipt | None) -> list[Block]:
 
 
 def describe_step(receipt: Receipt) -> str:
-    """Return predicted and measured time of a step in one line, or an empty string if they are not comparable."""
+    """Return the predicted and the measured time of a step in one line.
+
+    Return an empty string if there is no prediction for the machine of the run, or no step was measured.
+    """
     predicted, measured = receipt.prediction, receipt.step_ms
     if predicted is None or measured is None or not receipt.is_comparable:
         return ""

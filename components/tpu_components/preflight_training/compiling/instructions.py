@@ -117,7 +117,8 @@ Scope = Mapping[str, Instruction]  # A computation: its instructions by name.
 def parse_hlo(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
     """Return the computations of a module by name, as instructions by name, and the name of the entry computation."""
     computations: dict[str, dict[str, Instruction]] = {}
-    entry, current = "", ""
+    entry = ""
+    current = ""
     for line in _lines(text):
         if not line.startswith(" "):
             header = re.match(r"(ENTRY )?%([\w.\-]+) \(", line)

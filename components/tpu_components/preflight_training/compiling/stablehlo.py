@@ -20,7 +20,8 @@ _LIBTPU_ENVIRONMENT = {
 COMPILER_ENVIRONMENT = _LIBTPU_ENVIRONMENT | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
 # JAX passes more arguments than this as one tuple: `should_tuple_args` of jax/_src/dispatch.py.
 _MOST_ARGUMENTS = 2000
-_PARTITIONS, _REPLICAS = "mhlo.num_partitions", "mhlo.num_replicas"
+_PARTITIONS = "mhlo.num_partitions"
+_REPLICAS = "mhlo.num_replicas"
 _SHARDINGS = ("mhlo.sharding", "sdy.sharding")
 _MLIR_BYTECODE = b"ML\xefR"
 

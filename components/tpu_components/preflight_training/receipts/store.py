@@ -54,7 +54,7 @@ class ReceiptStore:
         return cls(uri) if uri else None
 
     def load(self) -> list[Receipt]:
-        """Return the stored receipts, by name of the file.
+        """Return the stored receipts, sorted by file name.
 
         Raises:
             InputError: If a file is damaged.
@@ -67,7 +67,7 @@ class ReceiptStore:
         return digest_of([receipt.as_dict() for receipt in receipts]) if receipts else ""
 
     def add(self, receipts: Iterable[Receipt]) -> Added:
-        """Add receipts. A stored run is replaced only if it has no prediction and the new receipt has.
+        """Add receipts. The receipt of a stored run is replaced only if it has no prediction and the new one has.
 
         Raises:
             InputError: If the folder cannot be written.
