@@ -29,7 +29,7 @@ _NOTHING = "–"
 _MAX_TEXT = 60
 _WIDTH = 110  # Of a terminal; wider comparisons have a line for each run.
 _MOST_COLUMNS = 5  # Runs side by side on a page; with more, the page has a line for each run.
-_FIGURES = 7  # Columns of such a table on a page.
+_FIGURES = 7  # Properties in a table of a page that has a line for each run.
 _LABEL = 26
 _LINES = (("-", "o"), (":", "s"), ("-.", "^"))  # Line and marker; when all colours are used, the next pair follows.
 _LEGEND_CHARACTERS, _TITLED = 24, 3
@@ -78,7 +78,7 @@ class Row:
 
     @property
     def best(self) -> frozenset[int]:
-        """Index of the best run, in a set, or an empty result if several are equally good or values are missing."""
+        """Set with the index of the best run. Empty if runs are equally good, or fewer than two have a value."""
         known = [value for value in self.values if value is not None] if self.direction else []
         if len(known) < 2:
             return frozenset()
@@ -104,16 +104,19 @@ class RunComparison(Displayed):
 
     @property
     def split(self) -> str:
-        """The split that the gate scored. Its metrics are in the section `results`."""
-        return str(self.runs[0].summary.settings.get("gate.split", TEST))
+        """The split that the gate scored. Its metrics are in the section `results`.
+
+        Empty if the gates of the runs scored different splits.
+        """
+        return _common_split(self.runs)
 
     def heading(self, row: Row) -> str:
-        """Return the heading of a row as a column.
+        """Return the heading of a column that shows the property of a row.
 
-        Results name their split, and settings are shown without their section.
+        A result is named with its split, and a setting without its section.
         """
         if row in self.sections.get("results", ()) and direction(row.name):
-            return f"{self.split} {row.name}"
+            return f"{self.split} {row.name}".lstrip()
         return row.name.rpartition(".")[2] if row in self.sections.get("configuration", ()) else row.name
 
     @property
@@ -124,15 +127,14 @@ class RunComparison(Displayed):
         best = f"the best of {len(self.runs)} runs looks better there than it is"
         if self.split == VALIDATION:
             return f"Ranked by {self.ranked_by}: {best}. Judge it on the test split."
-        return (
-            f"Ranked by {self.ranked_by}. Choose a run by the validation split, not by the {self.split} split: {best}."
-        )
+        other = f"the {self.split} split" if self.split else "the gate's metrics"
+        return f"Ranked by {self.ranked_by}. Choose a run by the validation split, not by {other}: {best}."
 
     def __str__(self) -> str:
         return as_text(self)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a mapping for each run with all its properties."""
+        """Return a mapping of all properties for each run."""
         properties = [row for rows in self.sections.values() for row in rows]
         return [
             {"run": run.label} | {row.name: row.values[place] for row in properties}
@@ -184,15 +186,15 @@ def compare(folders: Sequence[Path]) -> RunComparison:
         "validation": _validation(runs, one_dataset),
         "results": _results(runs, one_dataset),
         "training": _training(runs),
-        "export": _export(runs),
+        "export": _export(runs, one_dataset),
         "preflight": _preflight(runs),
         "configuration": _configuration(runs),
     }
-    notes = (
-        []
-        if one_dataset
-        else ["The runs were trained and scored on different data, so their results are not comparable."]
-    )
+    notes = []
+    if not one_dataset:
+        notes.append("The runs were trained and scored on different data, so their results are not comparable.")
+    elif not _common_split(runs):
+        notes.append("The gates scored different splits (gate.split), so the results are not comparable.")
     notes += [f"{run.label} failed: {run.summary.error}" for run in runs if run.summary.status == State.FAILED]
     notes += [
         f"{run.label}: {absent:,} classes have no examples in the split and count as 0 in macro averages"
@@ -253,9 +255,9 @@ def _validation(runs: Sequence[ComparedRun], one_dataset: bool) -> tuple[Row, ..
 
 
 def _rank(runs: tuple[ComparedRun, ...]) -> tuple[tuple[ComparedRun, ...], str]:
-    """Return the runs, the best on the validation split first, and the metric.
+    """Return the runs, the best on the validation split first, and the name of the metric that ranks them.
 
-    If fewer than two runs have a metric, the order is not changed.
+    If fewer than two runs have such a metric, the order is not changed, and the name is empty.
     """
     for row in _validation(runs, one_dataset=True):
         places = [place for place, value in enumerate(row.values) if value is not None]
@@ -266,13 +268,21 @@ def _rank(runs: tuple[ComparedRun, ...]) -> tuple[tuple[ComparedRun, ...], str]:
     return runs, ""
 
 
+def _common_split(runs: Sequence[ComparedRun]) -> str:
+    """Return the split that the gates of all runs with metrics scored, or an empty string if the splits differ."""
+    scored = [run.summary for run in runs if run.summary.metrics] or [runs[0].summary]
+    splits = {summary.scored_split for summary in scored}
+    return splits.pop() if len(splits) == 1 else ""
+
+
 def _results(runs: Sequence[ComparedRun], one_dataset: bool) -> tuple[Row, ...]:
     metrics = [run.summary.metrics for run in runs]
+    comparable = one_dataset and _common_split(runs)
     names = dict.fromkeys(name for figures in metrics for name in figures if name not in _COUNTS)
     return _known(
         _row("status", [run.summary.status for run in runs]),
         *(
-            _row(name, [figures.get(name) for figures in metrics], show, direction(name) if one_dataset else NEITHER)
+            _row(name, [figures.get(name) for figures in metrics], show, direction(name) if comparable else NEITHER)
             for name in names
         ),
         _row("examples", [figures.get("num_examples") for figures in metrics], "{:,}".format),
@@ -309,10 +319,12 @@ def _training(runs: Sequence[ComparedRun]) -> tuple[Row, ...]:
     )
 
 
-def _export(runs: Sequence[ComparedRun]) -> tuple[Row, ...]:
+def _export(runs: Sequence[ComparedRun], one_dataset: bool) -> tuple[Row, ...]:
     rows: list[Row] = []
+    exports = [run.summary.export for run in runs]
+    splits = {run.summary.settings.get("export.split", TEST) for run in runs if run.summary.export}
+    comparable = one_dataset and len(splits) < 2
     for form in FORMATS:
-        exports = [run.summary.export for run in runs]
         facts = [export.formats.get(form) if export else None for export in exports]
         sizes = [fact and fact.bytes / 2**20 for fact in facts]
         latencies = [fact and fact.latency_ms for fact in facts]
@@ -323,7 +335,7 @@ def _export(runs: Sequence[ComparedRun]) -> tuple[Row, ...]:
                 fact.score if export and fact and export.judged == figure else None
                 for export, fact in zip(exports, facts, strict=True)
             ]
-            rows.append(_row(f"{form}, {figure}", scores, show, direction(figure)))
+            rows.append(_row(f"{form}, {figure}", scores, show, direction(figure) if comparable else NEITHER))
         rows.append(_row(f"{form}, ms for one", latencies, partial(with_spread, spread=None), LOWER))
         rows.append(_row(f"{form}, in bulk, per s", rates, partial(with_spread, spread=None), HIGHER))
     return _known(*rows)
@@ -446,9 +458,12 @@ def as_markdown(comparison: RunComparison) -> str:
         [run.label, judged(place), *(join(place, *names) for names in columns.values())]
         for place, run in enumerate(comparison.runs)
     ]
-    lines: list[str] = [Table(dict.fromkeys(["run", "on the test split", *columns], "<"), cells).markdown()]
+    scored = f"on the {comparison.split} split" if comparison.split else "on the split of its gate"
+    lines: list[str] = [Table(dict.fromkeys(["run", scored, *columns], "<"), cells).markdown()]
     if one_host:
         lines += ["", f"Host: {hosts[0]}."]
+    for note in comparison.notes:
+        lines += ["", note]
     if len(comparison.runs) > 2 and comparison.advice:
         lines += ["", comparison.advice]
     return "\n".join(lines)

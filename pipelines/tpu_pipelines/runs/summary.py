@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from tpu_components.core.base.states import NOT_PROMOTED, PASSED, PROMOTED, State, result_of
 from tpu_components.core.base.terminal import in_one_line
-from tpu_components.core.examples.artifacts import MODEL_FILE
+from tpu_components.core.examples.artifacts import MODEL_FILE, TEST
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.models.training_step.hyperparameters import TrainParams
 from tpu_components.core.pages.receipts import describe_step
@@ -20,7 +20,7 @@ from tpu_components.deploy_model.params import DeployResult
 from tpu_components.preflight_training.findings import MachineReport
 from tpu_pipelines.runs.workspace import SUMMARY_FILE
 
-# Fields that are None if a run lacks the step; the file has an empty mapping instead.
+# Fields that are None if a run does not have the step. The file has an empty mapping instead.
 _OF_STEPS = ("preflight", "receipt", "export", "deployment")
 # Defaults that a compiled model replaces.
 _REPLACEABLE = {name: getattr(TrainParams, name) for name in ("optimizer", "learning_rate", "loss")}
@@ -68,10 +68,10 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
         ended: Time at which the run ended, UTC, ISO 8601. Empty in older files.
         host: Description of the machine on which the run took place. Empty in older files.
         steps: Outcome of every step, by name.
-        metrics: Metrics of the model.
+        metrics: Metrics of the model on the split that the gate scores.
         gate: Decision whether to promote the model, with the reasons.
         preflight: Findings on the machine of the configuration, without the layers.
-        receipt: What the training took, beside preflight's prediction.
+        receipt: Measured time and memory of the training, next to preflight's prediction.
         export: Exported formats and their measurements.
         deployment: Registered version of the model.
         artifacts: Paths of the artifacts, by name.
@@ -109,6 +109,11 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
         """The settings of the configuration by their full names, for example `training.epochs`."""
         return dict(_flatten(self.config))
 
+    @property
+    def scored_split(self) -> str:
+        """The split of `metrics`: the setting `gate.split`, or `test` in files that lack it."""
+        return str(self.settings.get("gate.split", TEST))
+
     def number(self, setting: str) -> float | None:
         """Return a setting by its full name.
 
@@ -136,9 +141,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
 
 
 def as_trained(summary: Summary, run_dir: Path) -> Summary:
-    """Return a run's summary with the hyper-parameters that training actually used.
-
-    They are in its section `training`.
+    """Return a run's summary with the hyper-parameters that training actually used, in `config["training"]`.
 
     A model may have its own optimizer, learning rate and loss, and the precision depends on the device. Without a
     trained model, it is unknown whether the defaults of these settings would have been used, so they are left out.
@@ -179,7 +182,7 @@ def as_text(summary: Summary) -> str:
         lines.append(f"  a step: {compared}")
     if metrics := summary.metrics:
         shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _HEADLINES if metrics.get(name) is not None)
-        lines += ["", f"  test: {shown} ({metrics.get('num_examples') or 0:,} examples)"]
+        lines += ["", f"  {summary.scored_split}: {shown} ({metrics.get('num_examples') or 0:,} examples)"]
         passed = PROMOTED if summary.is_registered else PASSED
         lines += [f"  gate: {passed if summary.gate.promote else NOT_PROMOTED}"]
         lines += [f"        {rule}" for rule in summary.gate.reasons]

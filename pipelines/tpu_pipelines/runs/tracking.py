@@ -12,7 +12,7 @@ from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import hide_credentials, paragraph
 from tpu_components.core.base.termination import end_with
-from tpu_components.core.examples.artifacts import load_history
+from tpu_components.core.examples.artifacts import TEST, load_history
 from tpu_components.core.files import storage
 from tpu_components.core.work.workers import in_fresh_process
 from tpu_pipelines.runs.summary import Summary, as_trained
@@ -41,11 +41,11 @@ def chosen_tool() -> str:
 
 
 def record(run_dir: Path, tool: str, limit_seconds: float = _LIMIT_SECONDS) -> None:
-    """Record a run in a tracker: settings, metrics of each epoch and of the test, price, version and report.
+    """Record a run in a tracker: settings, metrics of each epoch and of the scored split, price, version and report.
 
-    A run is recorded once. An error is printed as a hint, because the run itself is done. The same command records it
-    later. The tool works in a separate process, which is killed after the time limit, because a server that does not
-    respond keeps its client busy for minutes.
+    A run is recorded once. An error is printed as a hint, because the run itself is done. To try again, run the same
+    command again. The tool works in a separate process, which is killed after the time limit, because a server that
+    does not respond keeps its client busy for minutes.
 
     Args:
         run_dir: The run's folder, with its `summary.json`.
@@ -91,10 +91,15 @@ def _epochs(run_dir: Path) -> Iterator[tuple[int, dict[str, float]]]:
 
 
 def _results(summary: Summary) -> dict[str, float]:
-    """Return the metrics of the test split, `run_seconds`, and `expected_usd`, the price that preflight expects."""
+    """Return the summary's metrics, `run_seconds`, and preflight's expected price as `expected_usd`.
+
+    The metrics are named `test_NAME`. If the gate scored another split, they are named, for example,
+    `final_validation_NAME`, because each epoch has a `validation_NAME`.
+    """
+    prefix = "test_" if summary.scored_split == TEST else f"final_{summary.scored_split}_"
     cost = summary.preflight.cost if summary.preflight else None
     price = {"expected_usd": cost.usd_per_run} if cost and cost.usd_per_run is not None else {}
-    return _figures(summary.metrics, "test_") | price | {"run_seconds": summary.seconds}  # An epoch has `seconds` too.
+    return _figures(summary.metrics, prefix) | price | {"run_seconds": summary.seconds}  # An epoch has `seconds` too.
 
 
 def _name(summary: Summary, run_dir: Path) -> str:

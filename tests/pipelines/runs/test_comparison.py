@@ -9,6 +9,8 @@ from tests.support.html_page import Page
 from tpu_components.core.machines.device import describe_host
 from tpu_pipelines import cli
 from tpu_pipelines.runs.comparison import HIGHER, LOWER, Row, as_markdown, as_text, compare, write_page
+from tpu_pipelines.runs.summary import Summary
+from tpu_pipelines.runs.summary import as_text as summary_text
 
 
 @pytest.fixture
@@ -160,6 +162,39 @@ def test_results_on_other_data_are_not_ranked(two_runs):
     found = compare(two_runs)
     assert found.notes == ("The runs were trained and scored on different data, so their results are not comparable.",)
     assert not any(row.best for row in found.sections["results"])
+
+
+def _score(folder, split):
+    """Change a finished run into one whose gate and export used another split."""
+    summary = json.loads((folder / "summary.json").read_text())
+    for step in ("gate", "export"):
+        summary["config"][step]["split"] = split
+    _edit(folder / "summary.json", **summary)
+
+
+def test_metrics_of_different_splits_are_not_ranked(two_runs):
+    _score(two_runs[1], "validation")
+    found = compare(two_runs)
+    assert found.notes == ("The gates scored different splits (gate.split), so the results are not comparable.",)
+    scores = [row for row in found.sections["export"] if row.name.endswith(", accuracy")]
+    assert scores
+    assert not any(row.best for row in (*found.sections["results"], *scores))
+    assert "test accuracy" not in as_text(found)
+    markdown = as_markdown(found)
+    assert "on the test split" not in markdown
+    assert found.notes[0] in markdown
+
+
+def test_metrics_are_named_after_the_split_that_the_gate_scored(two_runs):
+    for folder in two_runs:
+        _score(folder, "validation")
+    found = compare(two_runs)
+    assert found.notes == ()
+    assert any(row.best for row in found.sections["results"])
+    assert "| on the validation split |" in as_markdown(found)
+    summary = Summary.load(two_runs[0])
+    assert re.search(r"\n  validation: .*accuracy", summary_text(summary))
+    assert "test:" not in summary_text(summary)
 
 
 def test_a_failed_run_is_compared_by_what_it_has(two_runs):

@@ -59,6 +59,17 @@ def test_a_run_is_recorded_once_with_its_settings_curves_figures_and_report(run_
     assert capsys.readouterr().err.count("recorded in mlflow: file://") == 1
 
 
+def test_results_are_named_after_the_split_that_the_gate_scored(run_dir):
+    path = run_dir / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["config"]["gate"]["split"] = "validation"
+    path.write_text(json.dumps(summary))
+    record(run_dir)
+    (run,) = recorded()
+    assert run.data.metrics["final_validation_accuracy"] == pytest.approx(summary["metrics"]["accuracy"])
+    assert not [name for name in run.data.metrics if name.startswith("test_")]
+
+
 def test_a_tool_that_fails_costs_no_run_and_gets_it_later(run_dir, monkeypatch, capsys):
     """In this process: other tests ask how the tool is kept apart."""
     monkeypatch.setattr(tracking, "in_fresh_process", lambda function, *arguments, seconds: function(*arguments))
