@@ -1,9 +1,9 @@
-"""Checkpoints at step level.
+"""Saves and restores checkpoints of a training run, also within an epoch.
 
-A checkpoint is one atomic file with every variable, the position in the data and the history.
+A checkpoint is one file with all variables, the position in the data and the history. The file is written atomically.
 
-If weights are sharded over several hosts, each host has an additional file, and the first file lists the additional
-files: see `parts`.
+If weights are sharded over several hosts, each host also writes a file with its parts of the weights, and the
+checkpoint lists these files; see `parts`.
 """
 
 import dataclasses
@@ -32,20 +32,23 @@ class TrainingProgress:
     """Progress of a training run, over all its sessions.
 
     Attributes:
-        identity: `run_digest` with its argument `program`. A run continues only a checkpoint with its own identity.
+        identity: Result of `run_digest`, including its argument `program`. A run continues only from a checkpoint with
+            the same identity.
         epoch: Finished epochs.
         step: Finished steps of the current epoch.
         seconds: Training time so far.
-        best_epoch: Epoch (from 1) with the lowest validation loss so far, or 0 before the first epoch.
-        best_loss: Loss of `best_epoch`.
+        best_epoch: Epoch (from 1) with the best value so far of the metric that `TrainParams.monitor` selects, or 0
+            before the end of the first epoch.
+        best_loss: Value of this metric in `best_epoch`, or None before the end of the first epoch.
         history: Metrics and times of each finished epoch, by name.
         batch_size: Examples per step, of all replicas together.
-        start_seconds: Part of `seconds` until the end of each session's first step, compilation included.
-        waited_seconds: Part of `seconds`, after first steps, in which the host waited for input and checkpoints.
-        end_seconds: Seconds between epochs, not in `seconds`, in which the host waited for checkpoints.
+        start_seconds: Part of `seconds` before the end of each session's first step. It includes compilation.
+        waited_seconds: Part of `seconds`, after the first step of each session, in which the host waited for input or
+            checkpoints.
+        end_seconds: Seconds between epochs in which the host waited for checkpoints. They are not part of `seconds`.
         saved_at: Time of the checkpoint, in seconds since 1970; 0 in checkpoints of older versions.
-        step_counts: Number of steps by their time; see `StepTimes`. Empty in checkpoints of older versions.
-        timed_on: Devices on which these steps were timed.
+        step_counts: Histogram of step times, from `StepTimes.counts`. Empty in checkpoints of older versions.
+        timed_on: Name of the devices on which the steps in `step_counts` were timed.
     """
 
     identity: str
@@ -85,25 +88,25 @@ def snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _parts_here(value: Any) -> Any:
-    """Return the whole value if this host has it, otherwise the parts that this host has, by their bounds."""
+    """Return the value of a variable if this host has all of it, otherwise this host's parts, by their bounds."""
     if value.is_fully_addressable or value.is_fully_replicated:
         return value
     return {bounds_of(part.index, value.shape): part.data for part in value.addressable_shards}
 
 
 def all_finite(arrays: Mapping[str, Array]) -> bool:
-    """Return whether no value is NaN or infinite."""
+    """Return True if no floating-point array has a value that is NaN or infinite."""
     return all(
         array.is_finite() if isinstance(array, ArrayInParts) else bool(np.isfinite(array).all())
         for array in arrays.values()
-        if array.dtype.kind == "f"
+        if array.dtype.kind in "fV"  # bfloat16 and the 8-bit floating-point types have kind V.
     )
 
 
 class Writer:
-    """Runs write jobs in a background thread, one at a time. So training does not wait for slow storage.
+    """A background thread that runs write jobs one at a time, so that training does not wait for slow storage.
 
-    If the previous job failed, `submit` and `wait` raise its error.
+    If a job fails, the next call of `submit` or `wait` raises its error.
     """
 
     def __init__(self) -> None:
@@ -123,7 +126,7 @@ class Writer:
             job.result()
 
     def close(self) -> None:
-        """Wait for the job and end the thread. An error of the job is ignored."""
+        """Wait until the job is done, and end the thread. If the job failed, its error is ignored."""
         self._pool.shutdown()
 
 
@@ -133,7 +136,10 @@ def save_arrays(
     progress: TrainingProgress | None = None,
     manifest: PartsManifest | None = None,
 ) -> None:
-    """Write arrays, progress and the manifest of parts atomically into one `.npz` file."""
+    """Write arrays, progress and the manifest of parts atomically into one `.npz` file.
+
+    Sharded arrays are left out, because each host writes its parts with `PartsWriter`.
+    """
     buffer = io.BytesIO()
     extra = {} if progress is None else {_PROGRESS: np.array(json.dumps(dataclasses.asdict(progress)))}
     if manifest is not None:
@@ -149,7 +155,9 @@ def manifest_of(path: Path) -> PartsManifest | None:
 
 
 def load_arrays(path: Path) -> tuple[dict[str, Array], TrainingProgress | None]:
-    """Load a file that `save_arrays` wrote. Sharded arrays are read only when they are used.
+    """Load the arrays, by name, and the progress from a file that `save_arrays` wrote.
+
+    The progress is None if the file does not contain it. Sharded arrays are read only when they are used.
 
     Raises:
         InputError: If the file is damaged.
@@ -184,7 +192,7 @@ def _read(path: Path, only: str = "") -> tuple[dict[str, Array], PartsManifest |
 
 
 def restore(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Assign saved values to the variables of the same names.
+    """Assign to each variable the saved array with the same name.
 
     Raises:
         ValueError: If the names differ, because the checkpoint belongs to another model.
@@ -198,13 +206,13 @@ def restore(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
 
 
 def assign(variables: Sequence[Any], arrays: Sequence[Array]) -> None:
-    """Assign values to variables, with the sharding of the variables."""
+    """Assign arrays to variables, in order. Each value gets the sharding of its variable."""
     for variable, array in zip(variables, arrays, strict=True):
         variable.assign(_placed(array, variable))
 
 
 def hold(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Replace the values of variables by NumPy arrays in host memory. Keras can save these to a file."""
+    """Replace the values of variables by NumPy arrays in host memory, so that Keras can save them to a file."""
     for name, variable in variables.items():
         # Keras cannot move a variable to host memory; `assign` would put the whole value on one device.
         variable._layout = None
@@ -212,7 +220,10 @@ def hold(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
 
 
 def _placed(array: Array, variable: Any) -> Any:
-    """Return the value with the sharding of the variable. Hosts do not wait for each other."""
+    """Return an array in a form that can be assigned to a variable.
+
+    With several hosts, the result has the variable's sharding. The hosts do not wait for each other.
+    """
     if keras.backend.backend() != "jax":
         return array
     if jax.process_count() == 1:

@@ -2,6 +2,7 @@ import math
 import threading
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -58,11 +59,12 @@ def test_one_job_at_a_time_is_written_in_the_background_and_a_failure_is_not_los
     assert done == ["slow"]
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_values_that_are_not_finite_are_found_among_others(value):
-    good = {"a": np.ones((2, 2), np.float32), "seed": np.array([1, 2], np.uint32)}
+def test_values_that_are_not_finite_are_found_among_others(value, dtype):
+    good = {"a": np.ones((2, 2), dtype), "seed": np.array([1, 2], np.uint32)}
     assert all_finite(good)
-    assert not all_finite({**good, "b": np.array([0.0, value], np.float32)})
+    assert not all_finite({**good, "b": np.array([0.0, value], dtype)})
 
 
 def test_restore_refuses_the_names_of_another_model():

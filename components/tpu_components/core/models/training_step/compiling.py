@@ -76,7 +76,7 @@ def _unwrapped(optimizer: Any) -> Any:
 
 
 def learning_rate_at(optimizer: Any, step: int) -> float:
-    """Return the learning rate at a step. Steps count from 0 over the whole training run."""
+    """Return an optimizer's learning rate at a training step. Steps count from 0 over the whole training run."""
     optimizer = _unwrapped(optimizer)
     rate = optimizer._learning_rate
     step = step // (optimizer.gradient_accumulation_steps or 1)
@@ -85,13 +85,11 @@ def learning_rate_at(optimizer: Any, step: int) -> float:
 
 
 def exempt_from_decay(model: Any) -> list[Any]:
-    """Return the trainable variables without weight decay.
+    """Return the trainable variables of a model that are exempt from weight decay.
 
-    They are selected by their role, not by their shape.
-
-    These are biases of any shape (in a GRU and an attention head they have two axes), parameters of normalisation
-    layers, and slopes of activations, because decaying them does not regularise. Variables with an unknown role have no
-    weight decay if they have at most one axis.
+    These are biases of any shape (in a GRU and an attention head, biases have two axes), parameters of normalisation
+    layers, and slopes of activations, because their decay does not regularise a model. Variables are recognised by
+    their role, not by their shape. A variable with an unknown role is exempt if it has at most one axis.
     """
     layers = keras.layers
     normalizing = (
@@ -187,8 +185,9 @@ def used_hyperparameters(model: Any, interface: Interface, params: TrainParams, 
         steps_per_epoch: Number of training steps in an epoch.
 
     Returns:
-        Values by the names in `TrainParams`. `learning_rate` is the peak for one replica in the first stage; each of
-        the `stages` has its own. If stages use different optimizers, `optimizer` joins their names with "then".
+        Values by the names of the fields of `TrainParams`. `learning_rate` is the peak learning rate for one replica in
+        the first stage, and each entry of `stages` has the learning rate of its stage. If stages use different
+        optimizers, `optimizer` joins their names with "then".
     """
     planned = plan_stages(params)
     each = [_used_optimizer(model, stage.params, steps_per_epoch * stage.params.epochs) for stage in planned]
@@ -261,11 +260,40 @@ def _optimizer(params: TrainParams, num_replicas: int, steps_per_epoch: int, mod
     return optimizer
 
 
+def _check_updates(model: Any) -> None:
+    """Check that the model's optimizer can change weights of low precision.
+
+    With bfloat16 weights, Keras computes Adam's step size in bfloat16. There, `beta_2` = 0.999 is rounded to 1, so the
+    step size is 0 and the model never learns.
+
+    Raises:
+        InputError: If an update by the optimizer leaves such a weight unchanged, or makes it NaN or infinite.
+    """
+    named = {variable.dtype: variable.path for variable in model.trainable_variables}
+    for dtype in named.keys() & {"bfloat16", "float16"}:
+        config = model.optimizer.get_config()
+        fixed = {"learning_rate": 1.0, "gradient_accumulation_steps": None}  # The next update must change the weight.
+        optimizer = type(model.optimizer).from_config(
+            {**config, **{name: fixed[name] for name in fixed if name in config}}
+        )
+        weight = keras.Variable(np.zeros((1, 1)), dtype=dtype)
+        optimizer.build([weight])
+        optimizer.apply([keras.ops.ones((1, 1), dtype)])
+        updated = float(keras.ops.cast(weight, "float32")[0, 0])
+        if not updated or not math.isfinite(updated):
+            raise InputError(
+                f"The optimizer {type(optimizer).__name__} cannot update weights of {dtype}, such as {named[dtype]!r}: "
+                f"{'it does not change them' if updated == 0 else 'they become NaN'}, because Keras rounds the step "
+                f"size to {dtype}. Keep the weights in float32 with dtype='mixed_{dtype}' in the model, or set another "
+                "training.optimizer, such as sgd."
+            )
+
+
 def say_what_is_used(model: Any, params: TrainParams) -> str:
     """Return a sentence that lists the optimizer, loss, metrics, callbacks and train_step that come with the model.
 
-    The sentence says which of these training uses, and which of these the configuration replaces. It is empty if the
-    model has none of them.
+    The sentence distinguishes settings that training uses from settings that the configuration replaces. If the model
+    comes with no such settings, the sentence is empty.
 
     Example:
         >>> from types import SimpleNamespace
@@ -284,8 +312,8 @@ def say_what_is_used(model: Any, params: TrainParams) -> str:
         "metrics": ", ".join(metric.name for metric in brought.metrics),
         "callbacks": ", ".join(type(callback).__name__ for callback in brought.callbacks),
         "train_step": brought.has_step
-        and "(it gets padding as examples of weight 0; check yourself that blocks of steps, resident data and several "
-        "replicas give the same weights)",
+        and "(it gets padding as examples of weight 0; check that steps_per_execution, residency and num_replicas do "
+        "not change the trained weights)",
     }
     replaced = {"optimizer": bool(params.of_optimizer), "loss": params.loss != OF_THE_TASK}
     kept = [f"{kind} {name}" for kind, name in names.items() if name and not replaced.get(kind)]
@@ -315,7 +343,7 @@ def _bits_per_character() -> Any:
 def weigh_classes(params: TrainParams, class_names: Sequence[str], counts: Sequence[int]) -> tuple[float, ...]:
     """Return the weight of each class in the loss.
 
-    Return an empty list if no weights are set, or the task has no classes.
+    Return an empty tuple if no weights are set, or the task has no classes.
 
     Args:
         params: `balance_classes` and `class_weights`.
@@ -348,7 +376,7 @@ def weigh_classes(params: TrainParams, class_names: Sequence[str], counts: Seque
 
 
 def _own_loss(params: TrainParams, interface: Interface, brought: Brought) -> Any:
-    """Return the loss that a model is compiled with, as a function, or None if training uses another loss."""
+    """Return the loss that comes with a model, as a function, or None if training uses another loss."""
     if params.loss != OF_THE_TASK or brought.loss is None or interface.task.name == LANGUAGE_MODEL:
         return None
     own = _each_example(brought.loss)
@@ -374,7 +402,7 @@ def _loss_name(params: TrainParams, interface: Interface, brought: Brought) -> s
 
 
 def _loss(params: TrainParams, interface: Interface, model: Any) -> Any:
-    """Return the loss as `model.compile` takes it."""
+    """Return the loss to pass to `model.compile`."""
     own = _own_loss(params, interface, brought_by(model))
     if params.loss == OF_THE_TASK and own is None:
         return _task_loss(params, interface)
@@ -393,14 +421,14 @@ def _loss(params: TrainParams, interface: Interface, model: Any) -> Any:
 
 
 def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
-    """Make the metrics of a model ignore sample weights.
+    """Make the metrics of a model ignore sample weights, except that they leave out examples of weight 0.
 
-    Examples of weight 0, such as padding, are still left out.
+    Padding, for example, has weight 0.
 
     Args:
         model: Compiled model.
-        loss: The model's loss, as `model.compile` takes it.
-        unpenalized: Metric of the weighted loss without regularization terms, or None if the model has none.
+        loss: The loss that the model is compiled with.
+        unpenalized: Metric of the weighted loss without regularization terms, or None if the model has no regularizers.
     """
     plain = functools.partial(type(model).compute_metrics, model)
     each = keras.losses.get(loss)
@@ -417,7 +445,7 @@ def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
 
 
 def _each_example(loss: Any) -> Any:
-    """Return a loss of `keras.Model.compile` as a function of probabilities that returns one number per example."""
+    """Convert a loss for `keras.Model.compile` to a function of probabilities that returns one number per example."""
     each = keras.losses.get(next(iter(keras.tree.flatten(loss))))
     if isinstance(each, keras.losses.Loss):
         each = copy.copy(each)
@@ -430,14 +458,13 @@ def _each_example(loss: Any) -> Any:
 def _on_probabilities(metric: Any, ends_with_logits: bool) -> Any:
     """Convert a metric that may take logits to a metric that takes probabilities.
 
-    All models of this project return probabilities.
-
-    For models that return logits, Keras recommends metrics with `from_logits=True` or a threshold of 0.
+    For models that return logits, Keras recommends metrics with `from_logits=True` or a threshold of 0. Here, all
+    models return probabilities, because `build_model` adds an activation.
 
     Args:
         metric: A Keras metric.
-        ends_with_logits: Whether the user's model returns logits. If it does, a threshold outside of (0, 1) applies to
-            logits.
+        ends_with_logits: Whether the user's model returns logits. If it does, and all thresholds of the metric are
+            outside of (0, 1), they are converted from logits to probabilities.
     """
     config = metric.get_config()
     changed: dict[str, Any] = {}
@@ -474,8 +501,8 @@ def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> l
     """Return the callbacks of the configuration and of the model. Their `on_train_begin` has been called.
 
     Raises:
-        InputError: If Keras does not have a callback, a callback monitors a metric that is not in `known`, or
-            `ReduceLROnPlateau` is combined with a schedule.
+        InputError: If Keras does not have a callback, a callback monitors a metric that is not in `known` (the
+            names of the measured metrics), or `ReduceLROnPlateau` is combined with a schedule.
     """
     named = [_create("callback", name, parameters) for name, parameters in params.callbacks.items()]
     callbacks = [*named, *brought_by(model).callbacks]
@@ -504,9 +531,9 @@ def make_callbacks(model: Any, params: TrainParams, known: Collection[str]) -> l
 
 
 def _why_not_each(loss: Any, targets: np.ndarray, outputs: np.ndarray) -> str:
-    """Return the reason why a loss cannot be used.
+    """Return the reason why a loss cannot be used, or an empty string if it can.
 
-    Return an empty string if the loss returns one independent number per example.
+    A loss can be used if it returns one number per example, which does not depend on the other examples.
     """
     try:
         together, alone = (np.asarray(loss(targets[:count], outputs[:count])) for count in (len(targets), 1))
@@ -567,7 +594,7 @@ def class_of(kind: str, name: str) -> Any:
 
 
 def offered_names(kind: str) -> tuple[str, ...]:
-    """Return the names that messages list for a kind of `keras_classes`. The names of this project come first."""
+    """Return the names to list in messages for a kind of `keras_classes`. The names of this project come first."""
     classes = (keras_class.__name__ for keras_class in keras_classes(kind).values())
     return (
         *_OWN_NAMES.get(kind, ()),
@@ -672,6 +699,7 @@ def compile_model(
     )
     _count_alike(model, loss, unpenalized)
     model.optimizer.build(model.trainable_variables)
+    _check_updates(model)
     for layer in model._flatten_layers():
         layer.add_loss = functools.partial(_add_float32_loss, layer)
     # Creates the metrics' variables. `fit` would create them in its first step, after a checkpoint is restored.

@@ -161,3 +161,33 @@ def test_a_loss_that_a_layer_adds_in_bfloat16_trains_in_float32(quick, added_by)
     finally:
         device.prepare("tensorflow", "cpu", 1, "float32")
     assert logs["loss"] > 1
+
+
+def _compile(tiny, dtype, optimizer):
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    import keras
+
+    dense = keras.layers.Dense(10, activation="softmax", dtype=dtype, name="logits")
+    layers = [keras.Input((8, 8, 1)), keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), dense]
+    model = keras.Sequential(layers)
+    interface = Interface(ImageInput((8, 8, 1), "raw"), 10)
+    compile_model(model, interface, replace(tiny, optimizer=optimizer), 1, steps_per_epoch=4, jit_compile=False)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "effect"), [("adam", "does not change"), ("lamb", "does not change"), ("nadam", "become NaN")]
+)
+def test_an_optimizer_that_cannot_update_bfloat16_weights_is_refused(tiny, optimizer, effect):
+    message = (
+        rf"(?i:{optimizer}) cannot update weights of bfloat16, such as '\S*logits/\w+': .*{effect}.*mixed_bfloat16"
+    )
+    with pytest.raises(InputError, match=message):
+        _compile(tiny, "bfloat16", optimizer)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtype"),
+    [("sgd", "bfloat16"), ("adafactor", "bfloat16"), ("adam", "mixed_bfloat16"), ("adam", "float16")],
+)
+def test_weights_that_the_optimizer_can_update_are_trained(tiny, optimizer, dtype):
+    _compile(tiny, dtype, optimizer)
