@@ -29,10 +29,10 @@ _LISTED = 1000
 
 
 def look_at(pictures: Sequence[np.ndarray]) -> np.ndarray:
-    """Return perceptual hashes: grey images of 8 x 9 pixels.
+    """Return a perceptual hash of each image: the mean grey levels of 8 x 9 equal parts.
 
     Args:
-        pictures: uint8[height, width, channels] each, of any sizes.
+        pictures: Images of any sizes, uint8[height, width, channels] each.
 
     Returns:
         uint8[num_pictures, 8, 9].
@@ -61,18 +61,18 @@ def _averages(size: int, count: int) -> np.ndarray:
 
 
 def find_alike(looks: np.ndarray) -> np.ndarray:
-    """Find near-duplicates of images, such as resized, recompressed or brightened copies.
+    """Find pairs of images that are near-duplicates, such as resized, recompressed or brightened copies.
 
-    The 64 gradient bits of an image (see `_outlines`) are divided into four quarters. Two images are compared if one of
-    their quarters is equal. An image is compared with at most 16 others per quarter, so some pairs in a long series of
-    similar images are not found. Two images are near-duplicates if few bits differ and the hashes correlate. Images
-    without contrast are never near-duplicates.
+    The 64 gradient bits of an image (see `_outlines`) are divided into four quarters of 16 bits. Two images are
+    compared only if they have a quarter in common. For each quarter, an image is compared with at most 16 others, so
+    some pairs in a long series of similar images are not found. Two images are near-duplicates if few of their bits
+    differ and their hashes correlate. Images with little contrast are never near-duplicates.
 
     Args:
         looks: Perceptual hashes, uint8[num_pictures, 8, 9].
 
     Returns:
-        int[num_pairs, 2]: indices into `looks`.
+        The pairs, int[num_pairs, 2], as indices into `looks`.
     """
     shown, bits = _outlines(looks)
     pairs = [np.empty((0, 2), int)]
@@ -94,11 +94,12 @@ def find_alike(looks: np.ndarray) -> np.ndarray:
 
 
 def _outlines(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images that have contrast, and their gradient bits.
+    """Return the indices of the images that have enough contrast, and the gradient bits of these images.
+
+    A gradient bit says whether the right neighbour of a pixel in the perceptual hash is darker than the pixel.
 
     Returns:
-        int[num_shown], indices into `looks`; and uint64[num_shown], whose 64 bits say for each pixel of a hash whether
-        its right neighbour is darker.
+        Indices into `looks`, int[num_shown]; and the 64 gradient bits of each of these images, uint64[num_shown].
     """
     shown = [np.empty(0, int)]
     bits = [np.empty(0, np.uint64)]
@@ -114,33 +115,35 @@ def _outlines(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _centred(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return hashes minus their means, float32[num_looks, 72], and the Euclidean norms, float32[num_looks]."""
+    """Subtract its mean from each hash. Return the results, float32[num_looks, 72], and their Euclidean norms."""
     values = looks.reshape(len(looks), math.prod(LOOK_SHAPE)).astype(np.float32)
     values -= values.mean(axis=1, keepdims=True)
     return values, np.linalg.norm(values, axis=1)
 
 
 def same_words(words: Iterable[bytes]) -> bytes:
-    """Return a hash of a text, 8 bytes. Texts with the same words in the same order have the same hash."""
+    """Return a hash of 8 bytes for the words of a text. The same words in the same order have the same hash."""
     return identify(b" ".join(words))
 
 
 def pairs_of_equal(values: np.ndarray) -> np.ndarray:
-    """Return the pairs of an element and the next equal element, as indices into `values`, int[num_pairs, 2]."""
+    """Pair each element with the next element that is equal to it. Return the indices, int[num_pairs, 2]."""
     order = np.argsort(values, kind="stable")
     equal = values[order[:-1]] == values[order[1:]]
     return np.stack([order[:-1][equal], order[1:][equal]], axis=1)
 
 
-def connect(num_examples: int, pairs: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """Return the connected components with at least two examples of the graph whose edges are `pairs`.
+def connect(pairs: Iterable[np.ndarray]) -> list[np.ndarray]:
+    """Group the examples that are connected by pairs, directly or through other examples.
+
+    The groups are the connected components of a graph with an edge for each pair. Examples without a pair are in no
+    group.
 
     Args:
-        num_examples: Number of examples.
-        pairs: Edges between examples: int[num_pairs, 2] each.
+        pairs: Arrays of pairs of examples, int[num_pairs, 2] each.
 
     Returns:
-        Sorted examples of each component, int[…]. The components are ordered by their first example.
+        The sorted examples of each group, int[…]. The groups are ordered by their first example.
     """
     parent: dict[int, int] = {}
 
@@ -161,16 +164,17 @@ def connect(num_examples: int, pairs: Iterable[np.ndarray]) -> list[np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """The copies (duplicates and near-duplicates) among the kept examples of a data set.
+    """The copies (duplicates and near-duplicates) among examples of a data set.
 
     Attributes:
-        listing: The source.
+        listing: The examples of the source.
         splits: Split of every example of the listing: int8[num_examples], indices into `SPLITS`, or LEFT_OUT.
         sets: Sets of examples that are copies of each other, directly or through other copies: int[…] each, indices
             into the listing.
         are_equal: For each set, whether all its examples are equal.
-        num_exact: Number of examples that are equal to an earlier one.
-        num_near: Number of examples that are near-duplicates of an earlier example, but not equal to one.
+        num_exact: Number of examples that are equal to an earlier example.
+        num_near: Number of examples that are near-duplicates of an earlier example, but not equal to any earlier
+            example.
     """
 
     listing: Listing
@@ -184,30 +188,29 @@ class Copies:
     def find(
         cls, listing: Listing, splits: np.ndarray, examples: np.ndarray, identities: np.ndarray, near: np.ndarray
     ) -> Self:
-        """Find the copies among some examples of a listing.
+        """Find the copies among `examples`.
 
         Args:
-            listing: The source.
+            listing: The examples of the source.
             splits: Split of every example of the listing; see `Copies`.
-            examples: The examples: int[count], indices into the listing.
-            identities: Hashes of the records' contents: uint64[count], equal for equal examples.
+            examples: Examples to search for copies: int[count], indices into the listing.
+            identities: A hash of each example's content, uint64[count]. Examples with the same hash count as equal.
             near: Pairs of near-duplicates: int[num_pairs, 2], indices into `examples`.
         """
         equal = pairs_of_equal(identities)
-        sets = connect(len(examples), [equal, near])
+        sets = connect([equal, near])
         are_equal = [len(set(identities[members].tolist())) == 1 for members in sets]
         num_near = sum(len(members) - 1 for members in sets) - len(equal)
         return cls(listing, splits, [examples[members] for members in sets], are_equal, len(equal), num_near)
 
     def without_leaks(self) -> np.ndarray:
-        """Return splits without leaks: each set of copies stays in one split.
+        """Leave out copies so that each set of copies is in only one split. Return the resulting splits.
 
-        The split is test if one of the copies is in it, otherwise validation, otherwise train.
-
-        Copies in other splits are left out (LEFT_OUT). No example moves to another split. Whether an example belongs to
-        the test split depends only on the example. Therefore, no model is ever trained on a test example, even if
-        examples are added or more copies are found. If the source defines splits, only examples of its training split
-        are compared.
+        A set of copies stays in the test split if one of the copies is in it, otherwise in the validation split if one
+        of the copies is in it, otherwise in the training split. Copies in other splits are left out (LEFT_OUT). No
+        example moves to another split. Apart from the two rules of `assign_splits`, an example is in the test split
+        because of its own hash only. Therefore, a test example does not become a training example when examples are
+        added or more copies are found. If the source defines splits, only examples of its training split are compared.
 
         Returns:
             int8[num_examples], like `splits`.
@@ -232,7 +235,7 @@ class Copies:
         return result
 
     def in_training_too(self) -> np.ndarray:
-        """Return for each example whether it is outside of training and has a copy in training, bool[num_examples]."""
+        """Return a mask of the examples outside the training split that have a copy in it, bool[num_examples]."""
         result = np.zeros(len(self.splits), bool)
         for members in self.sets:
             trains = self.splits[members] == SPLITS.index(TRAIN)
@@ -240,9 +243,9 @@ class Copies:
         return result
 
     def summary(self) -> dict[str, Any]:
-        """Return the content of `copies.json`: counts, and sets of copies.
+        """Return the content of `copies.json`: counts, and at most 1,000 sets of copies.
 
-        Sets with several labels or splits come first.
+        Sets whose copies have different labels come first, then sets whose copies are in different splits.
         """
         labels = self.listing.labels
         splits = self.splits

@@ -1,4 +1,4 @@
-"""Renders `data.html`, a report of the data set. You can check it before you pay for training."""
+"""Renders `data.html`, a report about a data set that you can check before you pay for training."""
 
 import functools
 import itertools
@@ -33,14 +33,15 @@ _TEXT = markupsafe.Markup('<blockquote title="{}">{}</blockquote>')
 def choose_samples(plan: DatasetPlan, stored: Mapping[str, np.ndarray]) -> dict[str, markupsafe.Markup]:
     """Render the first few training examples of each class.
 
-    For a regression, a class is a fifth of the values of the first target.
+    If there is no training split, the examples are from the first split. For a regression, the values of the first
+    target are divided at their quintiles into five ranges, which take the place of classes.
 
     Args:
         plan: The plan of the data set.
         stored: Examples by split, in the order in which they are stored: int[…], indices into the listing.
 
     Returns:
-        HTML by class name, for at most 20 classes.
+        HTML by class name or range, for at most 20 classes.
     """
     listing = plan.listing
     examples = stored[TRAIN] if TRAIN in stored else next(iter(stored.values()), np.empty(0, int))
@@ -83,7 +84,7 @@ def _show(rule: ImageRule | None, key: str, content: Any) -> str:
 
 
 def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[str, markupsafe.Markup]) -> str:
-    """Return the HTML of the report. Equal data give the same bytes.
+    """Return the report about a data set as HTML. The same data give the same bytes.
 
     Args:
         manifest: Manifest of the records.
@@ -121,10 +122,10 @@ def _numbers(manifest: Manifest, copies: Mapping[str, Any], num_examples: int) -
             Figure(name, f"{split.num_examples:,}", [f"{percent(split.num_examples / num_examples, 1)} of all"])
             for name, split in manifest.splits.items()
         ),
-        Figure("quarantined", **judged(len(manifest.quarantined), "unreadable, not stored")),
+        Figure("quarantined", **judged(len(manifest.quarantined), "unreadable or incomplete, not stored")),
         Figure("copies", f"{copies['exact'] + copies['near']:,}", [left_out]),
-        Figure("copies across splits", **judged(copies["across_splits"], "sets: the metrics will be too high")),
-        Figure("copies with different labels", **judged(copies["contradictory"], "sets: at least one label is wrong")),
+        Figure("copies across splits", **judged(copies["across_splits"], "sets that make the metrics too high")),
+        Figure("copies with different labels", **judged(copies["contradictory"], "sets with at least one wrong label")),
     ]
 
 
@@ -191,7 +192,7 @@ def _charts(manifest: Manifest, num_examples: int) -> list[Block]:
     )
     colours = {name: _COLOURS[name] for name in manifest.splits}
     return [
-        f"{part}A bar shows a share of the examples of its split.",
+        f"{part}The height of a bar is a share of the examples of its split.",
         draw_legend(colours),
         charts,
         _statistics("Figure", rows),
@@ -199,7 +200,7 @@ def _charts(manifest: Manifest, num_examples: int) -> list[Block]:
 
 
 def _statistics(first: str, rows: Sequence[tuple[str, str, TargetStatistics | Distribution]]) -> Table:
-    columns = {first: "<", "Split": "<", "Mean": ">", "Deviation": ">", "Least": ">", "Greatest": ">"}
+    columns = {first: "<", "Split": "<", "Mean": ">", "Standard deviation": ">", "Minimum": ">", "Maximum": ">"}
     return Table(
         columns,
         [
@@ -217,7 +218,9 @@ def _samples(manifest: Manifest, samples: Mapping[str, markupsafe.Markup]) -> li
 
 def _quarantined(manifest: Manifest) -> list[Block]:
     aside = sorted(manifest.quarantined, key=lambda item: item.key)[:_ASIDE_ROWS]
-    note = f"The first {len(aside)} of {len(manifest.quarantined):,}. dataset.json lists all of them."
+    note = (
+        f"The first {len(aside)} of {len(manifest.quarantined):,} quarantined inputs. dataset.json lists all of them."
+    )
     table = Table({"Input": "<", "Reason": "<"}, [(item.key, Cell(item.reason, "path")) for item in aside])
     return [note if len(aside) < len(manifest.quarantined) else "", table] if aside else []
 

@@ -1,4 +1,4 @@
-"""Writes a first configuration for data from their overview, with reasons for its values."""
+"""Writes a first configuration for data, based on an overview of the data, with reasons for the chosen values."""
 
 import dataclasses
 import importlib
@@ -55,8 +55,8 @@ class Start:
     """Files for a first run.
 
     Attributes:
-        config_path: The configuration.
-        files: Contents to write, by path.
+        config_path: Path of the configuration.
+        files: Content of each file to write, by path.
         hints: Hints for the user.
     """
 
@@ -82,14 +82,14 @@ class Start:
             storage.write_bytes(path, content.encode())
 
     def remove(self) -> None:
-        """Remove the files that `write` wrote. The schema is kept, because other configurations also use it."""
+        """Remove the files that `write` has written, except the schema, which other configurations also use."""
         for path in self.files:
             if path.name != SCHEMA_FILE:
                 path.unlink(missing_ok=True)
 
 
 def name_of(place: str) -> str:
-    """Return a name for runs from the path of the data.
+    """Return a name for runs, derived from the path of the data.
 
     Example:
         >>> name_of("images:/data/My flowers/"), name_of("csv:reviews 2.csv")
@@ -113,11 +113,11 @@ def plan_start(
     """Choose a configuration for the data, and a model if the user has not named one.
 
     Args:
-        overview: The data.
+        overview: Overview of the data.
         name: Name of the runs, and of the files.
         model: Name or file of the model. If empty, a model is written.
         folder: Folder for the configuration and the model.
-        overrides: Changes of the chosen values, `section.key=value` each.
+        overrides: Changes to the chosen values, each as `section.key=value`.
         workflow: Whether to write a GitHub workflow that retrains.
 
     Raises:
@@ -157,7 +157,7 @@ def plan_start(
 
 
 def _steps_before_retraining(config_path: Path, source: str, files: Sequence[Path]) -> list[str]:
-    """Return the steps to do, in order, before the workflow can retrain a configuration."""
+    """Return the steps that the user must do, in order, before the workflow can retrain a configuration."""
     config = shlex.quote(str(config_path))
     steps = []
     if (location := find_location(SourceRef.parse(source))) and not location.is_remote:
@@ -184,7 +184,7 @@ def retraining_workflow(config: str, steps: Sequence[str] = ()) -> str:
 
     Args:
         config: Path of the configuration in the repository, or name of a ready example.
-        steps: Steps that must be done before. They are comments at the top.
+        steps: Steps that the user must do before the first retraining. They are written as comments at the top.
     """
     # Names must not leave their comment line.
     comments = "".join(f"# {' '.join(in_one_line(step).split())}\n" for step in steps)
@@ -197,7 +197,7 @@ def retraining_workflow(config: str, steps: Sequence[str] = ()) -> str:
 
 
 def _write_model(overview: DataOverview, name: str) -> str:
-    """Return the code of a model for the data, to start from."""
+    """Return the code of a model for the data, from which the user can start."""
     import jinja2
 
     task = TASKS[overview.params.asked]
@@ -241,7 +241,9 @@ def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Re
     if overview.kind == TEXT and overview.lengths:
         longest = sorted(overview.lengths)[int(0.9 * (len(overview.lengths) - 1))]  # The 90% quantile.
         data["num_tokens"] = min(400, max(16, 16 * math.ceil(longest / 16)))
-        reasons["data.num_tokens"] = "Number of words that the model reads. Longer texts lose their beginning."
+        reasons["data.num_tokens"] = (
+            "Number of words that the model reads. Longer texts are truncated; see data.truncate."
+        )
     if overview.kind == TEXT and len(shape) == 1 and shape[0] and params.num_tokens == WriteParams.num_tokens:
         data["num_tokens"], reasons["data.num_tokens"] = shape[0], _AS_THE_MODEL
         known = re.search(rb'"class_name": "Embedding".*?"input_dim": (\d+)', _described(Path(model)))
@@ -273,15 +275,15 @@ def _choose_size(overview: DataOverview, shape: Sequence[int | None]) -> tuple[l
 
 
 def _is_compiled(model: str) -> bool:
-    """Return whether a model's file seems to compile the model. The code is not run."""
+    """Return True if a model's file seems to compile the model. The code is searched, not run."""
     path = Path(model)
     return path.suffix in (".py", ".keras") and path.is_file() and bool(_COMPILED.search(_described(path)))
 
 
 def _described(path: Path) -> bytes:
-    """Return the code of a model's file, or the description in a .keras file.
+    """Return the content of a .py file, or the model's configuration (`config.json`) in a .keras file.
 
-    Return an empty result for a damaged file.
+    If the file is missing or damaged, return an empty result.
     """
     try:
         if path.suffix == ".py":
@@ -293,9 +295,9 @@ def _described(path: Path) -> bytes:
 
 
 def _input_shape(model: str) -> tuple[int | None, ...]:
-    """Return the shape of a .keras file's input. A size that the file leaves open is None.
+    """Return the shape of a .keras model's input, without the batch axis. Sizes that may vary are None.
 
-    Return an empty list if the file does not describe the shape.
+    Return an empty tuple if the model is not a .keras file, or the file does not contain the shape.
     """
     shape = re.search(rb'"batch_shape": (\[null(?:, (?:\d+|null))+\])', _described(Path(model)))
     return tuple(json.loads(shape[1])[1:]) if shape and model.endswith(".keras") else ()
@@ -304,7 +306,7 @@ def _input_shape(model: str) -> tuple[int | None, ...]:
 def _least_image_shape(model: str) -> tuple[int, ...]:
     """Return the smallest height and width, and the number of channels, that a ready model accepts.
 
-    Return an empty list if the model accepts all of them.
+    Return an empty tuple if the model has no such limits, or is not a ready model.
     """
     module = importlib.import_module(REGISTRY[model]) if model in REGISTRY else None
     least: tuple[int, ...] = getattr(module, "LEAST_IMAGE_SHAPE", ())
@@ -314,9 +316,8 @@ def _least_image_shape(model: str) -> tuple[int, ...]:
 def batch_for(examples: int) -> int:
     """Return a batch size for a number of training examples.
 
-    It is a power of two from 8 to 128, or all examples if there are fewer.
-
-    From 160 examples on, an epoch has at least 20 steps, so that a trial of three epochs learns beyond the warmup.
+    The batch size is a power of two from 8 to 128. With fewer than 8 examples, it is the number of examples. With 160
+    or more examples, an epoch has at least 20 steps, so that even a short run of three epochs gets past the warmup.
 
     Example:
         >>> batch_for(63), batch_for(1259), batch_for(50_000)
@@ -341,7 +342,7 @@ def _choose_training(overview: DataOverview, is_ours: bool) -> tuple[dict[str, A
     }
     if is_ours and overview.kind == TEXT:  # Word vectors start at random, and each batch changes few of them.
         training["learning_rate"] = _TEXT_LEARNING_RATE
-        reasons["training.learning_rate"] = "With Keras's default of 0.001, word vectors learn little in a short trial."
+        reasons["training.learning_rate"] = "With Keras's default of 0.001, word vectors change little in a short run."
     if VALIDATION in overview.split_examples:
         training["early_stopping_epochs"] = max(5, epochs // 4)
     return training, reasons

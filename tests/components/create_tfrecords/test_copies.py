@@ -56,7 +56,7 @@ def test_plain_pictures_are_not_alike():
 
 
 def test_pairs_connect_to_sets():
-    sets = connect(9, [np.array([[5, 3], [7, 8]]), np.array([[3, 1]])])
+    sets = connect([np.array([[5, 3], [7, 8]]), np.array([[3, 1]])])
     assert [members.tolist() for members in sets] == [[1, 3, 5], [7, 8]]
 
 

@@ -54,8 +54,8 @@ class Shard:
     """One TFRecord file.
 
     Attributes:
-        name: Name in the folder of the manifest. For records that create_tfrecords has not written but uses where they
-            are, an absolute path or a gs:// URI.
+        name: File name in the folder of the manifest. For records of another program that are used in place, an
+            absolute path or a gs:// URI.
         num_examples: Number of examples.
         num_bytes: Size in bytes.
         crc32c: Checksum as eight hex digits.
@@ -67,7 +67,7 @@ class Shard:
     crc32c: str
 
     def path(self, directory: Path | str) -> str:
-        """Return the path or URI of the file, if the manifest is in this folder."""
+        """Return the path or URI of the shard. `directory` is the folder of the manifest."""
         return self.name if Location(self.name).is_remote else os.path.join(directory, self.name)
 
 
@@ -89,15 +89,15 @@ class Distribution:
     """Distribution of a measurement (called a figure), such as brightness, over the examples of a split.
 
     Attributes:
-        num_examples: Number of measured examples. In a large data set, only a share is measured, which is selected by
-            hash.
+        num_examples: Number of measured examples. In a large data set, only a part of the examples is measured. This
+            part is selected by hash.
         mean: Mean of the values.
         std: Population standard deviation of the values.
         minimum: Smallest value.
         maximum: Largest value.
-        edges: Edges of the bins. In files of older versions, every data set has the same bins.
-        counts: Number of examples in each bin, which includes its lower edge. In older files, the first and last bins
-            also count the values outside of the edges.
+        edges: Edges of the bins. In files from older versions, every data set has the same bins.
+        counts: Number of examples in each bin. A bin includes its lower edge. In files from older versions, the first
+            and last bins also count the values outside of the edges.
     """
 
     num_examples: int
@@ -115,13 +115,13 @@ class Distribution:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """The shards of one split, in order.
+    """The shards of one split, with counts and statistics of its examples.
 
     Attributes:
         num_examples: Number of examples in all shards.
         class_counts: Number of examples per class, in the order of the class names. For multi-label data, each label
             counts. For a corpus, number of times that each character is predicted. Empty for a regression.
-        shards: The files.
+        shards: The TFRecord files, in order.
         statistics: Counts by name. For images, if not 0: `num_turned` (photos that were rotated according to EXIF),
             `num_few_levels` and `num_only_alpha` (see `images.LOSSES`). For texts: `num_truncated`, `num_padded`,
             `num_tokens` (after truncation) and `num_unknown` (tokens). For a corpus: `num_characters` (predicted
@@ -133,8 +133,9 @@ class Split:
             light), `height` and `width` (pixels of the file). For texts: `words`, `unknown_share` (share of words
             outside the vocabulary) and `word_length` (bytes). For multi-label data: `labels` per example. Empty in
             older files.
-        independence: Effective sample size divided by the number of examples, by figure, and as `classes` for the class
-            shares. The value is below 1 if the examples of a group are alike. Empty without `data.group_column`.
+        independence: Effective sample size divided by the number of examples, by name of the figure. The name `classes`
+            is for the class shares. A value is below 1 if the examples of a group are alike. Empty without
+            `data.group_column`.
     """
 
     num_examples: int
@@ -155,9 +156,9 @@ class Quarantined:
 
 
 class _FlatInput:
-    """JSON file with the fields of the input at its top level.
+    """Base of JSON files that have the fields of the model's input at the top level.
 
-    The field `input` contains the input's kind, such as `image`.
+    In the file, `input` is the kind of the input, such as `image`.
     """
 
     input: AnyInput
@@ -169,7 +170,7 @@ class _FlatInput:
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the content of a file with `input` as a mapping of the input's fields."""
+        """Return the content of a file, with `input` changed to a mapping of the input's fields."""
         return {**raw, "input": {**raw, "kind": raw["input"]}}
 
 
@@ -179,22 +180,22 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
 
     Attributes:
         fingerprint: SHA-256 of the content. It is equal for the same examples in the same order.
-        source: Source of the examples.
-        split_rule: Rule that assigned the splits, in words.
-        split_rule_version: Version of the split rule; equal examples get equal splits from equal versions.
-        input: Description of the input of a model. In the file, its fields are at the top level, and `input` is its
-            kind.
-        task: Task of a model of these data; a key of `interface.TASKS`.
-        features: Type of each feature of a tf.train.Example.
+        source: Source of the examples, as in `data.source`.
+        split_rule: Description of the rule that assigned the splits.
+        split_rule_version: Version of the split rule. The same version assigns equal examples to equal splits.
+        input: Input of a model. In the file, the fields of the input are at the top level, and `input` is the kind of
+            the input.
+        task: Task of a model that is trained on the data set; a key of `interface.TASKS`.
+        features: Type of each feature of a tf.train.Example, by name.
         class_names: Class names. A label is the index of a class name. For a regression, the names of the targets.
         splits: Splits by name, without empty splits.
         quarantined: Inputs that were quarantined.
-        common_words: Counts of the most frequent words in the training split. The count of all other words has an empty
-            name. Empty for images and in older files.
-        num_left_out: Number of examples in no split, because they are copies of held-out examples.
-        columns: Columns of the source by this project's names, as in `data.columns`. Empty in older files.
-        feature_names: Features of a tf.train.Example in records that another program has written, by this project's
-            names. Empty if the names are equal.
+        common_words: Counts of the most frequent words in the training split. The count of all other words is stored
+            for the empty word. Empty for images and in older files.
+        num_left_out: Number of examples that are in no split because they are copies of held-out examples.
+        columns: The source's name for each of this project's column names, as in `data.columns`. Empty in older files.
+        feature_names: The stored name for each of this project's feature names, for records that another program has
+            written. Names that are equal are left out.
         compression: Compression of the shards, `GZIP` or empty.
     """
 
@@ -216,7 +217,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
 
     @classmethod
     def parse(cls, raw: Any) -> Self:
-        """Convert parsed JSON to a consistent manifest; see `JsonFile`."""
+        """Convert parsed JSON to a manifest, and check that its fields are consistent; see `JsonFile`."""
         manifest = super().parse(raw)
         if not (splits := manifest.splits.values()):
             raise TypeError("splits must have at least one split")
@@ -229,7 +230,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
 
     @property
     def interface(self) -> Interface:
-        """Input and output of a model of this data set."""
+        """Input and output of a model that is trained on the data set."""
         targets = self.splits[TRAIN].targets if self.task == REGRESSION and TRAIN in self.splits else ()
         mean, std = tuple(target.mean for target in targets), tuple(target.std for target in targets)
         return Interface(self.input, len(self.class_names), self.task, mean, std)
@@ -252,9 +253,9 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
             if MANIFEST_FILE in names or not any(".tfrec" in name for name in names):
                 raise
             raise InputError(
-                f"Cannot use {directory}: it has TFRecord files of another program, and no {MANIFEST_FILE}. Let "
-                f"create_tfrecords check and describe them, with source=tfrecords:{directory} and rewrite=false, and "
-                "use its output folder."
+                f"Cannot use {directory}: it has TFRecord files of another program, and no {MANIFEST_FILE}. Run "
+                f"create_tfrecords with source=tfrecords:{directory} and rewrite=false to check and describe these "
+                "files, and use the output folder of create_tfrecords instead."
             ) from error
         manifest.check_shards(Path(directory), verify)
         return manifest
@@ -285,22 +286,25 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
                 start += shard.num_examples
 
     def split(self, name: str) -> Split:
-        """Return a split by name.
+        """Return the split with a name.
 
         Raises:
             InputError: If the split has no examples.
         """
         if name not in self.splits:
+            fraction = "Lower data.test_fraction" if name == TRAIN else f"Set data.{name}_fraction"
             raise InputError(
                 f"The data set has no {name!r} split: expected at least one example, received the splits "
-                f"{sorted(self.splits)} from {self.source!r}. Set data.{name}_fraction, add a {name}/ folder, or name "
-                "its files in data.split_files."
+                f"{sorted(self.splits)} from {self.source!r}. {fraction}, add a {name}/ folder, or name the files of "
+                "this split in data.split_files."
             )
         return self.splits[name]
 
 
 def stat_remote(uris: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """Return the size and the CRC32C of files in one bucket, without reading them; missing files are left out.
+    """Return {URI: (size in bytes, CRC32C as hex digits)} of files in one bucket, without reading the files.
+
+    Missing files are left out.
 
     Cloud Storage has the CRC32C of every object: https://cloud.google.com/storage/docs/data-validation
     """
@@ -313,7 +317,10 @@ def stat_remote(uris: Sequence[str]) -> dict[str, tuple[int, str]]:
 
 
 def stat_shards(paths: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """Return the size and the CRC32C of files, all local or all in one bucket; local files are read."""
+    """Return {path: (size in bytes, CRC32C as hex digits)} of files.
+
+    All files must be local, or all in one bucket. Local files are read.
+    """
     if paths and Location(paths[0]).is_remote:
         return stat_remote(paths)
     return {path: (os.stat(path).st_size, file_crc32c(path)) for path in paths}
@@ -398,7 +405,7 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
     digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def check_files(self, directory: Path) -> None:
-        """Check the digests of the architecture and the weights. Older files have no digests to check.
+        """Check the digests of the architecture and the weights. Models from older versions have no digests to check.
 
         Raises:
             InputError: If a file is missing or has been changed.
@@ -427,7 +434,7 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
         return self.task == manifest.task and are_same(self.task, self.class_names, manifest.class_names)
 
     def compare_with(self, manifest: Manifest) -> str:
-        """Return an error message that compares the task, classes and input of a data set with those of the model."""
+        """Return the part of an error message that compares a data set with the model: task, classes and input."""
         message = (
             f"expected {manifest.task} with the classes {list(manifest.class_names)} and {manifest.input}, received "
             f"{self.task} with the classes {list(self.class_names)} and {self.input}"
@@ -437,7 +444,7 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
     def understands(self, manifest: Manifest) -> bool:
         """Return whether the model can be used with a data set.
 
-        Texts may first be tokenized with the model's vocabulary.
+        Texts may have to be tokenized again first, with the vocabulary of the model.
         """
         both_texts = isinstance(self.input, TextInput) and isinstance(manifest.input, TextInput)
         return self._answers_as(manifest) and (both_texts or self.input == manifest.input)
@@ -446,7 +453,7 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
 def load_history(model_dir: Path) -> tuple[Mapping[str, float | None], ...]:
     """Read `history.jsonl`: one mapping of metrics per epoch, with None for values that are not finite.
 
-    Return an empty list if there is no file.
+    Return an empty tuple if there is no file.
 
     Raises:
         InputError: If the file is malformed.

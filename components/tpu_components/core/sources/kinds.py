@@ -1,4 +1,4 @@
-"""All kinds of source by name, and `list_examples`, which lists the examples of a source of any kind."""
+"""All kinds of source by name, and functions that list or check a source of any kind."""
 
 import dataclasses
 import re
@@ -74,10 +74,10 @@ _NOT_FOR = {
 
 
 def find_source(ref: SourceRef) -> Source:
-    """Return the kind of a source.
+    """Return the description of a source's kind.
 
     Raises:
-        InputError: If the kind is unknown, or the location is empty.
+        InputError: If the kind is unknown, or the location is empty or has only one slash after `gs:` or `s3:`.
     """
     text = str(ref)
     if ref.kind not in SOURCES:
@@ -91,7 +91,7 @@ def find_source(ref: SourceRef) -> Source:
 
 
 def _kinds_hint(text: str) -> str:
-    """Return the end of an error message: the kinds that a location without a kind may have."""
+    """Return the end of an error message, which suggests a kind for a location without a kind."""
     if near := did_you_mean(text, SOURCES):
         return near
     kind = KIND_OF_SUFFIX.get(PurePath(text).suffix.lower())
@@ -99,7 +99,7 @@ def _kinds_hint(text: str) -> str:
 
 
 def find_location(ref: SourceRef) -> Location:
-    """Return the location of a source's data. Return an empty result for a library's data set."""
+    """Return the location of a source's data. Return an empty location for a library's data set."""
     source = find_source(ref)
     if source is parquet.HUB:
         return parquet.HubDataSet.parse(ref.place).folder
@@ -107,7 +107,7 @@ def find_location(ref: SourceRef) -> Location:
 
 
 def location_of(source: SourceRef) -> Location:
-    """Return the path or URI of the examples to train on or to predict, or an empty result if a library has them.
+    """Return the path or URI of a source for training or predictions. It is empty for a library's data set.
 
     Raises:
         InputError: If the kind of the source is unknown.
@@ -152,23 +152,21 @@ def list_examples(params: WriteParams) -> Listing:
         note = f"every example has a different label, such as {name!r}. A model needs several examples of each class"
         listing = dataclasses.replace(listing, notes=(*listing.notes, note))
     if len(present) < 2:
-        name = listing.class_names[present[0]] if len(present) else "none"
-        lost = listing.bad[0] if listing.bad else None
+        received = "no classes"
+        advice = "Give every class a separate folder or label."
+        if listing.bad:
+            lost = listing.bad[0]
+            advice = (
+                f"{len(listing.bad)} of {listing.num_inputs} inputs cannot be used, such as {lost.key!r} "
+                f"({lost.reason}). Repair them."
+            )
+        if len(present):
+            name = listing.class_names[present[0]]
+            received = f"one class ({name!r})"
+            if source.has_class_folders:
+                advice += f" If {name!r} contains the class folders, use {params.source}/{name}."
         raise InputError(
-            f"A classifier needs at least two classes. Received: one class ({name!r}) in {params.source!r}. "
-            + (
-                (
-                    f"{len(listing.bad)} of {listing.num_inputs} inputs cannot be used, such as {lost.key!r} "
-                    f"({lost.reason}). Repair them."
-                )
-                if lost
-                else "Give every class a separate folder or label."
-            )
-            + (
-                f" If {name!r} contains the class folders, use {params.source}/{name}."
-                if source.has_class_folders
-                else ""
-            )
+            f"A classifier needs at least two classes. Received: {received} in {params.source!r}. {advice}"
         )
     return listing
 
@@ -233,20 +231,20 @@ def require_version(params: WriteParams, listing: Listing, expected: str) -> Non
         expected: Result of `source_version` at the start of the run. If empty, any version is accepted.
 
     Raises:
-        InputError: If the source has changed since then.
+        InputError: If the source has changed since the start of the run.
     """
     if expected and (received := source_version(params, listing)) != expected:
         raise InputError(
             f"The data of {params.source!r} have changed since this run began: expected version {expected[:12]}, "
-            f"received {received[:12]}. Wait until no other program writes to them, and run again."
+            f"received {received[:12]}. Wait until no other program writes to the source, and run again."
         )
 
 
 def check_source(params: WriteParams) -> Source:
-    """Return the kind of a source, without reading the source.
+    """Check that the kind of a source supports all parameters, without reading the source. Return the kind.
 
     Raises:
-        InputError: If the kind is unknown, the location is empty, or only other kinds support a parameter.
+        InputError: If the kind is unknown, the location is empty, or the kind does not support a parameter.
     """
     source = find_source(params.source_ref)
 
@@ -299,7 +297,7 @@ def _check_classes_of_splits(source: str, listing: Listing, is_of_folders: bool)
 
 
 def _check_kind(listing: Listing, params: WriteParams) -> None:
-    """Reject parameters that have no effect on this kind of example."""
+    """Raise InputError if a parameter is set that has no effect on this kind of example."""
     kind = "a corpus" if listing.corpus else f"{listing.kind}s"
     default = WriteParams(params.source)
     for name in _NOT_FOR[kind]:

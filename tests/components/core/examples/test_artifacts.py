@@ -186,6 +186,9 @@ def test_a_split_that_is_not_there_is_refused_with_the_way_out():
         InputError, match=r"no 'test' split: .*received the splits \['train'\] from 'images:data'. Set data.te"
     ):
         MANIFEST.split("test")
+    only_test = dataclasses.replace(MANIFEST, splits={"test": MANIFEST.splits["train"]})
+    with pytest.raises(InputError, match=r"no 'train' split: .*Lower data.test_fraction, add a train/ folder"):
+        only_test.split("train")
 
 
 def test_file_crc32c_is_that_of_the_whole_file(tmp_path):
